@@ -1,0 +1,123 @@
+"""Every error that trtopt raises on purpose.
+
+    TrtoptError
+    ├── UsageError            an argument or option value that can't be right
+    ├── MissingDependency     an optional package is not installed (names the extra)
+    ├── OutputError           a file can't be written (path, permission, disk full)
+    ├── ModelError            the PyTorch or ONNX model
+    │   ├── InvalidModel      not a valid ONNX model: missing, truncated, cyclic, dangling, wrong opset…
+    │   ├── UnsupportedOperator   the installed parser refuses nodes
+    │   └── ExportMismatch    PyTorch and ONNX disagree on the same input
+    ├── DataError             images or arrays: missing, corrupt, wrong shape, NaN, too few
+    ├── CalibrationError      a tensor or table that can't give a scale
+    ├── BackendError          TensorRT
+    │   ├── NoBackend         no TensorRT generation is installed
+    │   ├── UnsupportedRequest    this generation can't honour an option
+    │   ├── BuildFailed       the builder returned no plan (carries its own messages)
+    │   ├── BuildCancelled    Ctrl-C
+    │   └── PrecisionLost     the engine doesn't hold the precision that was asked for
+    └── EngineError           a plan or its manifest
+        └── EngineMismatch    made by another generation, version, GPU, or changed since
+
+A message says what happened, the value seen, the value allowed, and what to type next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+
+class TrtoptError(Exception):
+    """Base of every error trtopt raises on purpose; the CLI prints its text and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class UsageError(TrtoptError):
+    exit_code = 2
+
+
+class MissingDependency(TrtoptError):
+    pass
+
+
+class OutputError(TrtoptError):
+    pass
+
+
+class ModelError(TrtoptError):
+    pass
+
+
+class InvalidModel(ModelError):
+    pass
+
+
+class UnsupportedOperator(ModelError):
+    pass
+
+
+class ExportMismatch(ModelError):
+    pass
+
+
+class DataError(TrtoptError):
+    pass
+
+
+class CalibrationError(TrtoptError):
+    pass
+
+
+class BackendError(TrtoptError):
+    pass
+
+
+class NoBackend(BackendError):
+    pass
+
+
+class UnsupportedRequest(BackendError):
+    pass
+
+
+class BuildFailed(BackendError):
+    pass
+
+
+class BuildCancelled(BackendError):
+    exit_code = 130
+
+
+class PrecisionLost(BackendError):
+    pass
+
+
+class EngineError(TrtoptError):
+    pass
+
+
+class EngineMismatch(EngineError):
+    pass
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency where it is used.
+
+    Args:
+        module: importable name, such as "onnxruntime".
+        extra: the trtopt extra that installs it, such as "ort".
+        purpose: what it is needed for, as a noun phrase ("calibration").
+
+    Raises:
+        MissingDependency: it is not installed, or its import fails (the cause is quoted).
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and error.name == top
+        what = "is not installed" if absent else f"is installed but fails to import ({error})"
+        raise MissingDependency(f"{purpose} needs {top}, which {what}: pip install 'trtopt[{extra}]'") from error

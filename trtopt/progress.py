@@ -1,0 +1,120 @@
+"""Saying what long work is doing: phases with elapsed time and a heartbeat, on a terminal or in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+HEARTBEAT = 10.0  # seconds between signs of life in a log
+
+
+class Phase:
+    """One piece of long work. `advance` counts steps where a total is known; `detail` names the current step."""
+
+    def __init__(self, name: str, total: int | None = None) -> None:
+        self.name, self.total, self.done, self.text = name, total, 0, ""
+        self.started = time.monotonic()
+
+    def advance(self, steps: int = 1) -> None:
+        self.done += steps
+
+    def detail(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def __str__(self) -> str:
+        count = f" {self.done}/{self.total}" if self.total else (f" {self.done}" if self.done else "")
+        return f"{self.name}{count}{f' ({self.text})' if self.text else ''}"
+
+
+class Reporter:
+    """Receives notes, warnings and phases. This base is silent; it is the API's default."""
+
+    def note(self, text: str) -> None:
+        """Something the user may want to know."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        yield Phase(name, total)
+
+
+SILENT = Reporter()
+
+
+class PlainReporter(Reporter):
+    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+
+    def _line(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+    def warn(self, text: str) -> None:
+        self._line(f"warning: {text}")
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        phase, over = Phase(name, total), threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT):
+                self._line(f"  {phase}… {phase.seconds:.0f} s")
+
+        thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
+        thread.start()
+        try:
+            yield phase
+        except BaseException:
+            self._line(f"{phase}: stopped after {phase.seconds:.1f} s")
+            raise
+        else:
+            self._line(f"{phase}: {phase.seconds:.1f} s")
+        finally:
+            over.set()
+            thread.join()
+
+
+class RichReporter(PlainReporter):
+    """A spinner with elapsed time on a terminal; a finished phase leaves one line."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        phase = Phase(name, total)
+        spinner = Spinner("dots")
+
+        def render() -> Spinner:
+            spinner.update(text=Text(f"{phase}… {phase.seconds:.0f} s"))
+            return spinner
+
+        state = "stopped after "
+        try:
+            with Live(get_renderable=render, console=Console(file=self.stream), refresh_per_second=8, transient=True):
+                yield phase
+            state = ""
+        finally:
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
+
+
+def reporter(stream: TextIO | None = None) -> Reporter:
+    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere."""
+    chosen = stream or sys.stderr
+    return RichReporter(chosen) if chosen.isatty() else PlainReporter(chosen)

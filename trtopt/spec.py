@@ -1,0 +1,250 @@
+"""What is asked for: small frozen values that pass between the stages, checked when they are made."""
+
+from __future__ import annotations
+
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtopt.errors import UsageError
+
+
+class Precision(str, enum.Enum):
+    """Arithmetic type of a layer."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+    @property
+    def quantized(self) -> bool:
+        return self in (Precision.INT8, Precision.FP8)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+METHODS = ("auto", "entropy", "mse", "minmax", "percentile")
+BACKENDS = ("auto", "tensorrt", "rtx")
+HARDWARE_LEVELS = ("none", "ampere_plus", "same_compute_capability")
+
+
+def choice(value: str, allowed: Iterable[str], option: str) -> str:
+    """`value` if it is one of `allowed`; else a UsageError naming both."""
+    options = tuple(allowed)
+    if value not in options:
+        raise UsageError(f"{option} is {value!r}; allowed: {', '.join(options)}")
+    return value
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """The shapes one dynamic input may take: min ≤ opt ≤ max in every dimension.
+
+    >>> ShapeRange((1, 3, 224, 224), (8, 3, 224, 224), (32, 3, 224, 224))
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise UsageError(f"min {_x(self.min)}, opt {_x(self.opt)} and max {_x(self.max)} differ in rank")
+        for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max)):
+            if low < 0 or not low <= best <= high:
+                raise UsageError(
+                    f"min {_x(self.min)}, opt {_x(self.opt)}, max {_x(self.max)}: dimension {axis} has "
+                    f"{low}, {best}, {high}; needed: 0 ≤ min ≤ opt ≤ max"
+                )
+
+    @property
+    def static(self) -> bool:
+        return self.min == self.max
+
+    def __str__(self) -> str:
+        return _x(self.opt) if self.static else ",".join(map(_x, (self.min, self.opt, self.max)))
+
+
+Profile = Mapping[str, ShapeRange]
+"""One optimization profile: input name → shape range."""
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def parse_profile(text: str) -> dict[str, ShapeRange]:
+    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three.
+
+    Raises:
+        UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
+    """
+    profile: dict[str, ShapeRange] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, colon, shapes = part.rpartition(":")
+        pieces = shapes.split(",")
+        if not colon or not name or len(pieces) not in (1, 3) or not all(
+            re.fullmatch(r"\d+(x\d+)*", piece.strip()) for piece in pieces
+        ):
+            raise UsageError(
+                f"--shapes {part!r} can't be read; write NAME:MIN,OPT,MAX such as "
+                "input:1x3x224x224,8x3x224x224,32x3x224x224 (inputs separated by ';', one --shapes per profile)"
+            )
+        if name in profile:
+            raise UsageError(f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile")
+        dims = [tuple(int(size) for size in piece.strip().split("x")) for piece in pieces]
+        try:
+            profile[name] = ShapeRange(*(dims * 3 if len(dims) == 1 else dims))
+        except UsageError as error:
+            raise UsageError(f"--shapes {name}: {error}") from None
+    if not profile:
+        raise UsageError("--shapes is empty; write NAME:MIN,OPT,MAX such as input:1x3x224x224,8x3x224x224,32x3x224x224")
+    return profile
+
+
+def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
+    """Read compute capabilities: "sm89,sm120" → (89, 120).
+
+    Raises:
+        UsageError: a part isn't smNN.
+    """
+    parts = text.split(",") if isinstance(text, str) else [piece for item in text for piece in item.split(",")]
+    targets: list[int] = []
+    for part in (piece.strip().lower() for piece in parts):
+        match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
+        if not match:
+            raise UsageError(f"--target {part!r} isn't a compute capability; write sm89 or sm89,sm120")
+        if int(match[1]) not in targets:
+            targets.append(int(match[1]))
+    return tuple(targets)
+
+
+@dataclass(frozen=True)
+class Override:
+    """`PATTERN=PRECISION`: nodes whose name or operator matches the shell pattern run in that precision."""
+
+    pattern: str
+    precision: Precision
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        pattern, equals, precision = text.rpartition("=")
+        if not equals or not pattern or precision not in {str(item) for item in Precision}:
+            raise UsageError(
+                f"--precision-override {text!r} can't be read; write PATTERN=fp32, "
+                f"PATTERN a node name or operator, precision one of {', '.join(map(str, Precision))}"
+            )
+        return cls(pattern, Precision(precision))
+
+    def matches(self, node_name: str, op_type: str) -> bool:
+        return fnmatch.fnmatchcase(node_name, self.pattern) or self.pattern == op_type
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """Everything a build depends on except the model and the scales.
+
+    Attributes:
+        precision: what the heavy layers run in.
+        remainder: what the rest runs in when `precision` is INT8 or FP8.
+        io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
+        overrides: exceptions by node name or operator, the last match wins.
+        profiles: optimization profiles; empty: static, or made from the model's own sizes.
+        targets: compute capabilities (TensorRT-RTX), such as (89, 120).
+        calibrator: "trtopt", or "native" for TensorRT's own IInt8EntropyCalibrator2 (8.6 and 10 only).
+        workspace: bytes the tactics may use; None: TensorRT's default.
+        optimization_level: 0 to 5; None: TensorRT's default (3).
+    """
+
+    precision: Precision = Precision.FP32
+    remainder: Precision = Precision.FP16
+    io_fp32: bool = True
+    overrides: tuple[Override, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+    targets: tuple[int, ...] = ()
+    backend: str = "auto"
+    calibrator: str = "trtopt"
+    workspace: int | None = None
+    optimization_level: int | None = None
+    timing_cache: Path | None = None
+    hardware_compatibility: str = "none"
+    version_compatible: bool = False
+    exclude_lean_runtime: bool = False
+    strip: bool = False
+    refit: bool = False
+    sparsity: bool = False
+    tf32: bool = True
+    allow_precision_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        choice(self.backend, BACKENDS, "--backend")
+        choice(self.calibrator, ("trtopt", "native"), "--calibrator")
+        choice(self.hardware_compatibility, HARDWARE_LEVELS, "--hardware-compatibility")
+        if self.remainder.quantized:
+            raise UsageError(f"--remainder is {self.remainder}; allowed: fp32, fp16, bf16")
+        if self.calibrator == "native" and self.precision is not Precision.INT8:
+            raise UsageError(f"--calibrator native calibrates INT8; the precision asked for is {self.precision}: add --int8")
+        if self.workspace is not None and self.workspace <= 0:
+            raise UsageError(f"--workspace is {self.workspace} bytes; a positive size is needed, such as 2GiB")
+        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
+            raise UsageError(f"--optimization-level is {self.optimization_level}; allowed: 0 to 5")
+        if self.exclude_lean_runtime and not self.version_compatible:
+            raise UsageError("--exclude-lean-runtime only means something with --version-compatible: add it")
+
+    @property
+    def base(self) -> Precision:
+        """The floating type of everything that isn't quantized."""
+        return self.remainder if self.precision.quantized else self.precision
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values, for the manifest and for cache keys."""
+        plain = asdict(self)
+        plain["overrides"] = [f"{item.pattern}={item.precision}" for item in self.overrides]
+        plain["profiles"] = [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles]
+        plain["targets"] = [f"sm{target}" for target in self.targets]
+        plain["precision"], plain["remainder"] = str(self.precision), str(self.remainder)
+        plain["timing_cache"] = str(self.timing_cache) if self.timing_cache else None
+        return plain
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node that doesn't run in the precision asked for, and why."""
+
+    node: str
+    op: str
+    precision: Precision
+    reason: str
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer as the built engine reports it.
+
+    Attributes:
+        name: the engine's own layer name.
+        kind: "convolution", "deconvolution", "matmul" or "other".
+        precision: what it computes in (its input type).
+        nodes: names of the ONNX nodes it came from, where the engine says.
+    """
+
+    name: str
+    kind: str
+    precision: Precision
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] = field(default=())
