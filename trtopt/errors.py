@@ -16,8 +16,9 @@
     │   ├── BuildFailed       the builder returned no plan (carries its own messages)
     │   ├── BuildCancelled    Ctrl-C
     │   └── PrecisionLost     the engine doesn't hold the precision that was asked for
-    └── EngineError           a plan or its manifest
-        └── EngineMismatch    made by another generation, version, GPU, or changed since
+    ├── EngineError           a plan or its manifest
+    │   └── EngineMismatch    made by another generation, version, GPU, or changed since
+    └── DeviceError           CUDA: no GPU, no driver, or a call that failed
 
 A message says what happened, the value seen, the value allowed, and what to type next.
 """
@@ -100,6 +101,10 @@ class EngineError(TrtoptError):
 
 
 class EngineMismatch(EngineError):
+    pass
+
+
+class DeviceError(TrtoptError):
     pass
 
 

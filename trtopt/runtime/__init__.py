@@ -1,0 +1,1 @@
+"""Running engines: the CUDA device layer and the executor."""
