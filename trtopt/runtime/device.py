@@ -229,7 +229,7 @@ class HostBuffer(Resource):
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.handle, False), "version": 3}
 
     def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
-        """A view of the first bytes. It keeps the buffer alive, but `free` goes ahead: don't touch the view after that."""
+        """A view of the first bytes. It keeps the buffer alive, but not after `free`: don't touch the view then."""
         wanted = np.dtype(dtype).itemsize * math.prod(shape)
         if wanted > self.nbytes:
             raise DeviceError(f"{np.dtype(dtype)} of shape {shape} takes {wanted} bytes; the buffer has {self.nbytes}")
@@ -363,7 +363,7 @@ class Device:
             DeviceError: this process was forked from the one that opened the device.
         """
         if os.getpid() != self._process:
-            raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn' method")
+            raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
         self.cuda("cudaSetDevice", self.info.ordinal)
 
     def free_memory(self) -> int:
