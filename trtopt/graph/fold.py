@@ -1,0 +1,229 @@
+"""Constant folding and clean-up: the graph that inference would optimise, before anything is calibrated or quantized.
+
+Two libraries share the work, because neither does all of it (measured on the tests' models): onnxscript folds constants
+and shape arithmetic with ONNX's reference evaluator, so the result doesn't depend on ONNX Runtime being there, but
+leaves BatchNormalization behind a Pad, Conv + Add and partly known shapes; onnxslim fuses those, but folds constants
+only with ONNX Runtime and misses CastLike and Expand (17 Pads and 49 BatchNormalizations stay in a raw
+EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent.
+
+Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import ModelProto, NodeProto
+
+from trtopt.errors import ModelError
+from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes
+from trtopt.progress import SILENT, Reporter
+
+ROUNDS = 12  # every model seen settles in two or three
+FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
+NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
+KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What folding did.
+
+    Attributes:
+        before, after: number of nodes by operator.
+        rounds: passes until nothing changed.
+    """
+
+    before: dict[str, int]
+    after: dict[str, int]
+    rounds: int
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """Nodes that went, by operator, most first."""
+        gone = {op: count - self.after.get(op, 0) for op, count in self.before.items()}
+        return {op: count for op, count in sorted(gone.items(), key=lambda item: (-item[1], item[0])) if count > 0}
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    def to_json(self) -> dict[str, Any]:
+        return {"before": self.before, "after": self.after, "removed": self.removed}
+
+    def __str__(self) -> str:
+        before, after = sum(self.before.values()), sum(self.after.values())
+        removed = ", ".join(f"{count} {op}" for op, count in self.removed.items())
+        return f"{before} nodes → {after}" + (f" (removed: {removed})" if removed else " (nothing to fold)")
+
+
+def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto, FoldReport]:
+    """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
+
+    Input and output names, their dimension names, and the model's own metadata stay. Nodes keep their names where they
+    live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
+    same in every process, and folding it again gives the same bytes.
+
+    Args:
+        proto: a valid model (see `load_model`); it isn't changed.
+
+    Raises:
+        ModelError: a library failed on this model (its message is quoted), or the graph doesn't settle.
+    """
+    before = _count(proto)
+    seen = [""]
+    current = proto
+    with reporter.phase("fold constants", None) as phase:
+        for _ in range(ROUNDS):
+            try:
+                with _quiet():
+                    current = _fuse(_evaluate(current))
+            except Exception as error:
+                what = f"{type(error).__name__}: {str(error)[:300]}"
+                raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
+            _restore(current, proto)
+            mark = fingerprint(current)
+            if mark in seen:
+                break
+            seen.append(mark)
+            phase.advance()
+    if mark != seen[-1]:
+        raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
+    return current, FoldReport(before, _count(current), len(seen) - 1)
+
+
+def _count(proto: ModelProto) -> dict[str, int]:
+    return dict(sorted(Counter(node.op_type for node in all_nodes(proto.graph)).items()))
+
+
+def _evaluate(proto: ModelProto) -> ModelProto:
+    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes."""
+    import onnx_ir
+    from onnx_ir.passes import common
+    from onnxscript import optimizer, rewriter
+
+    model = onnx_ir.from_proto(proto)
+    if model.functions:
+        common.InlinePass()(model)
+    lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    common.RemoveInitializersFromInputsPass()(model)
+    for _ in range(ROUNDS):
+        lift(model)
+        folded = optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            should_fold=lambda node: node.op_type not in NOT_FOLDED,
+            input_size_limit=FOLD_LIMIT,
+            output_size_limit=FOLD_LIMIT,
+        )
+        lift(model)
+        for cleanup in (
+            common.IdentityEliminationPass(),
+            common.CommonSubexpressionEliminationPass(),
+            common.DeduplicateInitializersPass(),
+            common.RemoveUnusedNodesPass(),
+        ):
+            cleanup(model)
+        if not folded.modified:
+            break
+    rewriter.rewrite(model)
+    lift(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.TopologicalSortPass()(model)
+    result: ModelProto = onnx_ir.to_proto(model)
+    return result
+
+
+def _fuse(proto: ModelProto) -> ModelProto:
+    """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
+    import onnxslim
+
+    inferred = infer_shapes(proto)
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(inferred.graph.value_info)
+    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed.
+    result = onnxslim.slim(proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS)
+    assert isinstance(result, ModelProto)
+    return result
+
+
+def _restore(proto: ModelProto, original: ModelProto) -> None:
+    """What the libraries lose or vary: the model's own fields, its inputs and outputs, node names; drop debris."""
+    graph = proto.graph
+    proto.ir_version, proto.model_version = original.ir_version, original.model_version
+    proto.producer_name, proto.producer_version = original.producer_name, original.producer_version
+    proto.domain, proto.doc_string = original.domain, original.doc_string
+    graph.name, graph.doc_string = original.graph.name or "graph", original.graph.doc_string
+    used = {node.domain for node in all_nodes(graph)}
+    for field in ("metadata_props", "opset_import"):
+        content = [item for item in getattr(original, field) if field != "opset_import" or item.domain in {"", *used}]
+        del getattr(proto, field)[:]
+        getattr(proto, field).extend(content)
+    initializers = {tensor.name for tensor in original.graph.initializer}
+    inputs = [value for value in original.graph.input if value.name not in initializers]
+    outputs = list(original.graph.output)
+    del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
+    graph.input.extend(inputs)
+    graph.output.extend(outputs)
+    tensors = sorted(graph.initializer, key=lambda tensor: tensor.name)
+    del graph.initializer[:]
+    graph.initializer.extend(tensors)
+    for tensor in graph.initializer:
+        del tensor.metadata_props[:]
+        tensor.ClearField("doc_string")
+    for node in all_nodes(graph):
+        del node.metadata_props[:]  # the exporter's stack traces: paths of one machine
+        node.ClearField("doc_string")
+    _name_nodes(proto, original)
+
+
+def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
+    """Give every node its name in the original graph, or one made from its output; all different."""
+    producer = {name: node for node in all_nodes(original.graph) for name in node.output}
+    taken: set[str] = set()
+    for node in all_nodes(proto.graph):
+        name = _ancestor(node, producer) or node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        unique, number = name, 0
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        node.name = unique
+
+
+def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
+    """The name of the original node this one stands for: same operator, reached back through what was fused into it."""
+    found = producer.get(next(iter(node.output), ""))
+    for _ in range(8):
+        if found is None:
+            return ""
+        if found.op_type == node.op_type or (node.op_type == "Gemm" and found.op_type == "MatMul"):
+            return str(found.name)
+        steps = [producer[name] for name in found.input if name in producer]
+        found = next((step for step in steps if step.op_type != "Constant"), None)
+    return ""
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the libraries' prints, warnings and logging from the user: they are about their internals."""
+    loggers = [logging.getLogger(name) for name in ("onnxslim", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    handlers = [list(logger.handlers) for logger in loggers]
+    disabled = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level, own, off in zip(loggers, levels, handlers, disabled):
+            logger.level, logger.handlers, logger.disabled = level, own, off

@@ -1,0 +1,200 @@
+"""ONNX files in and out: everything read is validated, everything written is whole."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto
+
+from trtopt.errors import InvalidModel, UsageError
+from trtopt.files import existing_file, writing
+from trtopt.graph.proto import all_tensors, fingerprint, opset_version, skeleton, tensor_bytes, tensor_info, tensor_size
+from trtopt.graph.validity import check_versions, validate
+from trtopt.spec import TensorInfo
+
+PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
+INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
+_ALIGNMENT = 4096  # bytes: lets readers map the external data
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A valid ONNX model in memory, external data included.
+
+    Attributes:
+        proto: the model, nodes in topological order; may exceed what one protobuf message can hold: write it with
+            `save_model`. Treat it as read-only.
+        path: the file it came from, if any.
+        fingerprint: hexadecimal SHA-256 of the content, weights included; the same wherever the weights are stored and
+            whatever the files are called.
+        inputs: network inputs without initializers; shape entries are sizes, dimension names, or -1.
+        outputs: network outputs, likewise; () also where the rank isn't known.
+        opset: version of the default operator set.
+    """
+
+    proto: ModelProto = field(repr=False)
+    path: Path | None
+    fingerprint: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    opset: int
+
+
+def load_model(source: str | os.PathLike[str] | ModelProto) -> Model:
+    """Read and validate a model.
+
+    Raises:
+        UsageError: the file doesn't exist, is a folder, or can't be read.
+        InvalidModel: it isn't a valid ONNX model; the message names the node, tensor or value.
+    """
+    if isinstance(source, Model):
+        return source
+    if isinstance(source, ModelProto):
+        path, proto, what = None, ModelProto(), "the model"
+        proto.CopyFrom(source)
+    else:
+        path = existing_file(source, "the model")
+        what = str(path)
+        proto = _parse(path)
+    check_versions(proto, what)
+    _load_external_data(proto, path.parent if path else None, what)
+    inferred = validate(proto, what)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    types = {value.name: value for value in inferred.graph.output}
+    return Model(
+        proto,
+        path,
+        fingerprint(proto),
+        tuple(tensor_info(value) for value in proto.graph.input if value.name not in initializers),
+        tuple(tensor_info(types.get(value.name, value)) for value in proto.graph.output),
+        opset_version(proto),
+    )
+
+
+def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit: int = INLINE_LIMIT) -> None:
+    """Write a model, whole or not at all; past `inline_limit` bytes its weights go to `NAME.data` beside it.
+
+    Raises:
+        OutputError: a file can't be written.
+    """
+    target = Path(path)
+    if proto.ByteSize() <= inline_limit:
+        with writing(target) as partial:
+            partial.write_bytes(proto.SerializeToString(deterministic=True))
+        return
+    weights = target.with_name(target.name + ".data")
+    existed = weights.exists()
+    stubs = skeleton(proto, 1024, external=weights.name)
+    content = {tensor.name: tensor for tensor in proto.graph.initializer}
+    try:
+        with writing(target) as partial:
+            with writing(weights) as partial_weights, partial_weights.open("wb") as file:
+                for stub in stubs.graph.initializer:
+                    if stub.data_location == TensorProto.EXTERNAL:
+                        file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                        data = tensor_bytes(content[stub.name])
+                        _external(stub, weights.name, file.tell(), len(data))
+                        file.write(data)
+            partial.write_bytes(stubs.SerializeToString(deterministic=True))
+    except BaseException:
+        if not existed:
+            weights.unlink(missing_ok=True)
+        raise
+
+
+def _parse(path: Path) -> ModelProto:
+    try:
+        size = path.stat().st_size
+        if size > PROTOBUF_LIMIT:
+            raise InvalidModel(
+                f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
+                "(onnx.save(model, path, save_as_external_data=True))"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"can't read the model {path}: {error.strerror}") from error
+    if not content:
+        raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
+    proto = ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except DecodeError as error:
+        raise InvalidModel(
+            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content)}; "
+            "compare its size with the original and copy or export it again"
+        ) from error
+    if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
+        raise InvalidModel(
+            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content)}; "
+            "export or copy it again"
+        )
+    return proto
+
+
+def _looks_like(content: bytes) -> str:
+    for start, what in (
+        (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model"),
+        (b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),
+        (b"version https://git-lfs", "a Git LFS pointer: git lfs pull fetches the model"),
+        (b"ftrt", "a TensorRT plan: trtopt inspect reads it"),
+        (b"<", "a web page: the download went wrong"),
+    ):
+        if content.startswith(start):
+            return f" (it looks like {what})"
+    return ""
+
+
+def _load_external_data(proto: ModelProto, folder: Path | None, what: str) -> None:
+    for tensor in all_tensors(proto.graph):
+        if tensor.data_location == TensorProto.EXTERNAL:
+            if folder is None:
+                raise InvalidModel(
+                    f"the weight {tensor.name!r} is stored outside the model, which was given without its path: "
+                    "give the file's path instead, or onnx.load it with its external data"
+                )
+            tensor.raw_data = _read_external(tensor, folder, what)
+            del tensor.external_data[:]
+        tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
+
+
+def _read_external(tensor: TensorProto, folder: Path, what: str) -> bytes:
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    try:
+        offset, length = int(entries.get("offset") or 0), int(entries.get("length") or tensor_size(tensor))
+    except ValueError:
+        offset = length = -1
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or offset < 0 or length < 0:
+        raise InvalidModel(
+            f"{what}: the weight {tensor.name!r} has a bad external data reference {entries}; a file name "
+            "beside the model, an offset and a length are needed: export it again"
+        )
+    file = folder / location
+    if not file.is_file():
+        raise InvalidModel(
+            f"{what}: its external data file {location} is missing (it holds the weight {tensor.name!r}): "
+            f"copy it beside the model, to {file}"
+        )
+    if length != tensor_size(tensor):
+        raise InvalidModel(
+            f"{what}: the weight {tensor.name!r} of shape {list(tensor.dims)} needs {tensor_size(tensor)} bytes, its "
+            f"external data in {location} is {length}: export it again"
+        )
+    size = file.stat().st_size
+    if size < offset + length:
+        raise InvalidModel(
+            f"{what}: its external data file {location} has {size} bytes; the weight {tensor.name!r} needs bytes "
+            f"{offset} to {offset + length}: the file is truncated, copy it again"
+        )
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        content: bytes = stream.read(length)
+        return content
+
+
+def _external(stub: TensorProto, location: str, offset: int, length: int) -> None:
+    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
+        stub.external_data.add(key=key, value=value)

@@ -1,0 +1,159 @@
+"""Questions asked of ONNX messages, and copies light enough for the libraries that serialize them."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
+
+from trtopt.spec import TensorInfo
+
+LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
+
+
+def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> ModelProto:
+    """A copy without the content of initializers larger than `limit` bytes, so that it fits one protobuf message.
+
+    They become network inputs (enough for the checker and for shape inference), or, with `external`, references to that
+    file. Copies neither the large tensors nor, therefore, gigabytes.
+    """
+    copy = ModelProto()
+    for descriptor, value in proto.ListFields():
+        if descriptor.name == "graph":
+            continue
+        if hasattr(value, "MergeFrom"):
+            getattr(copy, descriptor.name).MergeFrom(value)
+        else:
+            setattr(copy, descriptor.name, value)
+    graph, source = copy.graph, proto.graph
+    for descriptor, value in source.ListFields():
+        if descriptor.name == "initializer":
+            continue
+        if hasattr(value, "MergeFrom"):
+            getattr(graph, descriptor.name).MergeFrom(value)
+        else:
+            setattr(graph, descriptor.name, value)
+    inputs = {value.name for value in source.input}
+    for tensor in source.initializer:
+        if tensor_size(tensor) <= limit or tensor.data_type == TensorProto.STRING:
+            graph.initializer.add().CopyFrom(tensor)
+        elif external is not None:
+            stub = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            stub.data_location = TensorProto.EXTERNAL
+        elif tensor.name not in inputs:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return copy
+
+
+def fingerprint(proto: ModelProto) -> str:
+    """Hexadecimal SHA-256 of a model's content, in memory (see `Model.fingerprint`)."""
+    digest = hashlib.sha256(skeleton(proto, LARGE).SerializeToString(deterministic=True))
+    for tensor in proto.graph.initializer:
+        if tensor_size(tensor) > LARGE and tensor.data_type != TensorProto.STRING:
+            digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
+            digest.update(tensor_bytes(tensor))
+    return digest.hexdigest()
+
+
+def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
+    """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
+    return onnx.shape_inference.infer_shapes(
+        skeleton(proto, LARGE), check_type=strict, strict_mode=strict, data_prop=True
+    )
+
+
+def opset_version(proto: ModelProto) -> int:
+    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The bodies of If, Loop and Scan."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Every node, those of nested bodies after the node that holds them."""
+    for node in graph.node:
+        yield node
+        for body in subgraphs(node):
+            yield from all_nodes(body)
+
+
+def dtype_name(data_type: int) -> str:
+    """A TensorProto data type as NumPy (or ml_dtypes) names it; "string", or "undefined"."""
+    if data_type == TensorProto.STRING:
+        return "string"
+    try:
+        return str(np.dtype(helper.tensor_dtype_to_np_dtype(data_type)).name)
+    except (KeyError, TypeError, ValueError):
+        return "undefined"
+
+
+def tensor_info(value: ValueInfoProto) -> TensorInfo:
+    """Name, dtype and shape of a network input or output; dtype "sequence", "optional"… where it isn't a tensor."""
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        return TensorInfo(value.name, (kind or "undefined").removesuffix("_type"))
+    tensor = value.type.tensor_type
+    return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(map(_dimension, tensor.shape.dim)))
+
+
+def _dimension(dim: TensorShapeProto.Dimension) -> int | str:
+    name = dim.dim_param.strip("?")  # Paddle writes "?" for every unknown size: not a name
+    if name:
+        return name
+    return int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else -1
+
+
+def tensor_size(tensor: TensorProto) -> int:
+    """Bytes that a tensor's content takes, packed as ONNX packs it (two 4-bit values a byte)."""
+    if tensor.data_type == TensorProto.STRING:
+        return sum(map(len, tensor.string_data))
+    name = dtype_name(tensor.data_type)
+    if name == "undefined":
+        return len(tensor.raw_data)
+    packed = re.match(r"u?(?:int|float)([24])(?!\d)", name)
+    bits = int(packed[1]) if packed else int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * 8
+    return math.ceil(math.prod(tensor.dims) * bits / 8)
+
+
+def tensor_bytes(tensor: TensorProto) -> bytes:
+    """A tensor's content in ONNX's little-endian layout, wherever its message holds it."""
+    if tensor.HasField("raw_data"):
+        return tensor.raw_data
+    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+
+
+def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+        for body in subgraphs(node):
+            yield from all_tensors(body)
+
+
+def node_label(node: NodeProto) -> str:
+    """How messages name a node: its name, else its first output."""
+    return f"{node.op_type} {node.name or '→ ' + next(iter(node.output), '?')!r}"

@@ -1,0 +1,181 @@
+"""Is it ONNX? Versions, names, cycles, sizes, then onnx's own checker and strict shape inference.
+
+TensorRT's parser accepts an empty file, random bytes, opset 99 and short `pads` without a word (it then builds nothing,
+or something else), so every one of them is refused here, by name.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterable
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto
+
+from trtopt.errors import InvalidModel
+from trtopt.graph.proto import LARGE, dtype_name, node_label, skeleton, subgraphs, tensor_size
+
+OLDEST_IR = 3
+
+
+def validate(proto: ModelProto, what: str) -> ModelProto:
+    """Refuse a model that isn't valid; sorts its nodes where they aren't.
+
+    Args:
+        proto: all weights in memory.
+        what: what messages call the model, such as its path.
+
+    Returns:
+        a light copy with inferred types and shapes (large initializers are inputs there).
+
+    Raises:
+        InvalidModel: naming the node, tensor or value.
+    """
+    check_versions(proto, what)
+    _check_graph(proto.graph, frozenset(), what)
+    return _check_onnx(skeleton(proto, LARGE), proto, what)
+
+
+def check_versions(proto: ModelProto, what: str) -> None:
+    newest_ir, newest = onnx.IR_VERSION, onnx.defs.onnx_opset_version()
+    if not OLDEST_IR <= proto.ir_version <= newest_ir:
+        raise InvalidModel(
+            f"{what} has IR version {proto.ir_version}; allowed: {OLDEST_IR} to {newest_ir} (onnx {onnx.__version__}): "
+            "export it again, or pip install -U onnx if it is newer"
+        )
+    versions: dict[str, int] = {}
+    for entry in proto.opset_import:
+        domain = "" if entry.domain == "ai.onnx" else entry.domain
+        if versions.setdefault(domain, entry.version) != entry.version:
+            both = f"{versions[domain]} and {entry.version}"
+            raise InvalidModel(f"{what} imports two opsets of {domain or 'ai.onnx'}: {both}; one is needed: export again")
+    if not versions:
+        raise InvalidModel(f"{what} imports no operator set; one of 1 to {newest} is needed: export it again")
+    if "" in versions and not 1 <= versions[""] <= newest:
+        raise InvalidModel(
+            f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
+            "export it again with an older opset, or pip install -U onnx if it is newer"
+        )
+
+
+def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
+    """Names defined once, inputs defined somewhere, no cycle; then sorts the nodes, as TensorRT and ONNX Runtime do."""
+    if not graph.output:
+        raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {tensor.values.name for tensor in graph.sparse_initializer}
+    for names, kind in (
+        ([value.name for value in graph.input], "two inputs are"),
+        ([value.name for value in graph.output], "two outputs are"),
+        ([tensor.name for tensor in graph.initializer], "two initializers are"),
+        ([node.name for node in graph.node if node.name], "two nodes are"),
+    ):
+        _unique(names, f"{what}: {kind} named")
+    defined = {value.name for value in graph.input} | constants
+    producer: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in defined or name in producer or name in outer:
+                raise InvalidModel(
+                    f"{what}: {node_label(node)} writes the tensor {name!r}, which something else already defines; "
+                    "names must differ: export the model again"
+                )
+            producer[name] = index
+    known = outer | defined | producer.keys()
+    needs: list[set[int]] = []
+    for node in graph.node:
+        read = _reads(node)
+        for name in read:
+            if name not in known:
+                raise InvalidModel(
+                    f"{what}: {node_label(node)} reads the tensor {name!r}, which no node, input or initializer defines"
+                )
+        needs.append({producer[name] for name in read if name in producer})
+    for value in graph.output:
+        if value.name not in known:
+            raise InvalidModel(f"{what}: the output {value.name!r} is computed by no node")
+    order = _sorted(needs)
+    if len(order) < len(graph.node):
+        cycle = _cycle(needs, set(range(len(needs))) - set(order))
+        raise InvalidModel(
+            f"{what} is cyclic: {' → '.join(node_label(graph.node[index]) for index in [*cycle, cycle[0]])}"
+        )
+    if order != list(range(len(order))):
+        nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    for node in graph.node:
+        for body in subgraphs(node):
+            _check_graph(body, frozenset(known), f"{what}: the body of {node_label(node)}")
+
+
+def _reads(node: NodeProto) -> list[str]:
+    """The node's inputs, and what its bodies take from outside."""
+    names = [name for name in node.input if name]
+    for body in subgraphs(node):
+        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        wanted = [name for inner in body.node for name in _reads(inner)] + [value.name for value in body.output]
+        names += [name for name in wanted if name not in own]
+    return names
+
+
+def _unique(names: Iterable[str], what: str) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidModel(f"{what} {name!r}; names must differ: export the model again")
+        seen.add(name)
+
+
+def _sorted(needs: list[set[int]]) -> list[int]:
+    """A topological order that keeps the given one where it is valid; shorter than `needs` if there is a cycle."""
+    waiting = [len(item) for item in needs]
+    users: list[list[int]] = [[] for _ in needs]
+    for index, item in enumerate(needs):
+        for other in item:
+            users[other].append(index)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for user in users[index]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, user)
+    return order
+
+
+def _cycle(needs: list[set[int]], left: set[int]) -> list[int]:
+    """One cycle among the nodes that can't be sorted, in the direction of the data."""
+    index, seen = min(left), []
+    while index not in seen:
+        seen.append(index)
+        index = min(needs[index] & left)
+    return seen[seen.index(index) :][::-1]
+
+
+def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
+    """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
+    for tensor in proto.graph.initializer:
+        held = len(tensor.raw_data)
+        if tensor.HasField("raw_data") and held != tensor_size(tensor):
+            raise InvalidModel(
+                f"{what}: the weight {tensor.name!r} of shape {list(tensor.dims)}, {dtype_name(tensor.data_type)}, "
+                f"needs {tensor_size(tensor)} bytes, {held} are there: export it again"
+            )
+    try:
+        onnx.checker.check_model(light)
+        return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error
+
+
+def _essence(message: str) -> str:
+    """onnx's message on one line, without its C++ paths, repeated prefixes and dumps of the graph."""
+    text = re.sub(r"\s+", " ", message.partition("==> Context")[0]).strip()
+    text = re.sub(r"\S*/onnx/[\w/]+\.\w+:\d+:? ?(\w+: )?", "", text)
+    text = re.sub(r"(\[\w+\] ?)+", "", text)
+    return text[:500].strip().rstrip(".")
