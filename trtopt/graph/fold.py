@@ -145,13 +145,29 @@ def _fuse(proto: ModelProto) -> ModelProto:
     """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
     import onnxslim
 
-    inferred = infer_shapes(proto)
+    inferred = _infer_symbolic(proto)
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
-    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed.
-    result = onnxslim.slim(proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS)
+    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference is run
+    # on a light copy instead: it serializes the whole model several times.
+    result = onnxslim.slim(
+        proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS, no_shape_infer=True
+    )
     assert isinstance(result, ModelProto)
     return result
+
+
+def _infer_symbolic(proto: ModelProto) -> ModelProto:
+    """A light copy with inferred shapes, sizes as expressions of the dynamic dimensions where onnxslim's inference can."""
+    from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
+
+    inferred = infer_shapes(proto)
+    try:
+        result = SymbolicShapeInference.infer_shapes(inferred, auto_merge=True)
+        assert isinstance(result, ModelProto)
+        return result
+    except Exception:  # it gives up on operators it doesn't know; onnx's own inference stands
+        return inferred
 
 
 def _restore(proto: ModelProto, original: ModelProto) -> None:

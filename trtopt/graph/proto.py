@@ -133,7 +133,7 @@ def tensor_size(tensor: TensorProto) -> int:
         return len(tensor.raw_data)
     packed = re.match(r"u?(?:int|float)([24])(?!\d)", name)
     bits = int(packed[1]) if packed else int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize) * 8
-    return math.ceil(math.prod(tensor.dims) * bits / 8)
+    return (int(math.prod(tensor.dims)) * bits + 7) // 8
 
 
 def tensor_bytes(tensor: TensorProto) -> bytes:

@@ -49,7 +49,7 @@ def check_versions(proto: ModelProto, what: str) -> None:
         domain = "" if entry.domain == "ai.onnx" else entry.domain
         if versions.setdefault(domain, entry.version) != entry.version:
             both = f"{versions[domain]} and {entry.version}"
-            raise InvalidModel(f"{what} imports two opsets of {domain or 'ai.onnx'}: {both}; one is needed: export again")
+            raise InvalidModel(f"{what} imports two opsets of {domain or 'ai.onnx'}: {both}; one is needed")
     if not versions:
         raise InvalidModel(f"{what} imports no operator set; one of 1 to {newest} is needed: export it again")
     if "" in versions and not 1 <= versions[""] <= newest:
