@@ -1,0 +1,136 @@
+"""Small ONNX models with known content for the door's tests: real graphs, fixed seeds, nothing to download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+FLOATS = {"fp32": TensorProto.FLOAT, "fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+
+
+def _tensor(name: str, values: NDArray[np.floating], kind: int) -> TensorProto:
+    return helper.make_tensor(name, kind, values.shape, values.astype(np.float32).ravel())
+
+
+def save(path: Path, nodes: list[onnx.NodeProto], inputs, outputs, initializers, opset: int = 17) -> Path:
+    graph = helper.make_graph(nodes, "net", inputs, outputs, initializers)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+    model.ir_version = 8
+    onnx.save(model, path)
+    return path
+
+
+def conv_net(
+    path: Path, *, base: str = "fp32", quantized: str = "", batch: int | str = "batch", opset: int = 19
+) -> Path:
+    """Conv(3→32) Relu Conv(32→32) Relu GlobalAveragePool Flatten Gemm(32→16), with Q/DQ if `quantized` ("int8", "fp8").
+
+    Input x: (batch, 3, 32, 32); output y: (batch, 16); both float32, cast to `base` inside.
+    """
+    rng, kind = np.random.default_rng(7), FLOATS[base]
+    nodes: list[onnx.NodeProto] = []
+    initializers: list[TensorProto] = []
+    code = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN}.get(quantized)
+    top = {"int8": 127.0, "fp8": 448.0}.get(quantized, 1.0)
+
+    def cast(source: str, to: int, name: str) -> str:
+        nodes.append(helper.make_node("Cast", [source], [name], name=f"cast_{name}", to=to))
+        return name
+
+    def qdq(source: str, amax: NDArray[np.floating] | float, axis: int | None = None) -> str:
+        if code is None:
+            return source
+        scale = np.asarray(amax, np.float32) / top
+        initializers.append(_tensor(f"{source}_scale", scale, kind))
+        initializers.append(helper.make_tensor(f"{source}_zero", code, scale.shape, np.zeros(scale.size)))
+        extra = {} if axis is None else {"axis": axis}
+        trio = [f"{source}_scale", f"{source}_zero"]
+        nodes.append(helper.make_node("QuantizeLinear", [source, *trio], [f"{source}_q"], name=f"q_{source}", **extra))
+        nodes.append(
+            helper.make_node("DequantizeLinear", [f"{source}_q", *trio], [f"{source}_dq"], name=f"dq_{source}", **extra)
+        )
+        return f"{source}_dq"
+
+    def weights(name: str, shape: tuple[int, ...]) -> str:
+        values = rng.normal(0, np.sqrt(2 / np.prod(shape[1:])), shape)
+        initializers.append(_tensor(name, values, kind))
+        return qdq(name, np.abs(values).reshape(shape[0], -1).max(1), axis=0)
+
+    current = "x" if base == "fp32" else cast("x", kind, "x_cast")
+    for number, channels in enumerate((3, 32), 1):
+        parts = [qdq(current, 4.0), weights(f"w{number}", (32, channels, 3, 3))]
+        nodes.append(helper.make_node("Conv", parts, [f"c{number}"], name=f"conv{number}", pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"c{number}"], [f"r{number}"], name=f"relu{number}"))
+        current = f"r{number}"
+    nodes.append(helper.make_node("GlobalAveragePool", [current], ["pooled"], name="pool"))
+    nodes.append(helper.make_node("Flatten", ["pooled"], ["flat"], name="flatten"))
+    nodes.append(helper.make_node("Gemm", [qdq("flat", 4.0), weights("w3", (16, 32))], ["logits"], name="fc", transB=1))
+    nodes.append(helper.make_node("Cast", ["logits"], ["y"], name="to_float", to=TensorProto.FLOAT))
+    return save(
+        path,
+        nodes,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 16])],
+        initializers,
+        opset,
+    )
+
+
+def bad_nodes(path: Path) -> Path:
+    """Two nodes that no parser takes, in one model: Det (unsupported) and a custom operator (no plugin)."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="fine"),
+        helper.make_node("Frobnicate", ["a"], ["b"], name="custom_node", domain="example"),
+        helper.make_node("Relu", ["b"], ["c"], name="also_fine"),
+        helper.make_node("Det", ["c"], ["y"], name="det_node"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "bad",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("example", 1)])
+    model.ir_version = 8
+    onnx.save(model, path)
+    return path
+
+
+def shape_input_net(path: Path) -> Path:
+    """Reshape whose target is an input (a shape tensor): data (n, 16) float32, sizes (2,) int64 → y."""
+    return save(
+        path,
+        [
+            helper.make_node("Reshape", ["data", "sizes"], ["out"], name="reshape"),
+            helper.make_node("Relu", ["out"], ["y"], name="relu"),
+        ],
+        [
+            helper.make_tensor_value_info("data", TensorProto.FLOAT, ["n", 16]),
+            helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["p", "q"])],
+        [],
+    )
+
+
+def unbuildable_net(path: Path) -> Path:
+    """NonMaxSuppression: TensorRT-RTX 1.7 parses it, then has no runner for it."""
+    constants = [
+        numpy_helper.from_array(np.array([10], np.int64), "most"),
+        numpy_helper.from_array(np.array([0.5], np.float32), "iou"),
+        numpy_helper.from_array(np.array([0.1], np.float32), "score"),
+    ]
+    return save(
+        path,
+        [helper.make_node("NonMaxSuppression", ["boxes", "scores", "most", "iou", "score"], ["y"], name="nms_node")],
+        [
+            helper.make_tensor_value_info("boxes", TensorProto.FLOAT, [1, 100, 4]),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, [1, 2, 100]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.INT64, ["n", 3])],
+        constants,
+    )

@@ -1,0 +1,110 @@
+"""The door to TensorRT: the only place that imports tensorrt or tensorrt_rtx.
+
+    generation = select("auto")          # or "tensorrt", "rtx"
+    generation.refuse(spec)              # before any work
+    built = generation.build(path, spec, quantized=True)
+
+Four generations stand behind one interface. What differs is in four small files; elsewhere code asks
+`generation.capabilities`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+from trtopt.errors import NoBackend
+from trtopt.runtime.device import probe
+from trtopt.spec import BACKENDS, choice
+from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.parsing import ParserIssue
+from trtopt.trt.plans import LoadedEngine, PlanHeader, plan_header
+from trtopt.trt.profiles import profile_problems, validate_profiles
+from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
+from trtopt.trt.tensorrt8 import TensorRT8
+from trtopt.trt.tensorrt10 import TensorRT10
+from trtopt.trt.tensorrt11 import TensorRT11
+
+__all__ = [
+    "DEFAULT_TARGETS",
+    "BuiltPlan",
+    "Capabilities",
+    "Generation",
+    "LoadedEngine",
+    "ParserIssue",
+    "PlanHeader",
+    "installed",
+    "plan_header",
+    "profile_problems",
+    "select",
+    "validate_profiles",
+]
+
+_FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: TensorRT10, 11: TensorRT11}
+_INSTALL = (
+    "pip install 'trtopt[rtx]' (TensorRT-RTX, builds without a GPU), or on a machine with a GPU one of "
+    "'trtopt[trt8]', 'trtopt[trt10]', 'trtopt[trt11]'"
+)
+_made: dict[ModuleType, Generation] = {}
+
+
+def installed() -> tuple[Generation, ...]:
+    """Every TensorRT that imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
+    return tuple(found for name in ("tensorrt", "tensorrt_rtx") if isinstance(found := _look(name), Generation))
+
+
+def select(backend: str = "auto") -> Generation:
+    """The generation to use.
+
+    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX; `alternatives` of the result says what else is.
+
+    Args:
+        backend: "auto", "tensorrt" or "rtx".
+
+    Raises:
+        NoBackend: what was asked for isn't installed; names the extras to install.
+        UsageError: another word.
+    """
+    choice(backend, BACKENDS, "--backend")
+    found = {"tensorrt": _look("tensorrt"), "rtx": _look("tensorrt_rtx")}
+    if backend != "auto":
+        taken = found[backend]
+        if isinstance(taken, Generation):
+            return taken
+        extras = "'trtopt[rtx]'" if backend == "rtx" else "'trtopt[trt8]', 'trtopt[trt10]' or 'trtopt[trt11]'"
+        raise NoBackend(f"--backend {backend}: {taken}; pip install {extras}")
+    tensorrt, rtx = found["tensorrt"], found["rtx"]
+    gpu = probe()
+    if isinstance(tensorrt, Generation) and gpu:
+        tensorrt.alternatives = f"--backend rtx takes {rtx}" if isinstance(rtx, Generation) else ""
+        return tensorrt
+    if isinstance(rtx, Generation):
+        there = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if isinstance(tensorrt, Generation) else ""
+        rtx.alternatives = there
+        return rtx
+    if isinstance(tensorrt, Generation):
+        raise NoBackend(
+            f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); "
+            "pip install 'trtopt[rtx]' to build without one"
+        )
+    raise NoBackend(f"no TensorRT can be used: {tensorrt}; {rtx}. Install one: {_INSTALL}")
+
+
+def _look(name: str) -> Generation | str:
+    """The generation of an importable module, or why there is none."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        return f"{name} isn't installed" if error.name == name else f"{name} is installed but fails to import ({error})"
+    except Exception as error:  # its loader raises whatever a missing or foreign native library leads to
+        return f"{name} is installed but fails to import ({type(error).__name__}: {error})"
+    if module not in _made:
+        family: type[Generation] | None = TensorRTRTX
+        if name == "tensorrt":
+            major, minor = ([int(part) for part in str(module.__version__).split(".")[:2]] + [0])[:2]
+            family = _FAMILIES.get(major) if (major, minor) >= (8, 6) else None
+        if family is None:
+            return f"tensorrt {module.__version__} isn't supported (8.6, 10 and 11 are)"
+        _made[module] = family(module)
+    return _made[module]

@@ -1,0 +1,175 @@
+"""What a TensorRT generation can do, read off its own module: elsewhere code asks "can it?", never "which version?"."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trtopt.spec import HARDWARE_LEVELS, BuildSpec, Precision
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What this generation honours.
+
+    Attributes:
+        typed_graph: precision comes from the ONNX graph's own types (strongly typed builds).
+        precision_flags: precision comes from builder flags over an FP32-typed graph.
+        native_calibrator: TensorRT's own IInt8EntropyCalibrator2 exists.
+        layer_precision: one layer's precision can be set after parsing.
+        precisions: what `BuildSpec.precision` and `remainder` may be.
+        compute_targets: compute capabilities that a build can name; None: it builds for the GPU that is present.
+        builds_without_gpu: parsing and building need no GPU.
+        layers_without_gpu: the built engine's layers can be read without one.
+        timing_cache, strip, refit, version_compatible, sparsity, tf32, optimization_level: the option has an effect.
+        hardware_levels: what `hardware_compatibility` may be.
+        progress_monitor: builds report their phases and stop when asked.
+        parser_names_nodes: parser errors carry the node's name and operator (else only its index).
+        max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
+    """
+
+    typed_graph: bool
+    precision_flags: bool
+    native_calibrator: bool
+    layer_precision: bool
+    precisions: frozenset[Precision]
+    compute_targets: frozenset[int] | None
+    builds_without_gpu: bool
+    layers_without_gpu: bool
+    timing_cache: bool
+    hardware_levels: frozenset[str]
+    strip: bool
+    refit: bool
+    version_compatible: bool
+    sparsity: bool
+    tf32: bool
+    optimization_level: bool
+    progress_monitor: bool
+    parser_names_nodes: bool
+    max_opset: int | None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        plain = asdict(self)
+        plain["precisions"] = sorted(map(str, self.precisions))
+        plain["hardware_levels"] = sorted(self.hardware_levels)
+        if self.compute_targets is not None:
+            plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
+        return plain
+
+
+def read(trt: Any) -> Capabilities:
+    """Ask the module's own members, so that stand-ins and future minor versions answer for themselves."""
+    flags, config, types = trt.BuilderFlag, trt.IBuilderConfig, trt.DataType
+    typed = hasattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
+    precision_flags = hasattr(flags, "FP16") and hasattr(flags, "INT8")
+    precisions = {Precision.FP32, Precision.FP16, Precision.INT8}
+    if hasattr(types, "BF16"):
+        precisions.add(Precision.BF16)
+    if typed and hasattr(types, "FP8"):  # 8.6 has the type and a flag, but its ONNX parser has no FP8
+        precisions.add(Precision.FP8)
+    targets = None
+    if hasattr(config, "set_compute_capability"):
+        named = (re.fullmatch(r"SM(\d+)", name) for name in dir(trt.ComputeCapability))
+        targets = frozenset(int(match[1]) for match in named if match)
+    return Capabilities(
+        typed_graph=typed,
+        precision_flags=precision_flags,
+        native_calibrator=hasattr(trt, "IInt8EntropyCalibrator2") and hasattr(config, "int8_calibrator"),
+        layer_precision=hasattr(trt.ILayer, "precision"),
+        precisions=frozenset(precisions),
+        compute_targets=targets,
+        builds_without_gpu=False,
+        layers_without_gpu=False,
+        timing_cache=hasattr(config, "set_timing_cache"),
+        hardware_levels=frozenset(
+            level for level in HARDWARE_LEVELS if hasattr(trt.HardwareCompatibilityLevel, level.upper())
+        ),
+        strip=hasattr(flags, "STRIP_PLAN"),
+        refit=hasattr(flags, "REFIT"),
+        version_compatible=hasattr(flags, "VERSION_COMPATIBLE"),
+        sparsity=hasattr(flags, "SPARSE_WEIGHTS"),
+        tf32=hasattr(flags, "TF32"),
+        optimization_level=hasattr(config, "builder_optimization_level"),
+        progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
+        parser_names_nodes=hasattr(trt.ParserError, "node_name"),
+        max_opset=None,
+    )
+
+
+def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: int | None) -> list[str]:
+    """Every option of `spec` that a generation with these capabilities can't honour, with what to type instead.
+
+    Args:
+        name: how to call the generation in the text, such as "TensorRT 8.6.0".
+        compute_capability: of the GPU that will build, where there is one.
+    """
+    found: list[str] = []
+
+    def need(asked: bool, honoured: bool, option: str, why: str, instead: str) -> None:
+        if asked and not honoured:
+            found.append(f"{option}: {why}; {instead}")
+
+    there = ", ".join(str(item) for item in Precision if item in can.precisions)
+    wanted = {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
+    for precision in sorted(wanted - can.precisions, key=str):
+        option = f"--{precision}"
+        if precision is not spec.precision:
+            option = f"--remainder {precision}" if precision is spec.base else f"--precision-override …={precision}"
+        need(True, False, option, f"{name} has {there}", "choose one of these, or install a newer TensorRT")
+    need(
+        spec.calibrator == "native",
+        can.native_calibrator,
+        "--calibrator native",
+        f"{name} has no calibrator of its own",
+        "drop it: trtopt's calibrator gives the scales",
+    )
+    need(
+        bool(spec.targets),
+        can.compute_targets is not None,
+        "--target",
+        f"{name} builds for the GPU of this machine only",
+        "drop it, or use --backend rtx",
+    )
+    if can.compute_targets is not None:
+        listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets))
+        for target in spec.targets:
+            need(
+                target not in can.compute_targets,
+                False,
+                f"--target sm{target}",
+                f"{name} has {listing}",
+                "choose of these",
+            )
+    need(
+        spec.hardware_compatibility != "none",
+        spec.hardware_compatibility in can.hardware_levels,
+        f"--hardware-compatibility {spec.hardware_compatibility}",
+        f"{name} has {', '.join(sorted(can.hardware_levels))}",
+        "drop it" if can.compute_targets is None else "name the GPUs with --target instead",
+    )
+    need(spec.timing_cache is not None, can.timing_cache, "--timing-cache", f"{name} has no timing cache", "drop it")
+    need(spec.strip, can.strip, "--strip", f"{name} can't strip weights from a plan", "use --refit alone, or drop it")
+    need(spec.refit, can.refit, "--refit", f"{name} can't refit here", "drop it")
+    need(
+        spec.version_compatible,
+        can.version_compatible,
+        "--version-compatible",
+        f"{name} makes no version-compatible plans",
+        "drop it and rebuild after an upgrade",
+    )
+    need(spec.sparsity, can.sparsity, "--sparsity", f"{name} has no sparse kernels to choose", "drop it")
+    need(not spec.tf32, can.tf32, "--no-tf32", f"{name} has no TF32 switch", "drop it")
+    need(
+        spec.optimization_level is not None,
+        can.optimization_level,
+        "--optimization-level",
+        f"{name} has no optimization levels",
+        "drop it",
+    )
+    if compute_capability is not None and can.compute_targets is None:
+        gpu = f"this GPU is sm{compute_capability}"
+        need(Precision.FP8 in wanted, compute_capability >= 89, "fp8", f"{gpu}, FP8 needs sm89 or later", "use --int8")
+        need(Precision.BF16 in wanted, compute_capability >= 80, "bf16", f"{gpu}, BF16 needs sm80 or later", "use fp16")
+    return found

@@ -1,0 +1,450 @@
+"""What every TensorRT generation shares, written once: parse, configure, build, read the layers back, load.
+
+A family (tensorrt8.py, tensorrt10.py, tensorrt11.py, rtx.py) overrides the few hooks that differ.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.errors import (
+    BackendError,
+    BuildFailed,
+    DeviceError,
+    EngineError,
+    InvalidModel,
+    UnsupportedRequest,
+    UsageError,
+)
+from trtopt.files import check_writable, existing_file
+from trtopt.progress import SILENT, Reporter
+from trtopt.runtime.device import Probe, probe
+from trtopt.spec import BuildSpec, LayerInfo, Precision, TensorInfo
+from trtopt.trt import parsing, plans, timing, watch, weak
+from trtopt.trt.capabilities import Capabilities, read, refusals
+from trtopt.trt.layers import from_inspector
+from trtopt.trt.messages import Collector, Messages, translate
+from trtopt.trt.parsing import ParserIssue
+from trtopt.trt.plans import LoadedEngine, PlanHeader
+from trtopt.trt.profiles import is_dynamic, validate_profiles
+
+FoundLayers = tuple[tuple[LayerInfo, ...], str]
+"""The layers and "", or () and why they can't be read."""
+
+
+@dataclass(frozen=True)
+class BuiltPlan:
+    """What a build gives.
+
+    Attributes:
+        plan: the serialized engine, bytes-like.
+        layers: the engine's layers as it reports them; empty when it can't be asked, then `layers_unknown` says why.
+        warnings: TensorRT's warnings, repeated ones counted.
+        seconds: wall-clock time of parsing and building.
+        targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
+        native_cache: the calibration cache that TensorRT's own calibrator wrote.
+    """
+
+    plan: bytes | memoryview
+    layers: tuple[LayerInfo, ...]
+    warnings: tuple[str, ...]
+    seconds: float
+    targets: tuple[int, ...] = ()
+    layers_unknown: str = ""
+    native_cache: bytes | None = None
+
+
+class _Objects:
+    """A build's TensorRT objects, let go in the order they need: the parser doesn't keep its network alive."""
+
+    builder: Any = None
+    config: Any = None
+    network: Any = None
+    parser: Any = None
+
+    def close(self) -> None:
+        self.parser = None
+        self.network = None
+        self.config = None
+        self.builder = None
+
+
+class Generation:
+    """One installed TensorRT.
+
+    Attributes:
+        family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
+        version: as the module says it.
+        capabilities: what it honours.
+        alternatives: what else could have been chosen, in words (set by `select`).
+    """
+
+    family: ClassVar[str]
+    product: ClassVar[str] = "TensorRT"
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.version = str(module.__version__)
+        self.capabilities: Capabilities = self._capabilities(read(module))
+        self.alternatives = ""
+        self._collector = Collector(module)
+        # One build at a time in a process: two would time each other's kernels, and mix their messages.
+        self._lock = threading.Lock()
+        # Replaced where calibration batches go elsewhere (tests).
+        self.calibration_upload: Callable[[], weak.Upload] = weak.device_upload
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.version}"
+
+    # Hooks
+
+    def _capabilities(self, found: Capabilities) -> Capabilities:
+        return found
+
+    def _network_flags(self, typed: bool) -> tuple[str, ...]:
+        """Names of the NetworkDefinitionCreationFlag members to create a network with."""
+        return ()
+
+    def _refusals(self, spec: BuildSpec) -> list[str]:
+        """Refusals that only this family has."""
+        return []
+
+    def _cautions(self, spec: BuildSpec) -> list[str]:
+        """What the user should know before the build."""
+        return []
+
+    def _configure(self, config: Any, spec: BuildSpec) -> None:
+        """Settings that only this family has."""
+
+    def targets(self, spec: BuildSpec) -> tuple[int, ...]:
+        """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
+        return ()
+
+    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
+        try:
+            loaded = self._deserialize(plan, "the new plan", host_code=True)
+            return from_inspector(loaded.inspect(), ops), ""
+        except (EngineError, BackendError, DeviceError) as error:
+            return (), str(error)
+
+    # What callers ask
+
+    def gpu(self) -> Probe:
+        """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
+        return probe()
+
+    def typed(self, spec: BuildSpec) -> bool:
+        """Whether a build takes its precisions from the ONNX graph's types; else it wants an FP32-typed graph."""
+        return self.capabilities.typed_graph and spec.calibrator != "native"
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values, for `trtopt version` and manifests."""
+        gpu = self.gpu()
+        return {
+            "family": self.family,
+            "product": self.product,
+            "version": self.version,
+            "gpu": str(gpu.devices[0]) if gpu else None,
+            "can_build": bool(gpu) or self.capabilities.builds_without_gpu,
+            "why_not": "" if gpu or self.capabilities.builds_without_gpu else gpu.reason,
+            "capabilities": self.capabilities.describe(),
+        }
+
+    def refuse(self, spec: BuildSpec, reporter: Reporter = SILENT) -> None:
+        """Say, before any work, what of `spec` can't be honoured here.
+
+        Raises:
+            UnsupportedRequest: lists every such option: what was asked, what is there, what to type instead.
+        """
+        gpu = self.gpu()
+        capability = gpu.devices[0].compute_capability if gpu else None
+        found = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
+        if not gpu and not self.capabilities.builds_without_gpu:
+            found.append(
+                f"{self} builds only on a machine with a GPU ({gpu.reason}); "
+                "build there, or use --backend rtx (pip install 'trtopt[rtx]'), which needs none"
+            )
+        if found:
+            raise UnsupportedRequest(f"{self} can't do what was asked:\n  " + "\n  ".join(found))
+        for caution in self._cautions(spec):
+            reporter.warn(caution)
+
+    def unsupported(self, model: Path) -> tuple[ParserIssue, ...]:
+        """Every node of `model` that the installed parser refuses, asked of the parser; empty: it takes them all.
+
+        Raises:
+            DeviceError: this generation's parser needs a GPU and there is none.
+            UsageError: there is no such file.
+        """
+        model = existing_file(model, "the model")
+        self._need_gpu("asking TensorRT's parser")
+        nodes = parsing.graph_nodes(model)
+        held = _Objects()
+        with self._lock, self._collector.collecting() as messages:
+            try:
+                self._start(held, typed=self.capabilities.typed_graph, messages=messages)
+                return parsing.ask_support(held.parser, model, nodes)
+            finally:
+                held.close()
+
+    def build(
+        self,
+        model: Path,
+        spec: BuildSpec,
+        *,
+        quantized: bool,
+        layer_precision: Mapping[str, Precision] | None = None,
+        calibration: Iterable[Mapping[str, NDArray[Any]]] | None = None,
+        calibration_batch: int = 8,
+        calibration_cache: bytes | None = None,
+        reporter: Reporter = SILENT,
+    ) -> BuiltPlan:
+        """Parse `model` and build a plan.
+
+        Args:
+            model: an ONNX file; typed as `spec` wants where `typed(spec)`, else FP32-typed.
+            quantized: the graph holds Q/DQ.
+            layer_precision: ONNX node name → precision, for weakly typed builds only (a typed graph says it itself).
+            calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
+            calibration_batch: samples that TensorRT's calibrator gets at a time.
+            calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
+
+        Raises:
+            UnsupportedRequest: before any work, what this generation can't honour.
+            UsageError: a dynamic input without a profile, or a profile that doesn't fit (every problem at once).
+            UnsupportedOperator, InvalidModel: the parser refuses the model.
+            BuildFailed: TensorRT gave no plan; its messages are quoted.
+            BuildCancelled: Ctrl-C; nothing is left behind.
+        """
+        model = existing_file(model, "the model")
+        self.refuse(spec, reporter)
+        if spec.timing_cache is not None:
+            check_writable(spec.timing_cache)
+        if layer_precision and self.typed(spec):
+            raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
+        request = _Request(
+            model, spec, quantized, dict(layer_precision or {}), calibration, calibration_batch, calibration_cache
+        )
+        cancel, started = threading.Event(), time.monotonic()
+        stoppable = self.capabilities.progress_monitor
+        with reporter.phase(f"building with {self}") as phase:
+            show = None if stoppable else phase.detail
+            with self._lock, self._collector.collecting(show) as messages:
+                monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
+                built = watch.run(lambda: self._build(request, messages, monitor), cancel, stoppable)
+        seconds = time.monotonic() - started
+        return BuiltPlan(seconds=seconds, warnings=(*built.pop("warnings"), *messages.warnings), **built)
+
+    def load(self, plan: bytes | memoryview, name: str = "the plan", *, host_code: bool = False) -> LoadedEngine:
+        """Deserialize a plan on this machine's GPU.
+
+        Args:
+            name: how to call it in messages, such as its file name.
+            host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
+
+        Raises:
+            EngineMismatch: made by another product, version or for another GPU; both are named.
+            EngineError: not a plan, or damaged.
+            DeviceError: there is no usable GPU.
+        """
+        return self._deserialize(plan, name, host_code)
+
+    def plan_header(self, plan: bytes | memoryview) -> PlanHeader | None:
+        """Who made a plan, off its first bytes; None when they don't say."""
+        return plans.plan_header(plan)
+
+    # The work
+
+    def _need_gpu(self, purpose: str) -> None:
+        if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
+            instead = "TensorRT-RTX needs none (pip install 'trtopt[rtx]')"
+            raise DeviceError(f"{purpose} ({self}) needs a GPU: {gpu.reason}; {instead}")
+
+    def _start(self, held: _Objects, typed: bool, messages: Messages) -> None:
+        trt = self.module
+        if hasattr(trt, "init_libnvinfer_plugins"):  # 8.6 and 10 import some ONNX operators as plugins
+            trt.init_libnvinfer_plugins(self._collector.logger, "")
+        try:
+            held.builder = trt.Builder(self._collector.logger)
+        except TypeError as error:  # how pybind11 says that the native side gave nothing
+            raise translate((*messages.errors, str(error)), f"{self} doesn't start", BackendError) from None
+        flags = 0
+        for name in self._network_flags(typed):
+            flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
+        held.network = held.builder.create_network(flags)
+        held.parser = trt.OnnxParser(held.network, self._collector.logger)
+
+    def _build(self, request: _Request, messages: Messages, monitor: Any) -> dict[str, Any]:
+        spec, held, warnings = request.spec, _Objects(), list[str]()
+        try:
+            nodes = parsing.graph_nodes(request.model)
+            self._start(held, self.typed(spec), messages)
+            if problem := parsing.parse(held.parser, request.model, nodes, messages):
+                raise problem
+            if held.network.num_outputs == 0:
+                # The parser takes an empty file, and some random ones, for a model without nodes.
+                raise InvalidModel(f"{request.model} has no outputs, so no network; run `trtopt check {request.model}`")
+            inputs, shape_inputs = parsing.network_inputs(self.module, held.network)
+            validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
+            held.config = held.builder.create_builder_config()
+            self._configure_common(held.config, spec, monitor)
+            self._configure(held.config, spec)
+            self._add_profiles(held, spec, inputs, shape_inputs)
+            native = None if self.typed(spec) else self._configure_weak(held, request, inputs, warnings)
+            if spec.timing_cache is not None:
+                timing.attach(held.config, spec.timing_cache, warnings)
+            plan = held.builder.build_serialized_network(held.network, held.config)
+            if native is not None and plan is not None:
+                native.finish()
+            if plan is None:
+                if native is not None and native.error is not None:
+                    raise native.error
+                raise translate(messages.errors, f"{self} can't build {request.model.name}", BuildFailed)
+            if spec.timing_cache is not None:
+                timing.save(held.config, spec.timing_cache)
+        finally:
+            held.close()
+        if native is not None and native.left_over:
+            warnings.append(
+                f"native calibration left out the last {native.left_over} samples: they don't fill a batch of "
+                f"{request.batch}"
+            )
+        view = memoryview(plan).cast("B")
+        layers, unknown = self._found_layers(view, messages, dict(nodes))
+        return {
+            "plan": view,
+            "layers": layers,
+            "layers_unknown": unknown,
+            "targets": self.targets(spec),
+            "warnings": warnings,
+            "native_cache": native.cache if native is not None else None,
+        }
+
+    def _configure_common(self, config: Any, spec: BuildSpec, monitor: Any) -> None:
+        trt = self.module
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # else the engine can't say its precisions
+        if monitor is not None:
+            config.progress_monitor = monitor
+        if spec.workspace is not None:
+            config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, spec.workspace)
+        if spec.optimization_level is not None:
+            config.builder_optimization_level = spec.optimization_level
+        if spec.hardware_compatibility != "none":
+            level = getattr(trt.HardwareCompatibilityLevel, spec.hardware_compatibility.upper())
+            config.hardware_compatibility_level = level
+        wanted = {
+            "VERSION_COMPATIBLE": spec.version_compatible,
+            "EXCLUDE_LEAN_RUNTIME": spec.exclude_lean_runtime,
+            "STRIP_PLAN": spec.strip,
+            "REFIT": spec.refit,
+            "SPARSE_WEIGHTS": spec.sparsity,
+        }
+        for name, asked in wanted.items():
+            if asked:
+                config.set_flag(getattr(trt.BuilderFlag, name))
+        if not spec.tf32:
+            config.clear_flag(trt.BuilderFlag.TF32)  # on by default
+
+    def _add_profiles(
+        self, held: _Objects, spec: BuildSpec, inputs: tuple[TensorInfo, ...], shape_inputs: frozenset[str]
+    ) -> None:
+        needing = [info.name for info in inputs if is_dynamic(info) or info.name in shape_inputs]
+        if not needing:
+            return
+        for number, wanted in enumerate(spec.profiles):
+            profile = held.builder.create_optimization_profile()
+            for name in needing:
+                give = profile.set_shape_input if name in shape_inputs else profile.set_shape
+                give(name, wanted[name].min, wanted[name].opt, wanted[name].max)
+            if held.config.add_optimization_profile(profile) < 0:
+                listing = "; ".join(f"{name}:{shape}" for name, shape in wanted.items())
+                raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct --shapes")
+
+    def _configure_weak(
+        self, held: _Objects, request: _Request, inputs: tuple[TensorInfo, ...], warnings: list[str]
+    ) -> weak.NativeCalibration | None:
+        trt, spec = self.module, request.spec
+        weak.set_precision_flags(trt, held.config, spec)
+        if not spec.io_fp32 and spec.base is not Precision.FP32:
+            weak.set_io_type(trt, held.network, spec.base)
+        if request.layer_precision:
+            lost = weak.set_layer_precision(
+                trt, held.network, held.config, request.layer_precision, obey=not spec.allow_precision_fallback
+            )
+            if lost:
+                warnings.append(f"no layer came from {', '.join(lost)}: the precision asked for there has no effect")
+        if spec.calibrator != "native":
+            if spec.precision.quantized and not request.quantized:
+                raise UsageError(f"{request.model} has no Q/DQ and no calibrator was given: nothing would run in INT8")
+            return None
+        types = {info.name: np.dtype(info.dtype) for info in inputs}
+        make = self.calibration_upload
+
+        def upload_typed() -> weak.Upload:
+            upload = make()
+            return lambda name, array: upload(name, np.ascontiguousarray(array, types[name]))
+
+        native = weak.NativeCalibration(trt, request.calibration, request.batch, request.cache, upload_typed)
+        held.config.int8_calibrator = native.calibrator
+        if native.shapes is not None:
+            self._calibration_profile(held, inputs, native.shapes)
+        return native
+
+    def _calibration_profile(
+        self, held: _Objects, inputs: tuple[TensorInfo, ...], shapes: Mapping[str, tuple[int, ...]]
+    ) -> None:
+        """Calibrate at the data's own shape: by default TensorRT takes the first profile's opt, whatever is given."""
+        problems = []
+        for info in inputs:
+            given = shapes.get(info.name)
+            if given is None:
+                problems.append(f"there is no array for the input {info.name}; there is {', '.join(shapes)}")
+            elif len(given) != len(info.shape) or any(
+                isinstance(size, int) and size >= 0 and size != there for size, there in zip(info.shape, given)
+            ):
+                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {given}")
+        if problems:
+            listing = "; ".join(problems)
+            raise UsageError(
+                f"the calibration data doesn't fit the model: {listing}; choose --batch and --preprocess to fit"
+            )
+        if not any(map(is_dynamic, inputs)):
+            return
+        profile = held.builder.create_optimization_profile()
+        for info in inputs:
+            if is_dynamic(info):
+                profile.set_shape(info.name, shapes[info.name], shapes[info.name], shapes[info.name])
+        held.config.set_calibration_profile(profile)
+
+    def _deserialize(self, plan: bytes | memoryview, name: str, host_code: bool) -> LoadedEngine:
+        header = plans.check_maker(plan, self.product, self.version, name)
+        gpu = self.gpu()
+        if not gpu:  # 8.6's Runtime() ends the process without one
+            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
+        with self._collector.collecting() as messages:
+            runtime = self.module.Runtime(self._collector.logger)
+            if host_code:
+                runtime.engine_host_code_allowed = True
+            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
+        return LoadedEngine(self.module, engine, runtime, messages)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """One build's arguments."""
+
+    model: Path
+    spec: BuildSpec
+    quantized: bool
+    layer_precision: Mapping[str, Precision]
+    calibration: Iterable[Mapping[str, NDArray[Any]]] | None
+    batch: int
+    cache: bytes | None

@@ -1,0 +1,164 @@
+"""The layers of a built engine, as TensorRT itself reports them, and the precision each one computes in.
+
+Two sources: the `Layers:` message that TensorRT-RTX writes during a build at DETAILED verbosity (no GPU needed), and
+the engine inspector's JSON (8.6, 10, 11; needs the engine deserialized).
+
+A layer computes in the type of its first input: an INT8 convolution reads INT8 activations, whatever it writes. Layers
+that touch no floating or quantized tensor (shape arithmetic) are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trtopt.errors import EngineError
+from trtopt.spec import LayerInfo, Precision
+
+# One line of the dump. Names may hold any character, so each key is matched with the separators around it.
+_LINE = re.compile(
+    r"Name: (?P<name>.*), LayerType: (?P<type>\S+), Inputs: \[(?P<inputs>.*)\], Constants: \[(?P<constants>.*)\], "
+    r"Outputs: \[(?P<outputs>.*)\], TacticName: (?P<tactic>.*), StreamId: -?\d+, Metadata: ?(?P<metadata>.*)$"
+)
+_DATATYPE = re.compile(r"Datatype: (\w+)")
+_METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=\[ONNX Layer: |\s*$|\x1e)")
+_TYPES = {
+    "float": Precision.FP32,
+    "fp32": Precision.FP32,
+    "half": Precision.FP16,
+    "fp16": Precision.FP16,
+    "bfloat16": Precision.BF16,
+    "bf16": Precision.BF16,
+    "int8": Precision.INT8,
+    "fp8": Precision.FP8,
+    "e4m3": Precision.FP8,
+}
+_TYPE_WORD = re.compile(r"\b(Float|FP32|Half|FP16|BFloat16|BF16|Int8|FP8|E4M3)\b", re.I)
+# Fused kernels carry their operators, each cut to four letters: __myl_CorrMulAdd_myl0_3, __myl_FcAddSilu_myl0_7.
+_FUSED = re.compile(r"^__myl_((?:[A-Z][a-z0-9]*)+)")
+_HEAVY_OPS = {
+    "Conv": "convolution",
+    "ConvTranspose": "deconvolution",
+    "Gemm": "matmul",
+    "MatMul": "matmul",
+    "Einsum": "matmul",
+}
+
+
+def onnx_nodes(metadata: str) -> tuple[str, ...]:
+    """Names of the ONNX nodes in a layer's metadata: `[ONNX Layer: a][ONNX Layer: b]`, or control characters between."""
+    return tuple(dict.fromkeys(_METADATA.findall(metadata.replace("\x1f", "\x1e"))))
+
+
+def from_dump(text: str, ops: Mapping[str, str] | None = None) -> tuple[LayerInfo, ...]:
+    """Read TensorRT-RTX's `Layers:` message.
+
+    Args:
+        text: the whole message.
+        ops: ONNX node name → operator, to tell a matrix product that runs as a 1×1 convolution from a convolution.
+
+    Raises:
+        EngineError: a layer's line can't be read (a newer TensorRT may write it differently).
+    """
+    layers = []
+    for line in text.splitlines():
+        if not line.startswith("Name: "):
+            continue
+        match = _LINE.match(line)
+        if not match:
+            raise EngineError(f"can't read a line of TensorRT's layer report: {line[:200]!r}")
+        types = [_precision(match["inputs"], _DATATYPE), _precision(match["constants"], _DATATYPE)]
+        precision = types[0] or _precision(match["outputs"], _DATATYPE) or types[1]
+        if precision is not None:
+            nodes = onnx_nodes(match["metadata"])
+            kind = _kind(match["type"], match["name"], "", nodes, ops)
+            layers.append(LayerInfo(match["name"], kind, precision, nodes))
+    return tuple(layers)
+
+
+def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> tuple[LayerInfo, ...]:
+    """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`).
+
+    Raises:
+        EngineError: it isn't JSON, or was made without DETAILED verbosity and so names no types.
+    """
+    try:
+        content = json.loads(text, strict=False)
+    except ValueError as error:
+        raise EngineError(f"the engine inspector's report isn't JSON ({error})") from error
+    entries = content.get("Layers", []) if isinstance(content, dict) else []
+    if entries and all(isinstance(entry, str) for entry in entries):
+        raise EngineError("the engine was built without detailed profiling verbosity: it reports names but no types")
+    layers = []
+    for entry in entries:
+        if isinstance(entry, dict) and (precision := _entry_precision(entry)) is not None:
+            name = str(entry.get("Name", ""))
+            nodes = _entry_nodes(entry, name, ops)
+            parameters = str(entry.get("ParameterType", ""))
+            kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
+            layers.append(LayerInfo(name, kind, precision, nodes))
+    return tuple(layers)
+
+
+def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:
+    """The first floating or quantized type named in `text`."""
+    return next((found for word in pattern.findall(text) if (found := _TYPES.get(word.lower()))), None)
+
+
+def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:
+    for key in ("Inputs", "Outputs"):
+        for tensor in entry.get(key) or ():
+            if isinstance(tensor, dict):
+                # 8.6 says "Format/Datatype": "Thirty-two wide channel vectorized row major Int8 format"; later ones
+                # have a "Datatype" of its own, and a "Format" in words.
+                said = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
+                if found := _precision(str(said), _TYPE_WORD):
+                    return found
+    return None
+
+
+def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | None) -> tuple[str, ...]:
+    if found := onnx_nodes(str(entry.get("Metadata") or "")):
+        return found
+    if name.startswith("Reformatting CopyNode"):
+        return ()
+    # "layer1.conv.weight + QuantizeLinear_3 + Conv_4 + PWN(Sigmoid_5, Mul_6)"
+    parts = [part.strip() for piece in name.split(" + ") for part in _unwrap(piece).split(", ")]
+    return tuple(dict.fromkeys(part for part in parts if part and (ops is None or part in ops)))
+
+
+def _unwrap(piece: str) -> str:
+    while match := re.fullmatch(r"\s*(?:PWN|fusion\w*)\((.*)\)\s*", piece):
+        piece = match[1]
+    return piece
+
+
+def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str] | None) -> str:
+    kind = _kind_by_type(f"{layer_type} {parameters}".lower(), name)
+    if kind == "other" or not ops:
+        return kind
+    # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
+    heavy = {_HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in _HEAVY_OPS}
+    return heavy.pop() if len(heavy) == 1 else kind
+
+
+def _kind_by_type(kind: str, name: str) -> str:
+    if "reformat" in kind or "noop" in kind:
+        return "other"
+    if "deconv" in kind:
+        return "deconvolution"
+    if "conv" in kind or "correlation" in kind:
+        return "convolution"
+    if re.search(r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", kind):
+        return "matmul"
+    if match := _FUSED.match(name):
+        words = set(re.findall(r"[A-Z][a-z0-9]*", match[1]))
+        if words & {"Corr", "Conv"}:
+            return "convolution"
+        if words & {"Deco", "Dcon"}:
+            return "deconvolution"
+        if words & {"Fc", "Gemm", "Bmm", "Matm"}:
+            return "matmul"
+    return "other"

@@ -1,0 +1,218 @@
+"""TensorRT's own messages: collected, never printed raw; warnings counted, known errors put in our words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from trtopt.errors import (
+    BuildCancelled,
+    BuildFailed,
+    DeviceError,
+    EngineMismatch,
+    InvalidModel,
+    TrtoptError,
+    UnsupportedOperator,
+    UnsupportedRequest,
+    UsageError,
+)
+
+_LAYERS = "Layers:"
+_TIMING = re.compile(r"Timing Runner: (.+?) \(")
+_RECENT = 400  # warnings and errors kept; more of them repeat
+
+# Warnings that come once per weight or node: one line each, with a count. None drops one that says nothing alone.
+_SUMMARIES: tuple[tuple[str, str | None], ...] = (
+    (r"encountered issues when converting weights", None),
+    (r"If this is not the desired behavior, please modify the weights", None),
+    (r"logger passed into .* differs", None),
+    (
+        r"had the following issues when converted|Values less than smallest positive|[Ss]ubnormal",
+        "weights too small for FP16 (subnormal or zero there)",
+    ),
+    (r"generated with INT64 weights", "INT64 weights were cast to INT32"),
+    (r"outside (the )?range of INT32|out of range for INT32", "INT64 weights beyond INT32 were clamped"),
+    (r"Missing scale and zero-point for tensor", "tensors without a calibrated scale stay in floating point"),
+    (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
+)
+
+
+class Messages:
+    """One operation's messages: warnings, errors, and the layer dump that TensorRT-RTX writes at VERBOSE."""
+
+    def __init__(self, on_step: Callable[[str], None] | None = None) -> None:
+        self._problems: deque[tuple[str, str]] = deque(maxlen=_RECENT)
+        self._counts: dict[str, int] = {}
+        self.layers: list[str] = []
+        self._on_step = on_step
+
+    def add(self, severity: str, text: str) -> None:
+        """Take one message; called from TensorRT's threads, so it must never raise."""
+        if severity == "VERBOSE":
+            if text.startswith(_LAYERS):
+                self.layers.append(text)
+            elif self._on_step and (match := _TIMING.search(text)):
+                self._on_step(f"timing {match[1]}")
+        elif severity in ("ERROR", "INTERNAL_ERROR"):
+            self._problems.append((severity, text.strip()))
+        elif severity == "WARNING" and (line := _summary(text)):
+            self._counts[line] = self._counts.get(line, 0) + 1
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(text for _, text in self._problems))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items())
+
+
+def _summary(text: str) -> str | None:
+    for pattern, line in _SUMMARIES:
+        if re.search(pattern, text):
+            return line
+    return " ".join(text.split())
+
+
+class Collector:
+    """The one logger of a TensorRT module, kept for the life of the process.
+
+    TensorRT remembers the first logger that it is given and goes on using it for later builders: a logger per build
+    would lose messages, or be called after its end.
+    """
+
+    def __init__(self, trt: Any) -> None:
+        self._sinks: list[Messages] = []
+        self._lock = threading.Lock()
+        names = {getattr(trt.ILogger, name): name for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")}
+        sinks = self._sinks
+
+        class Logger(trt.ILogger):  # type: ignore[misc]
+            def __init__(self) -> None:
+                trt.ILogger.__init__(self)
+
+            def log(self, severity: Any, msg: str) -> None:
+                name = names.get(severity, "INFO")
+                for sink in tuple(sinks):
+                    sink.add(name, msg)
+
+        self.logger = Logger()
+
+    @contextlib.contextmanager
+    def collecting(self, on_step: Callable[[str], None] | None = None) -> Iterator[Messages]:
+        messages = Messages(on_step)
+        with self._lock:
+            self._sinks.append(messages)
+        try:
+            yield messages
+        finally:
+            with self._lock:
+                self._sinks.remove(messages)
+
+
+# Known error texts, first match wins: pattern, error class, our words ({0} and {1} are its groups).
+_KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
+    (r"BuildCancell?ed", BuildCancelled, "the build was cancelled"),
+    (
+        r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported",
+        UnsupportedRequest,
+        "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from --target, or build with --fp16",
+    ),
+    (
+        r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)",
+        UnsupportedRequest,
+        "{0} can't compute in {1}, which the model holds: drop it from --target or choose another precision",
+    ),
+    (
+        r"no tactics to implement the operation within workspace limit",
+        BuildFailed,
+        "the workspace is too small for at least one layer: raise or drop --workspace",
+    ),
+    (
+        r"no optimization profile has been defined",
+        UsageError,
+        "the network has dynamic inputs and no profile: give --shapes NAME:MIN,OPT,MAX",
+    ),
+    (
+        r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)",
+        UsageError,
+        "profile {1} doesn't cover the dynamic input {0}: add it to --shapes",
+    ),
+    (
+        r"optimization profiles satisfy MIN<=OPT<=MAX",
+        UsageError,
+        "a profile breaks min ≤ opt ≤ max: correct --shapes",
+    ),
+    (
+        r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)",
+        UnsupportedOperator,
+        "TensorRT parses the model but implements {0} not for these types and shapes; if --workspace is given, raise it",
+    ),
+    (
+        r"Non-zero zero point is not supported",
+        InvalidModel,
+        "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to --int8",
+    ),
+    (
+        r"(\S+): input has type Int32 but must have type",
+        InvalidModel,
+        "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or use --int8 on the float model",
+    ),
+    (
+        r"scaleAllPositive",
+        InvalidModel,
+        "a quantization scale isn't a positive FP32 number (TensorRT 8.6 can't read FP16 scales): keep the graph FP32",
+    ),
+    (
+        r"cudaError 35|CUDA initialization failure with error|factory function returned nullptr|no CUDA-capable device",
+        DeviceError,
+        "this needs a GPU, and CUDA can use none here",
+    ),
+    (
+        r"Failed to import initializer: ?(\S*)",
+        InvalidModel,
+        "the weights of {0} can't be read: is the model's external data beside it and complete?",
+    ),
+    (
+        r"Failed to open file|offset/length out of range",
+        InvalidModel,
+        "the model's external data is missing or too short",
+    ),
+    (
+        r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory",
+        BuildFailed,
+        "the GPU ran out of memory: use smaller --shapes or a smaller --workspace, or free the GPU",
+    ),
+    (r"Network must have at least one output", InvalidModel, "the model has no outputs"),
+    (
+        r"libnvinfer_lean",
+        UnsupportedRequest,
+        "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add --exclude-lean-runtime",
+    ),
+    (
+        r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)",
+        UnsupportedRequest,
+        "--strip and --refit need a GPU at build time with TensorRT-RTX: build on one, or drop them",
+    ),
+    (
+        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible",
+        EngineMismatch,
+        "the plan was made by another TensorRT or for another GPU",
+    ),
+)
+
+
+def translate(errors: tuple[str, ...], doing: str, default: type[TrtoptError] = BuildFailed) -> TrtoptError:
+    """The error of ours that TensorRT's messages mean; unknown ones are quoted in `default`."""
+    lines = [" ".join(text.split()) for text in errors]
+    for pattern, kind, words in _KNOWN:
+        for line in lines:
+            if match := re.search(pattern, line):
+                groups = [group for group in match.groups() if group] + ["", ""]
+                ours = words.replace("{0}", groups[0]).replace("{1}", groups[1])
+                return kind(f"{doing}: {ours} (TensorRT said: {line[:600]})")
+    return default(f"{doing}: {'; '.join(lines[:6]) or 'TensorRT gave no message'}")

@@ -1,0 +1,124 @@
+"""ONNX → TensorRT network: every node that the parser refuses, by name, and the network's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtopt.errors import InvalidModel, ModelError, UnsupportedOperator
+from trtopt.spec import TensorInfo
+from trtopt.trt.messages import Messages
+
+_NUMPY = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "INT8": "int8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "FP8": "float8_e4m3fn",
+    "INT4": "int4",
+}
+
+
+@dataclass(frozen=True)
+class ParserIssue:
+    """One node that the installed parser refuses. `node` is empty where the fault isn't a node's."""
+
+    node: str
+    op: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f"{self.node} ({self.op})" if self.op else self.node
+        return f"{where}: {self.reason}" if where else self.reason
+
+
+def graph_nodes(model: Path) -> tuple[tuple[str, str], ...]:
+    """(name, operator) of every node of the main graph, in file order; empty when onnx can't read the file."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        nodes = onnx.load(str(model), load_external_data=False).graph.node
+    except (DecodeError, OSError, ValueError):
+        return ()
+    # An unnamed node is known by what it gives.
+    return tuple((node.name or (node.output[0] if node.output else ""), node.op_type) for node in nodes)
+
+
+def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[ParserIssue]:
+    """The parser's errors, each with its node."""
+    issues = []
+    for index in range(parser.num_errors):
+        error = parser.get_error(index)
+        number = error.node()
+        name, op = nodes[number] if 0 <= number < len(nodes) else ("", "")
+        if hasattr(error, "node_name"):  # 8.6 has only the index; later ones also reach into local functions
+            name, op = error.node_name() or name, error.node_operator() or op
+        issues.append(ParserIssue(name, op, _reason(error.desc(), op)))
+    return list(dict.fromkeys(issues))
+
+
+def _reason(description: str, op: str) -> str:
+    text = " ".join(str(description).split())
+    if text in ("", "false"):
+        return f"TensorRT's parser has no {op}" if op else "TensorRT's parser refuses the model without a reason"
+    if "Plugin not found" in text or "No importer registered" in text or "creator was not found" in text:
+        return f"TensorRT has neither an operator nor a plugin named {op or 'that'} ({text})"
+    return text
+
+
+def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[ParserIssue, ...]:
+    """Every node the parser can't take: those in no supported subgraph, joined with the parser's own reasons."""
+    content, path = model.read_bytes(), str(model)
+    if hasattr(parser, "supports_model_v2"):
+        good = parser.supports_model_v2(content, path)
+        groups = [parser.get_subgraph_nodes(index) for index in range(parser.num_subgraphs)]
+    else:
+        good, collection = parser.supports_model(content, path)
+        groups = [subgraph for subgraph, _ in collection]
+    issues = parser_issues(parser, nodes)
+    if good:
+        return ()
+    # A subgraph's own flag says whether it is the whole model; what is unsupported is in no subgraph at all.
+    covered = {int(index) for group in groups for index in group}
+    explained = {issue.node for issue in issues}
+    for index, (name, op) in enumerate(nodes):
+        if index not in covered and name not in explained:
+            issues.append(ParserIssue(name, op, "TensorRT's parser doesn't support it in this place"))
+    if not issues:
+        issues.append(ParserIssue("", "", "TensorRT's parser refuses the model without a reason"))
+    return tuple(issues)
+
+
+def parse(parser: Any, model: Path, nodes: Sequence[tuple[str, str]], messages: Messages) -> ModelError | None:
+    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong."""
+    if parser.parse_from_file(str(model)) and not parser.num_errors:
+        return None
+    issues = parser_issues(parser, nodes)
+    if any(issue.op for issue in issues):
+        listing = "\n  ".join(map(str, issues))
+        return UnsupportedOperator(f"TensorRT's parser refuses {len(issues)} node(s) of {model}:\n  {listing}")
+    said = "; ".join(dict.fromkeys([*map(str, issues), *messages.errors])) or "no reason given"
+    return InvalidModel(f"TensorRT's parser can't read {model}: {said}; run `trtopt check {model}`")
+
+
+def network_inputs(trt: Any, network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]]:
+    """The network's inputs, dynamic dimensions by name where they have one, and the names of its shape inputs."""
+    types: Mapping[Any, str] = {
+        getattr(trt.DataType, name): text for name, text in _NUMPY.items() if hasattr(trt.DataType, name)
+    }
+    inputs, shape_inputs = [], set()
+    for index in range(network.num_inputs):
+        tensor = network.get_input(index)
+        sizes = enumerate(tuple(tensor.shape))
+        shape = tuple(size if size >= 0 else (tensor.get_dimension_name(axis) or -1) for axis, size in sizes)
+        inputs.append(TensorInfo(tensor.name, types.get(tensor.dtype, "unknown"), shape))
+        if tensor.is_shape_tensor:
+            shape_inputs.add(tensor.name)
+    return tuple(inputs), frozenset(shape_inputs)

@@ -1,0 +1,102 @@
+"""Optimization profiles checked against the network's inputs before TensorRT sees them, every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from trtopt.errors import UsageError
+from trtopt.spec import Profile, ShapeRange, TensorInfo
+
+_EXAMPLE = "NAME:MIN,OPT,MAX such as x:1x3x224x224,8x3x224x224,32x3x224x224"
+
+
+def is_dynamic(info: TensorInfo) -> bool:
+    return any(not isinstance(size, int) or size < 0 for size in info.shape)
+
+
+def may_be_values(info: TensorInfo) -> bool:
+    """Whether a profile may give this input's *values* (a shape tensor: integers, rank 0 or 1, known length)."""
+    return info.dtype.startswith(("int", "uint")) and len(info.shape) <= 1 and not is_dynamic(info)
+
+
+def profile_problems(
+    inputs: Sequence[TensorInfo], profiles: Sequence[Profile], *, shape_inputs: frozenset[str] | None = None
+) -> list[str]:
+    """Everything wrong with `profiles` for a network with these inputs, one sentence each; empty when they fit.
+
+    Args:
+        shape_inputs: names of inputs whose values, not shapes, a profile bounds, where the parser has said so;
+            None: unknown, so a small static integer input may be given either way.
+    """
+    by_name = {info.name: info for info in inputs}
+    listing = ", ".join(f"{info.name} ({_shape(info)})" for info in inputs) or "none"
+    problems: list[str] = []
+    needing = [info for info in inputs if is_dynamic(info) or (shape_inputs is not None and info.name in shape_inputs)]
+    if needing and not profiles:
+        wanted = ", ".join(f"{info.name} ({_shape(info)})" for info in needing)
+        problems.append(f"the network has dynamic inputs and no profile covers them: {wanted}")
+    for number, profile in enumerate(profiles):
+        where = "" if len(profiles) == 1 else f"profile {number}: "
+        for name, shape in profile.items():
+            if name not in by_name:
+                problems.append(f"{where}there is no input {name!r}; inputs: {listing}")
+                continue
+            values = may_be_values(by_name[name]) if shape_inputs is None else name in shape_inputs
+            problems += [where + text for text in _against(by_name[name], shape, values)]
+        problems += [
+            f"{where}the dynamic input {info.name} ({_shape(info)}) is missing"
+            for info in needing
+            if info.name not in profile
+        ]
+        problems += [where + text for text in _disagreements(inputs, profile)]
+    return problems
+
+
+def validate_profiles(
+    inputs: Sequence[TensorInfo], profiles: Sequence[Profile], *, shape_inputs: frozenset[str] | None = None
+) -> None:
+    """Raise one UsageError that lists every problem of `profile_problems`."""
+    if problems := profile_problems(inputs, profiles, shape_inputs=shape_inputs):
+        raise UsageError(f"--shapes doesn't fit the model: {'; '.join(problems)}. Write {_EXAMPLE}")
+
+
+def _shape(info: TensorInfo) -> str:
+    return "x".join("?" if size == -1 else str(size) for size in info.shape) or "scalar"
+
+
+def _against(info: TensorInfo, shape: ShapeRange, values: bool) -> list[str]:
+    if values:
+        length = int(info.shape[0]) if info.shape else 1
+        if len(shape.min) == length:
+            return []
+        return [f"{info.name} is a shape input of {length} values, {len(shape.min)} were given"]
+    if len(shape.min) != len(info.shape):
+        return [f"{info.name} has rank {len(info.shape)} ({_shape(info)}), the shapes given have rank {len(shape.min)}"]
+    problems = []
+    for axis, size in enumerate(info.shape):
+        given = {shape.min[axis], shape.opt[axis], shape.max[axis]}
+        if isinstance(size, int) and size >= 0 and given != {size}:
+            sizes = f"{shape.min[axis]}, {shape.opt[axis]}, {shape.max[axis]}" if len(given) > 1 else str(given.pop())
+            problems.append(f"{info.name} has a fixed size of {size} in dimension {axis}, given {sizes}")
+    return problems
+
+
+def _disagreements(inputs: Sequence[TensorInfo], profile: Mapping[str, ShapeRange]) -> list[str]:
+    """Dimensions of one name are equal by the ONNX rules; different ranges for them can never all be used."""
+    seen: dict[str, tuple[str, tuple[int, int, int]]] = {}
+    problems = []
+    for info in inputs:
+        shape = profile.get(info.name)
+        if shape is None or len(shape.min) != len(info.shape):
+            continue
+        for axis, size in enumerate(info.shape):
+            if not isinstance(size, str) or not size:
+                continue
+            given = (shape.min[axis], shape.opt[axis], shape.max[axis])
+            other, before = seen.setdefault(size, (info.name, given))
+            if before != given:
+                problems.append(
+                    f"dimension {size!r} is {'/'.join(map(str, before))} for {other} and "
+                    f"{'/'.join(map(str, given))} for {info.name}; one name means one size"
+                )
+    return problems

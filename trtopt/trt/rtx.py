@@ -1,0 +1,86 @@
+"""TensorRT-RTX: strongly typed; builds without a GPU for named compute capabilities, finishes kernels on the GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trtopt.errors import EngineError, UnsupportedRequest
+from trtopt.spec import BuildSpec, Precision
+from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.generation import FoundLayers, Generation
+from trtopt.trt.layers import from_dump
+from trtopt.trt.messages import Messages
+
+DEFAULT_TARGETS = (80, 86, 89, 120)
+"""Ampere, Ada and Blackwell. Not sm75: one Turing target turns INT8 convolutions into float ones for every target."""
+
+_LEAST = {Precision.FP8: 89, Precision.BF16: 80}  # compute capability that the arithmetic needs
+
+
+class TensorRTRTX(Generation):
+    family = "rtx"
+    product = "TensorRT-RTX"
+
+    def _capabilities(self, found: Capabilities) -> Capabilities:
+        return replace(
+            found,
+            builds_without_gpu=True,
+            layers_without_gpu=True,
+            timing_cache=False,  # the functions exist and do nothing
+            hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
+            version_compatible=False,  # there is no lean runtime to carry
+        )
+
+    def targets(self, spec: BuildSpec) -> tuple[int, ...]:
+        if spec.targets:
+            return spec.targets
+        least = max(_LEAST.get(precision, 0) for precision in self._wanted(spec))
+        return tuple(target for target in DEFAULT_TARGETS if target >= least)
+
+    @staticmethod
+    def _wanted(spec: BuildSpec) -> set[Precision]:
+        return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
+
+    def _refusals(self, spec: BuildSpec) -> list[str]:
+        found = []
+        for precision, least in _LEAST.items():
+            low = [f"sm{target}" for target in spec.targets if target < least]
+            if low and precision in self._wanted(spec):
+                found.append(f"--target {','.join(low)}: {precision} needs sm{least} or later; drop it or use --fp16")
+        if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
+            found.append(f"--target sm75: {_TURING}; drop sm75, or add --allow-precision-fallback")
+        if (spec.strip or spec.refit) and not self.gpu():
+            option = " and ".join(name for name, asked in (("--strip", spec.strip), ("--refit", spec.refit)) if asked)
+            found.append(
+                f"{option}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
+            )
+        return found
+
+    @staticmethod
+    def _turing_loses_int8(spec: BuildSpec) -> bool:
+        return 75 in spec.targets and spec.precision is Precision.INT8
+
+    def _cautions(self, spec: BuildSpec) -> list[str]:
+        return [f"--target sm75: {_TURING}"] if self._turing_loses_int8(spec) else []
+
+    def _configure(self, config: Any, spec: BuildSpec) -> None:
+        # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
+        targets = self.targets(spec)
+        config.num_compute_capabilities = len(targets)
+        for index, target in enumerate(targets):
+            if not config.set_compute_capability(getattr(self.module.ComputeCapability, f"SM{target}"), index):
+                listing = ",".join(f"sm{cc}" for cc in targets)
+                raise UnsupportedRequest(f"--target {listing}: {self} refuses sm{target} in this list")
+
+    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
+        if not messages.layers:
+            return (), f"{self} wrote no layer report during the build"
+        try:
+            return tuple(layer for dump in messages.layers for layer in from_dump(dump, ops)), ""
+        except EngineError as error:
+            return (), str(error)
+
+
+_TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"

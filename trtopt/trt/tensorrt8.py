@@ -1,0 +1,22 @@
+"""TensorRT 8.6: weakly typed.
+
+Measured there: FP16-typed graphs run slower than FP32-typed ones with the FP16 flag, and FP16 Q/DQ scales don't parse;
+so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.generation import Generation
+
+
+class TensorRT8(Generation):
+    family = "tensorrt8"
+
+    def _capabilities(self, found: Capabilities) -> Capabilities:
+        return replace(found, max_opset=17)  # much of 18 and later doesn't parse
+
+    def _network_flags(self, typed: bool) -> tuple[str, ...]:
+        return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it

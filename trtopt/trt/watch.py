@@ -1,0 +1,111 @@
+"""A build that can be watched and stopped: it runs in a thread of its own while the main thread listens for Ctrl-C."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from trtopt.errors import BackendError, BuildCancelled
+from trtopt.progress import Phase
+
+_Result = TypeVar("_Result")
+_abandoned: list[threading.Thread] = []
+
+
+def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -> _Result:
+    """Run `work` in a thread and give its result, or raise its error.
+
+    On Ctrl-C `cancel` is set. A generation with a progress monitor (`stoppable`) then ends its build within a step, and
+    this waits for it; a second Ctrl-C stops waiting. TensorRT 8.6 has no monitor: its build can't be stopped inside the
+    process, so it is left behind, its result thrown away, and it ends with the process.
+
+    Raises:
+        BuildCancelled: Ctrl-C.
+        BackendError: an abandoned build is still running in this process.
+    """
+    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    if _abandoned:
+        raise BackendError("a cancelled build still runs in this process (it can't be stopped): start a new process")
+    result: list[_Result] = []
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            result.append(work())
+        except BaseException as error:
+            failure.append(error)
+
+    # A daemon: at exit Python would otherwise wait for a build that nobody wants.
+    thread = threading.Thread(target=target, name="trtopt-build", daemon=True)
+    thread.start()
+    try:
+        _wait(thread)
+    except KeyboardInterrupt:
+        cancel.set()
+        if stoppable:
+            try:
+                _wait(thread)
+            except KeyboardInterrupt:
+                _abandon(thread)
+        elif thread.is_alive():
+            _abandon(thread)
+        left = "; TensorRT's work goes on in the background until this process ends" if thread.is_alive() else ""
+        raise BuildCancelled(f"the build was cancelled; nothing was written{left}") from None
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def _wait(thread: threading.Thread) -> None:
+    while thread.is_alive():
+        thread.join(0.1)  # without a time-out, join can't be interrupted by Ctrl-C on every system
+
+
+def _abandon(thread: threading.Thread) -> None:
+    if not _abandoned:
+        atexit.register(_leave)
+    _abandoned.append(thread)
+
+
+def _leave() -> None:
+    """End at once while an abandoned build runs: unloading CUDA under its feet would crash or hang instead."""
+    if any(thread.is_alive() for thread in _abandoned):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(BuildCancelled.exit_code)
+
+
+def make_monitor(trt: Any, phase: Phase, cancel: threading.Event) -> Any:
+    """An IProgressMonitor that names the current phase and step in `phase`, and stops the build once `cancel` is set.
+
+    The steps are TensorRT's own and say little about the time left, so no percentage is made of them.
+    """
+    running: dict[str, tuple[int, int]] = {}  # phase → steps done, steps in all; the innermost is last
+
+    def show() -> None:
+        name, (done, total) = next(reversed(running.items()), ("", (0, 0)))
+        phase.detail(f"{name} {done}/{total}" if total > 1 else name)
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, name: str, parent: str | None, steps: int) -> None:
+            running[name] = (0, steps)
+            show()
+
+        def step_complete(self, name: str, step: int) -> bool:
+            if name in running:
+                running[name] = (step + 1, running[name][1])
+                show()
+            return not cancel.is_set()
+
+        def phase_finish(self, name: str) -> None:
+            running.pop(name, None)
+            show()
+
+    return Monitor()

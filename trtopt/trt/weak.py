@@ -1,0 +1,202 @@
+"""Weakly typed builds (8.6, 10): precision by builder flags over an FP32-typed graph; TensorRT's own calibrator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.errors import CalibrationError, DataError, UnsupportedRequest
+from trtopt.spec import BuildSpec, Precision
+from trtopt.trt.layers import onnx_nodes
+
+Batch = Mapping[str, NDArray[Any]]
+Upload = Callable[[str, NDArray[Any]], int]
+"""Copy one input's batch to the GPU and give the address; the buffer stays until the next batch of that input."""
+
+_DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.INT8: "INT8"}
+
+
+def set_precision_flags(trt: Any, config: Any, spec: BuildSpec) -> None:
+    """Allow the reduced precisions that `spec` names."""
+    for precision in (spec.precision, spec.base):
+        if precision is not Precision.FP32:
+            config.set_flag(getattr(trt.BuilderFlag, precision.name))
+
+
+def set_io_type(trt: Any, network: Any, base: Precision) -> None:
+    """Make the floating inputs and outputs `base`-typed (an FP32-typed graph has FP32 ones)."""
+    wanted = getattr(trt.DataType, _DATA_TYPES[base])
+    tensors = [network.get_input(index) for index in range(network.num_inputs)]
+    tensors += [network.get_output(index) for index in range(network.num_outputs)]
+    for tensor in tensors:
+        if tensor.dtype == trt.DataType.FLOAT:
+            tensor.dtype = wanted
+
+
+def set_layer_precision(
+    trt: Any, network: Any, config: Any, wanted: Mapping[str, Precision], obey: bool
+) -> tuple[str, ...]:
+    """Pin the layers that come from the named ONNX nodes; give back the names that no layer came from.
+
+    With `obey` a layer that can't be pinned fails the build; else TensorRT may choose otherwise.
+    """
+    floating = {trt.DataType.FLOAT, trt.DataType.HALF}
+    if hasattr(trt.DataType, "BF16"):
+        floating.add(trt.DataType.BF16)
+    found: set[str] = set()
+    for index in range(network.num_layers):
+        layer = network.get_layer(index)
+        name = next((node for node in (layer.name, *onnx_nodes(layer.metadata or "")) if node in wanted), None)
+        if name is None:
+            continue
+        found.add(name)
+        outputs = [layer.get_output(number) for number in range(layer.num_outputs)]
+        # Constants, shape arithmetic and integer layers have no precision to choose: setting one is a build error.
+        if layer.type in (trt.LayerType.CONSTANT, trt.LayerType.SHAPE) or not any(
+            tensor is not None and tensor.dtype in floating and not tensor.is_shape_tensor for tensor in outputs
+        ):
+            continue
+        data_type = getattr(trt.DataType, _DATA_TYPES[wanted[name]])
+        layer.precision = data_type
+        if wanted[name] is not Precision.INT8:  # an INT8 layer may write floats; its output type stays free
+            for number, tensor in enumerate(outputs):
+                if tensor.dtype in floating:
+                    layer.set_output_type(number, data_type)
+    flag = "OBEY_PRECISION_CONSTRAINTS" if obey else "PREFER_PRECISION_CONSTRAINTS"
+    config.set_flag(getattr(trt.BuilderFlag, flag))
+    return tuple(sorted(set(wanted) - found))
+
+
+class NativeCalibration:
+    """TensorRT's IInt8EntropyCalibrator2 fed from host batches.
+
+    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
+
+    Attributes:
+        calibrator: what `config.int8_calibrator` takes.
+        cache: the calibration cache text that TensorRT wrote, after the build.
+        shapes: the fixed shape of every input's batch, None when a ready cache is given.
+
+    Raises (at construction):
+        UnsupportedRequest: neither batches nor a cache.
+        DataError: no batch at all, or the first one is smaller than `batch`.
+    """
+
+    def __init__(
+        self, trt: Any, batches: Iterable[Batch] | None, batch: int, cache: bytes | None, upload: Callable[[], Upload]
+    ) -> None:
+        if batches is None and cache is None:
+            raise UnsupportedRequest("--calibrator native needs data to calibrate on: give --images DIR or --data FILE")
+        self.cache = cache
+        self.error: BaseException | None = None
+        self.samples, self.left_over, self.batches = 0, 0, 0
+        self._given, self._upload_factory = cache, upload
+        self._upload: Upload | None = None
+        self._batch = batch
+        self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
+        self.shapes: dict[str, tuple[int, ...]] | None = None
+        if cache is None and batches is not None:
+            source = _regroup(batches, batch)
+            first = next(source, None)
+            if first is None:
+                raise DataError("native calibration got no data: 0 samples")
+            count = len(next(iter(first.values())))
+            if count < batch:
+                raise DataError(
+                    f"native calibration got {count} samples, fewer than one batch of {batch}: "
+                    "give more, or a smaller --batch"
+                )
+            self.shapes = {name: array.shape for name, array in first.items()}
+            self._source = itertools.chain([first], source)
+        self.calibrator = self._make(trt)
+
+    def _make(self, trt: Any) -> Any:
+        outer = self
+
+        class Calibrator(trt.IInt8EntropyCalibrator2):  # type: ignore[misc]
+            def __init__(self) -> None:
+                trt.IInt8EntropyCalibrator2.__init__(self)
+
+            def get_batch_size(self) -> int:
+                return outer._batch
+
+            def get_batch(self, names: list[str], *_: Any) -> list[int] | None:
+                try:
+                    return outer._next(names)
+                except BaseException as error:
+                    outer.error = error
+                    return None
+
+            def read_calibration_cache(self, *_: Any) -> bytes | None:
+                return outer._given
+
+            def write_calibration_cache(self, cache: Any, *_: Any) -> None:
+                outer.cache = bytes(cache)
+
+        return Calibrator()
+
+    def _next(self, names: list[str]) -> list[int] | None:
+        arrays = next(self._source, None)
+        if arrays is None:
+            return None
+        count = len(next(iter(arrays.values())))
+        if count < self._batch:  # TensorRT calibrates with one batch size only
+            self.left_over = count
+            return None
+        if missing := [name for name in names if name not in arrays]:
+            there = ", ".join(arrays)
+            raise DataError(f"the calibration data has no array for the input(s) {', '.join(missing)}; it has {there}")
+        if self._upload is None:
+            self._upload = self._upload_factory()
+        pointers = [self._upload(name, arrays[name]) for name in names]
+        self.samples, self.batches = self.samples + count, self.batches + 1
+        return pointers
+
+    def finish(self) -> None:
+        """Raise what went wrong while TensorRT was calibrating."""
+        if self.error is not None:
+            raise self.error
+        if self._given is None and self.samples == 0:
+            raise CalibrationError("TensorRT asked for no calibration data: is there a quantizable layer in the model?")
+
+
+def _regroup(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[Any]]]:
+    """The same samples in the same order, `size` at a time; the last group may be smaller."""
+    held: list[Batch] = []
+    count = 0
+    for part in batches:
+        held.append(part)
+        count += len(next(iter(part.values())))
+        while count >= size:
+            joined = {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
+            yield {name: array[:size] for name, array in joined.items()}
+            count -= size
+            held = [{name: array[size:] for name, array in joined.items()}] if count else []
+    if count:
+        yield {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
+
+
+def device_upload() -> Upload:
+    """An `Upload` to GPU 0 through the runtime's device layer; one buffer per input, reused."""
+    from trtopt.runtime.device import Device
+
+    device = Device()
+    stream = device.stream()
+    buffers: dict[str, tuple[Any, Any]] = {}
+
+    def upload(name: str, array: NDArray[Any]) -> int:
+        array = np.ascontiguousarray(array)
+        device.use()  # TensorRT calls from its own threads, each with a current device of its own
+        if name not in buffers or buffers[name][0].nbytes < array.nbytes:
+            buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
+        target, host = buffers[name]
+        host.array(array.dtype, array.shape)[...] = array
+        stream.to_device(target, host, array.nbytes)
+        stream.synchronize()
+        return int(target.handle)
+
+    return upload
