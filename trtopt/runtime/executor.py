@@ -367,7 +367,8 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes  # comes with onnx
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 def _profile_range(engine: Any, name: str, index: int) -> ShapeRange:

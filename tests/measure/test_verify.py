@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from trtopt.errors import DataError, ModelError, UsageError
+from trtopt.measure.onnx_runner import OnnxRunner, has_bfloat16, widen_bfloat16
+from trtopt.measure.verify import Agreement, compare, verify
+
+Array = NDArray[Any]
+TYPES = {
+    "float32": (TensorProto.FLOAT, np.dtype(np.float32)),
+    "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
+    "bfloat16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
+}
+
+
+class Digits:
+    """A logistic regression on scikit-learn's real digits: trained in a second, with true labels to test on."""
+
+    def __init__(self) -> None:
+        images, labels = load_digits(return_X_y=True)
+        images = (images / 16).astype(np.float32)
+        model = LogisticRegression(max_iter=200).fit(images[:1200], labels[:1200])
+        self.weights, self.bias = model.coef_.T.astype(np.float32), model.intercept_.astype(np.float32)
+        self.images, self.labels = images[1200:], [int(label) for label in labels[1200:]]
+        self.score = float(model.score(self.images, self.labels))
+
+    def batches(self, size: int = 100) -> list[dict[str, Array]]:
+        return [{"x": self.images[start : start + size]} for start in range(0, len(self.images), size)]
+
+    def model(self, dtype: str = "float32", weights: Array | None = None, opset: int = 17) -> onnx.ModelProto:
+        """x (N, 64) FP32 → Gemm in `dtype` → logits FP32."""
+        kind, numpy_type = TYPES[dtype]
+        used = self.weights if weights is None else weights
+        nodes = [
+            helper.make_node("Cast", ["x"], ["a"], "in", to=kind),
+            helper.make_node("Gemm", ["a", "w", "b"], ["c"], "gemm"),
+            helper.make_node("Cast", ["c"], ["logits"], "out", to=TensorProto.FLOAT),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "digits",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 10])],
+            [
+                numpy_helper.from_array(used.astype(numpy_type), "w"),
+                numpy_helper.from_array(self.bias.astype(numpy_type), "b"),
+            ],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    found = Digits()
+    assert found.score > 0.9
+    return found
+
+
+def test_a_model_agrees_with_itself_and_has_its_known_accuracy(digits: Digits) -> None:
+    result = verify(digits.model(), digits.model(), digits.batches(), digits.labels, threads=1)
+    assert result.samples == len(digits.labels)
+    assert result.snr_db > 100
+    assert result.top1 == 1.0
+    assert result.reference_accuracy is not None
+    assert result.reference_accuracy.top1 == pytest.approx(digits.score)
+    assert result.reference_accuracy.top5 > result.reference_accuracy.top1
+    assert result.candidate_accuracy == result.reference_accuracy
+
+
+def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -> None:
+    coarse = np.round(digits.weights * 2) / 2
+    logits = digits.images @ digits.weights + digits.bias
+    other = digits.images @ coarse + digits.bias
+    expected_db = 10 * math.log10(float((logits**2).sum() / ((logits - other) ** 2).sum()))
+    for size in (1, 64, 597):
+        result = verify(digits.model(), digits.model(weights=coarse), digits.batches(size), digits.labels, threads=1)
+        (output,) = result.outputs
+        assert output.snr_db == pytest.approx(expected_db, abs=1e-3)
+        assert output.max_abs == pytest.approx(float(np.abs(logits - other).max()), rel=1e-4)
+        flat = logits.ravel() @ other.ravel() / np.linalg.norm(logits) / np.linalg.norm(other)
+        assert output.cosine == pytest.approx(float(flat), rel=1e-5)
+        assert output.top1 == float((logits.argmax(1) == other.argmax(1)).mean()) < 1
+        assert result.candidate_accuracy is not None
+        assert result.candidate_accuracy.top1 == float((other.argmax(1) == digits.labels).mean())
+
+
+@pytest.mark.parametrize(("dtype", "opset", "low", "high"), [("float16", 17, 55, 90), ("bfloat16", 22, 38, 60)])
+def test_typed_models_run_with_the_rounding_of_their_type(
+    digits: Digits, tmp_path: Path, dtype: str, opset: int, low: float, high: float
+) -> None:
+    typed = digits.model(dtype, opset=opset)
+    onnx.save(typed, tmp_path / "typed.onnx")
+    for candidate in (typed, tmp_path / "typed.onnx"):
+        result = verify(digits.model(), candidate, digits.batches(), threads=1)
+        assert low < result.snr_db < high
+
+
+def test_bfloat16_is_rounded_where_the_model_makes_it(digits: Digits) -> None:
+    typed = digits.model("bfloat16", opset=22)
+    assert has_bfloat16(typed)
+    before = typed.SerializeToString()
+    widened = widen_bfloat16(typed)
+    assert typed.SerializeToString() == before
+    onnx.checker.check_model(widened, full_check=True)
+
+    def rounded(values: Array) -> Array:
+        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    exact = rounded(digits.images).astype(np.float64) @ rounded(digits.weights) + rounded(digits.bias)
+    result = OnnxRunner(typed, optimize=False, threads=1)({"x": digits.images})["logits"]
+    np.testing.assert_array_equal(result, rounded(result))  # the outputs are BF16 numbers…
+    np.testing.assert_allclose(result, exact, rtol=2**-8, atol=1e-5)  # …the nearest, summed in more than BF16
+
+
+def test_engine_outputs_are_compared_and_functions_are_taken_as_candidates(digits: Digits) -> None:
+    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
+    reference = runner({"x": digits.images})
+    result = compare(reference, {"logits": reference["logits"] + np.float32(0.01)}, digits.labels)
+    assert result.outputs[0].max_abs == pytest.approx(0.01, rel=1e-3)
+    shifted = lambda batch: {"logits": runner(batch)["logits"] + np.float32(0.01)}  # noqa: E731
+    through = verify(digits.model(), shifted, digits.batches(), threads=1)
+    assert through.snr_db == pytest.approx(result.snr_db, abs=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-60, 120), st.integers(1, 5), st.integers(2, 40))
+def test_added_noise_of_a_known_size_gives_that_ratio(decibels: float, samples: int, classes: int) -> None:
+    generator = np.random.default_rng(samples * 100 + classes)
+    old = generator.normal(size=(samples, classes))
+    noise = generator.normal(size=old.shape)
+    noise *= np.linalg.norm(old) / np.linalg.norm(noise) * 10 ** (-decibels / 20)
+    assert compare({"y": old}, {"y": old + noise}).snr_db == pytest.approx(decibels, abs=1e-3)
+
+
+def test_overflow_to_infinity_and_nan_show(digits: Digits) -> None:
+    old = np.array([[1.0, 2.0], [3.0, 4.0]])
+    result = compare({"y": old}, {"y": np.array([[1.0, np.inf], [np.nan, 4.0]])}, [1, 1])
+    (output,) = result.outputs
+    assert (output.nonfinite, output.snr_db, output.max_abs) == (2, -math.inf, math.inf)
+    assert result.candidate_accuracy is not None
+    assert result.candidate_accuracy.top1 == 1.0
+    plain = json.loads(json.dumps(result.describe(), allow_nan=False))
+    assert plain["outputs"]["y"]["snr_db"] == "-inf"
+    assert "2 values not finite" in str(result)
+    large = digits.weights * (60000 / np.abs(digits.weights).max())  # each fits FP16, their sums don't
+    overflow = verify(digits.model(weights=large), digits.model("float16", large), digits.batches(), threads=1)
+    assert overflow.snr_db == -math.inf
+
+
+def test_equal_outputs_and_outputs_without_classes() -> None:
+    boxes = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    result = compare({"boxes": boxes, "scale": np.float32(3)}, {"boxes": boxes, "scale": np.float32(3)})
+    assert result.snr_db == math.inf
+    assert result.top1 is None
+    assert result.describe()["outputs"]["boxes"]["snr_db"] == "inf"
+    assert isinstance(result, Agreement)
+    with pytest.raises(UsageError, match="no output is samples × classes"):
+        compare({"boxes": boxes}, {"boxes": boxes}, [0, 1])
+
+
+def test_top1_ties_go_to_the_first_class_on_both_sides() -> None:
+    tie = np.array([[1.0, 1.0, 0.0]])
+    assert compare({"y": tie}, {"y": tie + 1}, [0]).top1 == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "labels", "kind", "message"),
+    [
+        ({"a": np.ones((2, 3))}, {"b": np.ones((2, 3))}, None, UsageError, "outputs a; the candidate b"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 4))}, None, UsageError, r"\(2, 3\) in the reference, \(2, 4\)"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1], UsageError, "1 labels were given"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 2, 0], UsageError, "3 labels were given for 2 samples"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 3], UsageError, "labels 1 to 3: .* classes 0 to 2"),
+        ({"a": np.full((2, 3), np.nan)}, {"a": np.ones((2, 3))}, None, DataError, "6 values that aren't finite"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused(
+    reference: Any, candidate: Any, labels: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        compare(reference, candidate, labels)
+
+
+def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None:
+    model = digits.model()
+    with pytest.raises(DataError, match="no samples"):
+        verify(model, model, [], threads=1)
+    with pytest.raises(DataError, match="needs x; the data has image"):
+        verify(model, model, [{"image": digits.images}], threads=1)
+    with pytest.raises(DataError, match="'x' of the model 'digits' is float32; the data has complex128"):
+        verify(model, model, [{"x": digits.images.astype(np.complex128)}], threads=1)
+    with pytest.raises(DataError, match=r"can't be run on x \(2, 65\)"):
+        verify(model, model, [{"x": np.zeros((2, 65), np.float32)}], threads=1)
+    (tmp_path / "noise.onnx").write_bytes(b"\x07not a model" * 20)
+    with pytest.raises(ModelError, match=r"can't run .*noise\.onnx"):
+        verify(tmp_path / "noise.onnx", model, digits.batches(), threads=1)
+    with pytest.raises(UsageError, match="doesn't exist"):
+        verify(tmp_path / "absent.onnx", model, digits.batches(), threads=1)

@@ -1,0 +1,1 @@
+"""Measuring what came out: agreement with the original model."""
