@@ -1,0 +1,183 @@
+"""Insert Q/DQ pairs: placement and amax in, an FP32-typed ONNX graph with explicit quantization out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from trtopt.errors import CalibrationError
+from trtopt.graph.placement import Points, Weight
+from trtopt.graph.view import constant, linked
+from trtopt.spec import Precision
+
+LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
+_STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
+_ROUNDED: dict[Precision, Any] = {Precision.FP32: np.float32, Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
+
+
+def is_quantized(proto: onnx.ModelProto) -> bool:
+    """Whether the graph already holds explicit quantization."""
+    return any(node.op_type in ("QuantizeLinear", "DequantizeLinear") for node in proto.graph.node)
+
+
+def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np.float32]:
+    """Scales as the typed graph will hold them, in FP32, never zero.
+
+    Weights must be quantized with the scale they are dequantized with: rounding it afterwards would leave a gain error, up
+    to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16.
+    """
+    dtype = _ROUNDED[base]
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
+    return np.maximum(scale, smallest).astype(dtype).astype(np.float32)
+
+
+def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Precision) -> NDArray[np.float32]:
+    """amax / largest code, per output channel (`axis`) or per tensor; 1.0 where a whole channel is zero."""
+    others = None if axis is None else tuple(index for index in range(weight.ndim) if index != axis)
+    amax = np.abs(weight).max(axis=others)
+    return np.where(amax > 0, amax / LARGEST[precision], 1.0).astype(np.float32)
+
+
+def quantize_weight(
+    weight: NDArray[np.float32], scale: NDArray[np.float32], axis: int | None, precision: Precision
+) -> NDArray[Any]:
+    """Codes nearest to weight / scale, ties to even, as QuantizeLinear does; symmetric (INT8: −127…127)."""
+    shape = [1] * weight.ndim
+    if axis is not None:
+        shape[axis] = -1
+    scaled = weight / scale.reshape(shape)
+    limit = LARGEST[precision]
+    if precision is Precision.INT8:
+        scaled = np.rint(scaled)
+    return np.clip(scaled, -limit, limit).astype(_STORED[precision])
+
+
+def insert_qdq(
+    proto: onnx.ModelProto,
+    points: Points,
+    amax: Mapping[str, float],
+    *,
+    base: Precision = Precision.FP32,
+    float_weights: bool = False,
+) -> onnx.ModelProto:
+    """A copy of `proto` with a Q/DQ pair on every point and quantized weights; still FP32-typed.
+
+    Args:
+        amax: calibrated largest magnitude per activation tensor.
+        base: the type the scales will later be held in (`graph.typed`); they are rounded to it here.
+        float_weights: keep FP32 weights behind Q/DQ pairs instead of storing their codes (for parsers that need it).
+
+    Raises:
+        CalibrationError: a point has no amax, or one that isn't positive and finite.
+    """
+    missing = [name for name in points.activations if name not in amax]
+    if missing:
+        raise CalibrationError(
+            f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
+            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or with other "
+            "--precision-override; run trtopt calibrate on this model"
+        )
+    bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
+    if bad:
+        raise CalibrationError(f"amax must be positive and finite; found {bad}")
+    model = linked(proto)
+    writer = _Writer(model, points.precision)
+    values = {value.name: value for value in _every_value(model.graph)}
+    for name, readers in points.reads.items():
+        scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
+        dequantized = writer.pair(values[name], scale, None)
+        for node_name, slot in readers:
+            writer.nodes[node_name].replace_input_with(slot, dequantized)
+    stored: dict[tuple[str, int | None], ir.Value] = {}
+    for weight in points.weights:
+        key = (weight.name, weight.axis)
+        if key not in stored:
+            stored[key] = _dequantized_weight(writer, weight, base, float_weights)
+        writer.nodes[weight.node].replace_input_with(weight.slot, stored[key])
+    for name in {weight.name for weight in points.weights}:
+        value = model.graph.initializers.get(name)
+        if value is not None and not value.uses() and not value.is_graph_output():
+            del model.graph.initializers[name]
+    minimum = 19 if points.precision is Precision.FP8 else 13  # first opset with per-axis (13) and float8 (19) Q/DQ
+    result = ir.to_proto(model)
+    return upgraded(result, minimum)
+
+
+def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
+    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter."""
+    import onnx.version_converter
+
+    version = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 1)
+    if version >= minimum:
+        return proto
+    converted = onnx.version_converter.convert_version(proto, minimum)
+    # The converter drops the model's own name; tools show it.
+    converted.graph.name = proto.graph.name
+    return converted
+
+
+def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision, float_weights: bool) -> ir.Value:
+    value = writer.nodes[weight.node].inputs[weight.slot]
+    content = constant(value)
+    assert content is not None and value is not None  # find_points only names constants
+    content = content.astype(np.float32)
+    scale = round_scale(weight_scales(content, weight.axis, writer.precision), base)
+    if float_weights:
+        return writer.pair(value, scale, weight.axis)
+    return writer.dequantize(weight.name, quantize_weight(content, scale, weight.axis, writer.precision), scale, weight.axis)
+
+
+def _every_value(graph: ir.Graph) -> Iterable[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+class _Writer:
+    """Adds quantization nodes beside what they quantize, with names that tell where they belong."""
+
+    def __init__(self, model: ir.Model, precision: Precision) -> None:
+        self.graph, self.precision = model.graph, precision
+        self.nodes = {str(node.name): node for node in model.graph}
+
+    def initializer(self, name: str, content: NDArray[Any]) -> ir.Value:
+        tensor = ir.tensor(np.ascontiguousarray(content) if content.ndim else content, name=name)
+        value = ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+        self.graph.register_initializer(value)
+        return value
+
+    def _node(self, op: str, name: str, inputs: list[ir.Value], axis: int | None, dtype: ir.DataType, like: ir.Value) -> ir.Node:
+        output = ir.Value(name=name, type=ir.TensorType(dtype), shape=like.shape)
+        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        return ir.Node("", op, inputs, attributes, outputs=[output], name=f"{name}/{op}")
+
+    def pair(self, value: ir.Value, scale: NDArray[np.float32], axis: int | None) -> ir.Value:
+        """Q and DQ right behind the producer of `value`; returns what its readers read."""
+        name, stored = str(value.name), np.dtype(_STORED[self.precision])
+        scales = self.initializer(f"{name}_scale", scale)
+        zero = self.initializer(f"{name}_zero_point", np.zeros(scale.shape, stored))
+        quantize = self._node("QuantizeLinear", f"{name}_quantized", [value, scales, zero], axis, ir.DataType.from_numpy(stored), value)
+        dequantize = self._node(
+            "DequantizeLinear", f"{name}_dequantized", [quantize.outputs[0], scales, zero], axis, ir.DataType.FLOAT, value
+        )
+        producer = value.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, [quantize, dequantize])
+        else:
+            self.graph.insert_before(self.graph[0], [quantize, dequantize])
+        return dequantize.outputs[0]
+
+    def dequantize(self, name: str, codes: NDArray[Any], scale: NDArray[np.float32], axis: int | None) -> ir.Value:
+        suffix = "" if axis is None else f"_axis{axis}"
+        stored = self.initializer(f"{name}_quantized{suffix}", codes)
+        scales = self.initializer(f"{name}_scale{suffix}", scale)
+        zero = self.initializer(f"{name}_zero_point{suffix}", np.zeros(scale.shape, codes.dtype))
+        node = self._node("DequantizeLinear", f"{name}_dequantized{suffix}", [stored, scales, zero], axis, ir.DataType.FLOAT, stored)
+        self.graph.insert_before(self.graph[0], [node])
+        return node.outputs[0]
