@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from trtopt.errors import DataError, ModelError, UsageError
-from trtopt.measure.onnx_runner import OnnxRunner, has_bfloat16, widen_bfloat16
+from trtopt.measure.onnx_runner import OnnxRunner, has_half, widen
 from trtopt.measure.verify import Agreement, compare, verify
 
 Array = NDArray[Any]
@@ -110,21 +110,22 @@ def test_typed_models_run_with_the_rounding_of_their_type(
         assert low < result.snr_db < high
 
 
-def test_bfloat16_is_rounded_where_the_model_makes_it(digits: Digits) -> None:
-    typed = digits.model("bfloat16", opset=22)
-    assert has_bfloat16(typed)
+@pytest.mark.parametrize(("dtype", "opset", "ulp"), [("float16", 17, 2**-11), ("bfloat16", 22, 2**-8)])
+def test_half_types_are_rounded_where_the_model_makes_them(digits: Digits, dtype: str, opset: int, ulp: float) -> None:
+    typed = digits.model(dtype, opset=opset)
+    assert has_half(typed)
+    assert not has_half(digits.model())
     before = typed.SerializeToString()
-    widened = widen_bfloat16(typed)
+    onnx.checker.check_model(widen(typed), full_check=True)
     assert typed.SerializeToString() == before
-    onnx.checker.check_model(widened, full_check=True)
 
     def rounded(values: Array) -> Array:
-        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+        return values.astype(TYPES[dtype][1]).astype(np.float32)
 
     exact = rounded(digits.images).astype(np.float64) @ rounded(digits.weights) + rounded(digits.bias)
     result = OnnxRunner(typed, optimize=False, threads=1)({"x": digits.images})["logits"]
-    np.testing.assert_array_equal(result, rounded(result))  # the outputs are BF16 numbers…
-    np.testing.assert_allclose(result, exact, rtol=2**-8, atol=1e-5)  # …the nearest, summed in more than BF16
+    np.testing.assert_array_equal(result, rounded(result))  # the outputs are numbers of that type…
+    np.testing.assert_allclose(result, exact, rtol=ulp, atol=1e-5)  # …the nearest, summed in FP32
 
 
 def test_engine_outputs_are_compared_and_functions_are_taken_as_candidates(digits: Digits) -> None:

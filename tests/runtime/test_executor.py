@@ -15,6 +15,8 @@ from trtopt.errors import DeviceError, EngineError, UsageError
 from trtopt.runtime.device import Device, DeviceInfo
 from trtopt.runtime.executor import Executor
 from trtopt.spec import ShapeRange, TensorInfo
+from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
 
 Array = NDArray[Any]
 
@@ -29,6 +31,10 @@ def cuda() -> Iterator[FakeCuda]:
 
 def _device(cuda: FakeCuda) -> Device:
     return Device(functions=cuda, info=DeviceInfo(0, "Fake GPU", 89, 1 << 30))
+
+
+def _executor(engine: FakeEngine, cuda: FakeCuda) -> Executor:
+    return Executor(LoadedEngine(module=None, engine=engine, runtime=None, messages=Messages()), _device(cuda))
 
 
 def _engine(cuda: FakeCuda, **options: Any) -> FakeEngine:
@@ -65,7 +71,7 @@ def _check(executor: Executor, inputs: dict[str, Array]) -> None:
 
 def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda) -> None:
     engine = _engine(cuda)
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         for seed, batch in enumerate((4, 8, 1, 64, 16, 2, 2, 33)):
             _check(executor, _inputs(batch, seed))
         assert engine.contexts[0].profile == 1
@@ -73,14 +79,14 @@ def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda) -> None:
 
 
 def test_describes_the_engine(cuda: FakeCuda) -> None:
-    with Executor(_engine(cuda), _device(cuda)) as executor:
+    with _executor(_engine(cuda), cuda) as executor:
         assert executor.inputs == (TensorInfo("x", "float32", (-1, 3)), TensorInfo("row", "float16", (3,)))
         assert [item.name for item in executor.outputs] == ["y", "s"]
         assert executor.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
 def test_results_are_not_overwritten_by_the_next_run(cuda: FakeCuda) -> None:
-    with Executor(_engine(cuda), _device(cuda)) as executor:
+    with _executor(_engine(cuda), cuda) as executor:
         first = executor.run(_inputs(2, 1))["y"]
         kept = first.copy()
         executor.run(_inputs(2, 2))
@@ -91,7 +97,7 @@ def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda) -> None:
     inputs = _inputs(6)
     inputs["x"] = np.asfortranarray(inputs["x"])[::-2]
     assert not inputs["x"].flags.c_contiguous
-    with Executor(_engine(cuda), _device(cuda)) as executor:
+    with _executor(_engine(cuda), cuda) as executor:
         _check(executor, inputs)
 
 
@@ -109,7 +115,7 @@ def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda) -> None:
 )
 def test_wrong_inputs_are_named_with_what_is_allowed(cuda: FakeCuda, change: dict[str, Any], message: str) -> None:
     wrong = {name: value for name, value in {**_inputs(2), **change}.items() if value is not None}
-    with Executor(_engine(cuda), _device(cuda)) as executor:
+    with _executor(_engine(cuda), cuda) as executor:
         _check(executor, _inputs(2))
         with pytest.raises(UsageError, match=message):
             executor.run(wrong)
@@ -128,7 +134,7 @@ def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda) -> Non
         lambda known: {"y": tuple(int(size) for size in known["shape"])},
         lambda arrays: {"y": arrays["x"]},
     )
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         for shape in ((2, 3), (4, 5), (1, 1)):
             result = executor.run({"x": np.array([7], np.float32), "shape": np.array(shape, np.int32)})["y"]
             np.testing.assert_array_equal(result, np.full(shape, 7, np.float32))
@@ -146,7 +152,7 @@ def test_bfloat16_and_bool_pass_through(cuda: FakeCuda) -> None:
         lambda shapes: {"y": (2,)},
         lambda arrays: {"y": arrays["x"] > 1},
     )
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         result = executor.run({"x": np.array([0.5, 2.5], ml_dtypes.bfloat16)})["y"]
         assert result.dtype == np.bool_
         assert result.tolist() == [False, True]
@@ -155,7 +161,7 @@ def test_bfloat16_and_bool_pass_through(cuda: FakeCuda) -> None:
 def test_data_dependent_output_shapes_are_refused(cuda: FakeCuda) -> None:
     engine = _engine(cuda)
     engine.outputs = lambda shapes: {"y": (-1, 3), "s": (1,)}
-    with Executor(engine, _device(cuda)) as executor, pytest.raises(EngineError, match="'y' depends on the data"):
+    with _executor(engine, cuda) as executor, pytest.raises(EngineError, match="'y' depends on the data"):
         executor.run(_inputs(2))
 
 
@@ -163,19 +169,19 @@ def test_types_that_numpy_can_not_hold_are_refused(cuda: FakeCuda) -> None:
     engine = _engine(cuda)
     engine.tensors["x"] = ("INT4", "int8", (-1, 3), "INPUT", "DEVICE")
     with pytest.raises(EngineError, match=r"'x' has type INT4; allowed .*FLOAT, HALF"):
-        Executor(engine, _device(cuda))
+        _executor(engine, cuda)
 
 
 def test_no_context_is_an_error(cuda: FakeCuda) -> None:
     engine = _engine(cuda)
     engine.create_execution_context = lambda: None  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(EngineError, match="no execution context"):
-        Executor(engine, _device(cuda))
+        _executor(engine, cuda)
 
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda) -> None:
     engine = _engine(cuda)
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         context = engine.contexts[0]
         context.execute_async_v3 = lambda stream: False  # type: ignore[method-assign]
         with pytest.raises(EngineError, match="couldn't enqueue"):
@@ -186,7 +192,7 @@ def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda) ->
 
 def test_times_graph_replays(cuda: FakeCuda) -> None:
     engine = _engine(cuda, milliseconds=0.5)
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         timing = executor.time(_inputs(4), iterations=150, warmup=3)
         assert timing.cuda_graph
         assert timing.note == ""
@@ -201,7 +207,7 @@ def test_times_graph_replays(cuda: FakeCuda) -> None:
 @pytest.mark.parametrize("declared", [True, False])
 def test_times_plain_enqueues_where_a_graph_can_not_be_captured(cuda: FakeCuda, declared: bool) -> None:
     engine = _engine(cuda, capturable=False)
-    with Executor(engine, _device(cuda)) as executor:
+    with _executor(engine, cuda) as executor:
         if declared:
             engine.contexts[0].is_stream_capturable = lambda stream: False  # type: ignore[attr-defined]
         timing = executor.time(_inputs(4), iterations=5, warmup=1)
@@ -213,12 +219,12 @@ def test_times_plain_enqueues_where_a_graph_can_not_be_captured(cuda: FakeCuda, 
 
 
 def test_time_refuses_no_iterations(cuda: FakeCuda) -> None:
-    with Executor(_engine(cuda), _device(cuda)) as executor, pytest.raises(UsageError, match="iterations is 0"):
+    with _executor(_engine(cuda), cuda) as executor, pytest.raises(UsageError, match="iterations is 0"):
         executor.time(_inputs(1), iterations=0)
 
 
 def test_closing_frees_everything_and_later_calls_say_so(cuda: FakeCuda) -> None:
-    executor = Executor(_engine(cuda), _device(cuda))
+    executor = _executor(_engine(cuda), cuda)
     _check(executor, _inputs(3))
     executor.close()
     executor.close()
@@ -229,7 +235,7 @@ def test_closing_frees_everything_and_later_calls_say_so(cuda: FakeCuda) -> None
 
 def test_threads_take_turns_and_every_result_is_right(cuda: FakeCuda) -> None:
     wrong: list[BaseException] = []
-    with Executor(_engine(cuda), _device(cuda)) as executor:
+    with _executor(_engine(cuda), cuda) as executor:
 
         def work(seed: int) -> None:
             try:

@@ -16,15 +16,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trtopt.errors import DataError, ModelError, require
 from trtopt.files import existing_file
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import infer_shapes
+from trtopt.graph.proto import infer_shapes, subgraphs
 
-_BF16 = TensorProto.BFLOAT16
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _INLINE = 1 << 30  # bytes; larger models go to ONNX Runtime as a file
 
-# ONNX Runtime's name of an input type → NumPy's. Bfloat16 never appears: such models are widened first.
+# ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
 _DTYPES = {
     "tensor(float)": "float32",
-    "tensor(float16)": "float16",
     "tensor(double)": "float64",
     "tensor(int8)": "int8",
     "tensor(uint8)": "uint8",
@@ -41,8 +40,8 @@ _DTYPES = {
 class OnnxRunner:
     """Maps input arrays to output arrays by name, through ONNX Runtime's CPU provider.
 
-    FP16 nodes compute in FP32 with rounding to FP16 between them; so do BF16 nodes, through `widen_bfloat16`: ONNX
-    Runtime's CPU has no BF16 kernels.
+    FP16 and BF16 models are widened (`widen`): ONNX Runtime's CPU has no BF16 kernels, and runs FP16 chains in FP32
+    without the rounding between the nodes, so that an overflow wouldn't show.
 
     Args:
         model: a file or a model in memory.
@@ -77,7 +76,7 @@ class OnnxRunner:
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run once. Arrays are converted to the inputs' types within their kind, such as float32 to float16.
+        """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
 
         Raises:
             DataError: an input is missing, or its kind or shape doesn't fit.
@@ -113,37 +112,38 @@ def _source(model: str | os.PathLike[str] | ModelProto, folder: Path) -> str | b
             light = onnx.load(path, load_external_data=False)
         except Exception:  # not protobuf: ONNX Runtime's own message says so
             return str(path)
-        if not has_bfloat16(light):
+        if not has_half(light):
             return str(path)
         model = onnx.load(path)
-    if has_bfloat16(model):
-        model = widen_bfloat16(model)
+    if has_half(model):
+        model = widen(model)
     if model.ByteSize() < _INLINE:
         return bytes(model.SerializeToString())
     save_model(model, folder / "model.onnx")
     return str(folder / "model.onnx")
 
 
-def has_bfloat16(proto: ModelProto) -> bool:
+def has_half(proto: ModelProto) -> bool:
+    """Whether anything in it is FP16 or BF16."""
     graph = proto.graph
     return (
-        any(tensor.data_type == _BF16 for tensor in graph.initializer)
-        or any(value.type.tensor_type.elem_type == _BF16 for value in (*graph.input, *graph.output))
-        or any(_casts_to_bf16(node) for node in graph.node)
+        any(tensor.data_type in _HALVES for tensor in graph.initializer)
+        or any(value.type.tensor_type.elem_type in _HALVES for value in (*graph.input, *graph.output))
+        or any(_cast_to(node) in _HALVES for node in graph.node)
     )
 
 
-def _casts_to_bf16(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Cast" and any(item.name == "to" and item.i == _BF16 for item in node.attribute)
+def _cast_to(node: onnx.NodeProto) -> int | None:
+    return next((item.i for item in node.attribute if item.name == "to"), None) if node.op_type == "Cast" else None
 
 
-def widen_bfloat16(proto: ModelProto) -> ModelProto:
-    """The same arithmetic in FP32: every BF16 tensor is held in FP32, rounded to BF16 where the model makes it.
+def widen(proto: ModelProto) -> ModelProto:
+    """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
 
-    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model.
+    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32.
 
     Raises:
-        ModelError: BF16 inside control flow, whose types can't be followed here.
+        ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
     """
     widened = ModelProto()
     widened.CopyFrom(proto)
@@ -152,31 +152,40 @@ def widen_bfloat16(proto: ModelProto) -> ModelProto:
     types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
     types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
     for tensor in graph.initializer:
-        if tensor.data_type == _BF16:
+        if tensor.data_type in _HALVES:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == _BF16:
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type in _HALVES:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if any(item.HasField("g") or item.graphs for item in node.attribute):
-            raise ModelError(f"BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU")
-        reads = any(types.get(name) == _BF16 for name in node.input)
-        cast = _casts_to_bf16(node)
+        if any(subgraphs(node)):
+            raise ModelError(
+                f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
+                "compare the engine's outputs on a GPU instead"
+            )
+        read = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
+        cast = _cast_to(node)
+        _widen_attributes(node)
         nodes.append(node)
         for index, name in enumerate(node.output):
-            rounded = cast or types.get(name) == _BF16 or (name not in types and reads)
-            if not name or not rounded:
-                continue
-            types[name] = _BF16
-            exact, short = f"{name}/exact", f"{name}/bfloat16"
-            if cast:  # it gives BF16 itself
-                node.output[index] = short
-            else:
+            made = cast or types.get(name, read)  # without an inferred type: what goes in comes out
+            if name and made in _HALVES:
+                types[name] = made
+                exact, short = f"{name}/exact", f"{name}/rounded"
                 node.output[index] = exact
-                nodes.append(helper.make_node("Cast", [exact], [short], to=_BF16))
-            nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
+                nodes.append(helper.make_node("Cast", [exact], [short], to=made))
+                nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
     del graph.node[:]
     graph.node.extend(nodes)
     del graph.value_info[:]
     return widened
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    """Casts to, and constants of, a half type become FP32."""
+    for item in node.attribute:
+        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
+            item.i = TensorProto.FLOAT
+        elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
+            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))

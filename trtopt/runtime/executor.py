@@ -1,7 +1,7 @@
 """Running an engine: one execution context, one stream, arrays in and out.
 
 Written once for the four generations over the names they share (execute_async_v3, set_input_shape, set_tensor_address,
-infer_shapes). The engine object comes from `trtopt.trt`; nothing here imports TensorRT.
+infer_shapes). The engine comes from `trtopt.trt`; nothing here imports TensorRT.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trtopt.errors import DeviceError, EngineError, UsageError
 from trtopt.runtime.device import Device, DeviceBuffer, Event, Graph, HostBuffer
 from trtopt.spec import ShapeRange, TensorInfo
+from trtopt.trt.plans import LoadedEngine
 
 Shape = tuple[int, ...]
 
@@ -96,7 +97,7 @@ class Executor:
     """Runs an engine on NumPy arrays. Calls from several threads wait for each other.
 
     Args:
-        engine: a deserialized engine (`Generation.load`); kept alive as long as this.
+        loaded: a deserialized engine (`Generation.load`); kept alive as long as this.
         device: the GPU; by default the first one. The engine must have been deserialized on it.
 
     Raises:
@@ -104,9 +105,10 @@ class Executor:
         EngineError: an input or output has a type that NumPy arrays can't hold, or no context can be made.
     """
 
-    def __init__(self, engine: Any, device: Device | None = None) -> None:
+    def __init__(self, loaded: LoadedEngine, device: Device | None = None) -> None:
         self.device = device or Device()
-        self._engine: Any = engine
+        self._loaded: LoadedEngine | None = loaded
+        engine = loaded.engine
         self._tensors = tuple(_describe(engine, engine.get_tensor_name(i)) for i in range(engine.num_io_tensors))
         self.inputs = tuple(tensor.info for tensor in self._tensors if tensor.is_input)
         self.outputs = tuple(tensor.info for tensor in self._tensors if not tensor.is_input)
@@ -188,7 +190,7 @@ class Executor:
         with self._lock:
             if self._stream.freed:
                 return
-            self._context = self._engine = None  # before what the context points to
+            self._context = self._loaded = None  # before what the context points to
             for buffer in (*self._gpu.values(), *self._host.values(), self._stream):
                 buffer.free()
 
