@@ -1,0 +1,121 @@
+"""Two ways of computing the same thing, compared on the same inputs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.errors import ModelError, require
+from trtopt.graph.io import save_model
+from trtopt.spec import TensorInfo
+
+THREADS = 4  # at most: comparisons are short, and the machine may be shared
+INLINE = 1 << 30  # bytes: larger models reach ONNX Runtime as a file
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one set of outputs is from another.
+
+    Attributes:
+        absolute: largest |a − b| over all outputs.
+        relative: largest |a − b| / max |a| of an output.
+        scale: max |a| over all outputs; 0: the reference is all zeros, so that agreement says nothing.
+        output: the output with the largest relative difference.
+    """
+
+    absolute: float
+    relative: float
+    scale: float
+    output: str
+
+    def __str__(self) -> str:
+        return f"largest difference {self.absolute:.3g} (relative {self.relative:.3g}, in {self.output})"
+
+
+def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> Difference:
+    """Compare outputs by name; other shapes, NaN on one side only, or missing outputs count as infinitely far."""
+    worst = Difference(0.0, 0.0, 0.0, next(iter(reference), ""))
+    for name, expected in reference.items():
+        absolute = relative = float("inf")
+        scale = float(np.abs(np.nan_to_num(expected.astype(np.float64))).max(initial=0.0))
+        found = actual.get(name)
+        if found is not None and found.shape == expected.shape:
+            a, b = expected.astype(np.float64), found.astype(np.float64)
+            same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
+            with np.errstate(invalid="ignore"):
+                gap = np.where(same, 0.0, np.abs(a - b))
+            absolute = float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
+            relative = absolute / scale if scale else (float("inf") if absolute else 0.0)
+        worst = Difference(
+            max(worst.absolute, absolute),
+            max(worst.relative, relative),
+            max(worst.scale, scale),
+            name if relative >= worst.relative else worst.output,
+        )
+    return worst
+
+
+class OnnxSession:
+    """A model in ONNX Runtime on the CPU.
+
+    Raises:
+        MissingDependency: ONNX Runtime isn't installed.
+        ModelError: it can't load the model; its message is quoted.
+    """
+
+    def __init__(self, model: ModelProto | str | os.PathLike[str], *, threads: int = THREADS) -> None:
+        ort = require("onnxruntime", "ort", "running an ONNX model")
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
+        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            source: Any = model
+            if isinstance(model, ModelProto):
+                source = str(Path(folder) / "model.onnx")
+                if model.ByteSize() > INLINE:
+                    save_model(model, source)
+                else:
+                    source = model.SerializeToString()
+            try:
+                given = source if isinstance(source, bytes) else os.fspath(source)
+                self._session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+        self.outputs = tuple(item.name for item in self._session.get_outputs())
+
+    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        try:
+            return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+
+
+def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Seeded inputs that exercise a graph; for comparing two forms of one model, never for calibration.
+
+    Floats are normal; integers are 0 or 1 (a valid index or mask everywhere).
+
+    Args:
+        sizes: what a dynamic dimension becomes, by its name, else by "INPUT:AXIS".
+    """
+    generator = np.random.default_rng(seed)
+    arrays: dict[str, NDArray[Any]] = {}
+    for info in inputs:
+        shape = [
+            size if isinstance(size, int) and size >= 0 else sizes.get(str(size), sizes.get(f"{info.name}:{axis}", 2))
+            for axis, size in enumerate(info.shape)
+        ]
+        if info.dtype.startswith(("float", "bfloat")):
+            arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
+        else:
+            arrays[info.name] = generator.integers(0, 2, shape).astype(info.dtype)
+    return arrays
