@@ -1,0 +1,70 @@
+"""Fixtures of the GPU tests: each skips with the reason where its part is missing; the table is printed last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lite0 import FILES, Builds, Inputs, rows
+
+from trtopt.runtime.device import Device, probe
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not rows:
+        return
+    lines = ["| what | measured | note |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    terminalreporter.section("GPU")
+    for line in lines:
+        terminalreporter.write_line(line)
+    if report := os.environ.get("TRTOPT_GPU_REPORT"):
+        Path(report).write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Iterator[Device]:
+    found = probe()
+    if not found:
+        pytest.skip(f"no GPU: {found.reason}")
+    pytest.importorskip("cuda.bindings.runtime", reason="cuda-bindings isn't installed: pip install 'trtopt[gpu]'")
+    device = Device()
+    if not any(row[0] == "GPU" for row in rows):
+        rows.append(("GPU", str(device.info), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}"))
+    yield device
+
+
+@pytest.fixture(scope="session")
+def generation(gpu: Device) -> Any:
+    from trtopt.errors import NoBackend
+    from trtopt.trt import select
+
+    try:
+        chosen = select("tensorrt")
+    except NoBackend as error:
+        pytest.skip(str(error))
+    rows.append(("TensorRT", chosen.version, chosen.family))
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def inputs() -> Inputs:
+    folder = os.environ.get("TRTOPT_GPU_INPUTS")
+    if not folder:
+        pytest.skip("TRTOPT_GPU_INPUTS names no folder; scripts/gpu_inputs FOLDER writes one")
+    paths = [Path(folder) / name for name in FILES]
+    missing = [path.name for path in paths if not path.is_file()]
+    assert not missing, f"{folder} lacks {', '.join(missing)}: write it again with scripts/gpu_inputs"
+    with np.load(paths[3]) as photos, np.load(paths[4]) as reference:
+        arrays = {name: photos[name] for name in photos.files}
+        labels = [int(label) for label in arrays.pop("labels")]
+        return Inputs(paths[0], paths[1], paths[2], arrays, labels, {name: reference[name] for name in reference.files})
+
+
+@pytest.fixture(scope="session")
+def builds(generation: Any, inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> Builds:
+    folder = os.environ.get("TRTOPT_GPU_ENGINES")
+    return Builds(inputs, Path(folder) if folder else tmp_path_factory.mktemp("engines"))

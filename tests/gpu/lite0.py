@@ -1,0 +1,80 @@
+"""EfficientNet-Lite0 on a GPU: the prepared inputs, one build of each precision, and the table of measurements.
+
+scripts/gpu_inputs writes the folder that TRTOPT_GPU_INPUTS names (the GPU host needs neither torch nor ONNX
+Runtime):
+model.onnx, calib.npz, calib.json, photos.npz (with labels) and reference.npz (the FP32 outputs in ONNX Runtime).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+FILES = ("model.onnx", "calib.npz", "calib.json", "photos.npz", "reference.npz")
+SHAPES = "input:1x3x224x224,32x3x224x224,32x3x224x224"
+rows: list[tuple[str, str, str]] = []  # what, value, note
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Paths of the prepared files, and the arrays that every test reads."""
+
+    model: Path
+    calib: Path
+    table: Path
+    photos: dict[str, NDArray[Any]]
+    labels: list[int]
+    reference: dict[str, NDArray[Any]]
+
+
+class Builds:
+    """Builds each engine once per session, all with one timing cache."""
+
+    OPTIONS: ClassVar[dict[str, dict[str, Any]]] = {
+        "fp32": {},
+        "fp16": {"fp16": True},
+        "int8 Q/DQ": {"int8": True},
+        "int8 native": {"int8": True, "calibrator": "native"},
+    }
+
+    def __init__(self, inputs: Inputs, folder: Path) -> None:
+        self.inputs, self.folder = inputs, folder
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """The BuildResult; a failed build fails each test that needs it, and isn't tried again."""
+        if name not in self._made:
+            try:
+                self._made[name] = self._build(name)
+            except Exception as error:
+                self._made[name] = error
+                rows.append((f"build {name}", "failed", str(error).splitlines()[0]))
+        found = self._made[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _build(self, name: str) -> Any:
+        from trtopt.engine import build
+
+        options = dict(self.OPTIONS[name])
+        if name == "int8 Q/DQ":
+            options["calib"] = self.inputs.table
+        elif name == "int8 native":
+            options["data"] = self.inputs.calib
+        level = os.environ.get("TRTOPT_GPU_LEVEL")
+        result = build(
+            self.inputs.model,
+            self.folder / f"{name.replace(' ', '-').replace('/', '')}.engine",
+            shapes=[SHAPES],
+            backend="tensorrt",
+            timing_cache=self.folder / "timing.cache",
+            optimization_level=int(level) if level else None,
+            **options,
+        )
+        rows.append((f"build {name}", f"{result.seconds:.0f} s", result.truth))
+        return result

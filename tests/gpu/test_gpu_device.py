@@ -1,0 +1,67 @@
+"""The device layer on real CUDA; needs no TensorRT."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from trtopt.errors import DeviceError
+from trtopt.runtime.device import Device
+
+
+def test_copies_and_graphs_give_back_what_went_in(gpu: Device) -> None:
+    values = np.arange(1 << 20, dtype=np.float32)
+    with (
+        gpu.pinned(values.nbytes) as source,
+        gpu.pinned(values.nbytes) as target,
+        gpu.buffer(values.nbytes) as memory,
+        gpu.stream() as stream,
+    ):
+
+        def round_trip() -> None:
+            stream.to_device(memory, source, values.nbytes)
+            stream.to_host(target, memory, values.nbytes)
+
+        with stream.capture(round_trip) as graph:
+            for factor in (1, 3):
+                source.array(np.float32, values.shape)[:] = values * factor
+                graph.launch(stream)
+                stream.synchronize()
+                np.testing.assert_array_equal(target.array(np.float32, values.shape), values * factor)
+
+
+def test_a_capture_that_fails_leaves_the_stream_usable(gpu: Device) -> None:
+    with gpu.stream() as stream, gpu.pinned(4) as host, gpu.buffer(4) as memory:
+        with pytest.raises(DeviceError, match="cudaStreamSynchronize failed"):
+            stream.capture(stream.synchronize)
+        stream.to_device(memory, host, 4)
+        stream.synchronize()
+
+
+def test_events_measure_time_in_order(gpu: Device) -> None:
+    size = 64 << 20
+    with gpu.pinned(size) as host, gpu.buffer(size) as memory, gpu.stream() as stream:
+        start, end = gpu.event(), gpu.event()
+        stream.record(start)
+        stream.to_device(memory, host, size)
+        stream.record(end)
+        end.synchronize()
+        assert 0 < end.milliseconds_since(start) < 1000
+
+
+def test_too_much_memory_is_an_error_that_leaves_the_device_usable(gpu: Device) -> None:
+    with pytest.raises(DeviceError, match="cudaErrorMemoryAllocation"):
+        gpu.buffer(1 << 50)
+    gpu.buffer(1 << 20).free()
+
+
+def test_memory_comes_back(gpu: Device) -> None:
+    gpu.buffer(1).free()
+    gc.collect()
+    before = gpu.free_memory()
+    for _ in range(20):
+        gpu.buffer(256 << 20)  # collected as soon as nothing refers to it
+    gc.collect()
+    assert gpu.free_memory() >= before - (64 << 20)
