@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by quickstart, test and lock: makes a virtual environment from requirements.lock and samples.lock.
 #
 #   make_environment FOLDER [dev]

@@ -18,11 +18,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not rows:
         return
     lines = ["| what | measured | note |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+    if report := os.environ.get("TRTOPT_GPU_REPORT"):
+        Path(report).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return
     terminalreporter.section("GPU")
     for line in lines:
         terminalreporter.write_line(line)
-    if report := os.environ.get("TRTOPT_GPU_REPORT"):
-        Path(report).write_text("\n".join(lines) + "\n")
 
 
 @pytest.fixture(scope="session")
