@@ -1,0 +1,456 @@
+"""PyTorch → ONNX by the torch.export-based exporter, compared with PyTorch on real inputs before it is written.
+
+What is exported comes from `trtopt.modules`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, UsageError, require
+from trtopt.files import check_writable
+from trtopt.graph.compare import Difference, OnnxSession, difference, synthetic_inputs
+from trtopt.graph.fold import fold
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.opset import lower_opset
+from trtopt.modules import Source, essence, open_source, quiet
+from trtopt.progress import SILENT, Reporter
+from trtopt.recipes import check_shape, package_file
+from trtopt.spec import TensorInfo
+
+if TYPE_CHECKING:
+    import torch  # noqa: TID251
+
+GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
+DEFAULT_OPSET = 17  # every generation's parser reads it
+NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
+TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
+THREADS = 4
+SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
+
+PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
+
+InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo]
+Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """PyTorch against ONNX Runtime on the same inputs, at one batch size."""
+
+    batch: int
+    absolute: float
+    relative: float
+    output: str
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What `export` made.
+
+    Attributes:
+        path: the ONNX file.
+        source, weights: where the model came from; weights is a path, "random (seed 0)", or "the module's own".
+        opset: of the file.
+        inputs, outputs: with dynamic dimensions by name.
+        verified: False if it wasn't compared (the reason is in `notes`).
+        sample: what it was compared on: "photos…", a path, or "synthetic (seed 0)".
+        comparisons: one per batch size.
+        notes: what the user should know.
+    """
+
+    path: Path
+    source: str
+    weights: str
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    verified: bool
+    sample: str
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def export(
+    source: str | os.PathLike[str] | torch.nn.Module,
+    output: str | os.PathLike[str],
+    *,
+    opset: int | None = None,
+    for_generation: str | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    inputs: InputSpec | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    sample: Sample | None = None,
+    preprocess: str | os.PathLike[str] | None = None,
+    tolerance: float = TOLERANCE,
+    verify: bool = True,
+    reporter: Reporter = SILENT,
+) -> ExportResult:
+    """Export a PyTorch model and check that ONNX Runtime computes the same.
+
+    Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
+
+    Args:
+        source: "torchvision:NAME", "package.module:factory", the name or path of a model recipe, or a module.
+        opset: of the file; default: the newest that `for_generation` reads, else 17, which all read.
+        for_generation: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
+        weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
+        inputs: input name → shape (or TensorInfo); a name in place of a size makes that dimension dynamic, equal names
+            are equal sizes: {"input": ("batch", 3, "H", "W")}. Default: the recipe's, or batch×3×H×W float32 for
+            torchvision with the size its own preprocessing gives.
+        dynamic: input name → {axis: dimension name}, on top of `inputs`.
+        input_names, output_names: names in the ONNX file, in the order of forward's arguments and results.
+        sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
+            images (with `preprocess`), or arrays. Default: photos of an installed package where the model takes images
+            and its preprocessing is known, else seeded synthetic values, which the result says.
+        preprocess: preset or file, for images.
+        tolerance: largest accepted difference, relative to the largest output.
+        verify: False skips the comparison (the result says so).
+
+    Raises:
+        UsageError: a source, name, shape or option that can't be right.
+        MissingDependency: torch, onnxscript or another package isn't there.
+        ModelError: the exporter fails (with the essential cause), or the opset can't express the model.
+        ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
+        OutputError: the file can't be written.
+    """
+    check_writable(output)
+    torch = require("torch", "torch", "export")
+    require("onnxscript", "torch", "export")
+    target = _opset(opset, for_generation)
+    with _threads(torch), reporter.phase("load the PyTorch model"):
+        found = open_source(source, weights)
+    if opset is None and for_generation is None and found.opset:
+        target = found.opset
+    infos = _inputs(found, inputs, dynamic, input_names)
+    arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
+    notes = [*found.notes]
+    for note in notes:
+        reporter.warn(note)
+    names = tuple(output_names or found.outputs)
+    with _threads(torch), _evaluating(found.module), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        with reporter.phase("export to ONNX"):
+            model = _export(torch, found.module, infos, arrays, names, target)
+        comparisons: list[Comparison] = []
+        if verify:
+            with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
+                path = Path(folder) / "model.onnx"
+                save_model(model.proto, path)
+                session = OnnxSession(path)
+                for size in _batch_sizes(infos, arrays):
+                    batch = _cut(infos, arrays, size)
+                    expected = _run(torch, found.module, infos, batch, model)
+                    gap = difference(expected, session(batch))
+                    comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
+                    phase.detail(f"batch {size}: {gap}")
+                    notes += _judge(gap, size, tolerance, sampled, found.text)
+        else:
+            notes.append("not compared with PyTorch, as asked")
+        save_model(model.proto, output)
+    if verify and sampled.startswith("synthetic"):
+        notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
+    return ExportResult(
+        path=Path(output),
+        source=found.text,
+        weights=found.weights,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        verified=verify,
+        sample=sampled if verify else "none",
+        comparisons=tuple(comparisons),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def parse_input(text: str) -> TensorInfo:
+    """Read `NAME:SIZE,SIZE,…[:DTYPE]` such as "input:batch,3,224,224" or "input_ids:batch,sequence:int64".
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not parts[0]:
+        raise UsageError(f"the input {text!r} can't be read; write NAME:batch,3,224,224 or NAME:batch,sequence:int64")
+    shape = [int(size) if size.isdigit() else size for size in (piece.strip() for piece in parts[1].split(","))]
+    return _info(
+        TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", check_shape(shape, f"input {parts[0]}"))
+    )
+
+
+def _opset(opset: int | None, generation: str | None) -> int:
+    if generation is not None and generation not in GENERATION_OPSETS:
+        raise UsageError(f"for_generation is {generation!r}; allowed: {', '.join(GENERATION_OPSETS)}")
+    limit = GENERATION_OPSETS[generation] if generation else None
+    if opset is None:
+        return limit or DEFAULT_OPSET
+    if not 16 <= opset <= 23:
+        raise UsageError(f"--opset is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
+    if generation == "tensorrt8" and opset > 17:
+        raise UsageError(f"--opset is {opset}; TensorRT 8.6 reads 17 and older: leave --opset out")
+    return opset
+
+
+def _inputs(
+    found: Source,
+    inputs: InputSpec | None,
+    dynamic: Mapping[str, Mapping[int, str]] | None,
+    names: Sequence[str] | None,
+) -> tuple[TensorInfo, ...]:
+    if isinstance(inputs, Mapping):
+        infos = [
+            shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
+            for name, shape in inputs.items()
+        ]
+    else:
+        infos = list(inputs or found.inputs)
+    if not infos:
+        raise UsageError(f"{found.text}: its inputs aren't known; give them, such as --input input:batch,3,224,224")
+    if names:
+        if len(names) != len(infos) or len(set(names)) < len(names):
+            raise UsageError(
+                f"input names {list(names)}: {len(infos)} different ones are needed, for {[i.name for i in infos]}"
+            )
+        infos = [replace(info, name=name) for info, name in zip(infos, names)]
+    for name, axes in (dynamic or {}).items():
+        index = next((index for index, info in enumerate(infos) if info.name == name), None)
+        if index is None:
+            raise UsageError(f"dynamic names the input {name!r}; there are: {', '.join(info.name for info in infos)}")
+        shape = list(infos[index].shape)
+        for axis, dimension in axes.items():
+            if not -len(shape) <= axis < len(shape):
+                raise UsageError(f"dynamic: the input {name!r} has {len(shape)} dimensions, no axis {axis}")
+            shape[axis] = dimension
+        infos[index] = replace(infos[index], shape=tuple(shape))
+    return tuple(map(_info, infos))
+
+
+def _info(info: TensorInfo) -> TensorInfo:
+    check_shape(info.shape, f"input {info.name}")
+    try:
+        np.dtype(info.dtype)
+    except TypeError:
+        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64") from None
+    return info
+
+
+def _samples(
+    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: str | os.PathLike[str] | None
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Inputs to trace and compare with, and what they are."""
+    if sample is None:
+        photos = _photos(infos, preprocess)
+        if photos is not None:
+            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed as {preprocess}"
+        return synthetic_inputs(infos, _sizes(infos)), "synthetic (seed 0)"
+    if isinstance(sample, Mapping):
+        arrays, text = {name: np.asarray(value) for name, value in sample.items()}, "arrays"
+    elif isinstance(sample, np.ndarray):
+        arrays, text = {infos[0].name: sample}, "an array"
+    else:
+        arrays, text = _read_sample(infos, Path(sample), preprocess), os.fspath(sample)
+    for info in infos:
+        if info.name not in arrays:
+            raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
+        found = arrays[info.name]
+        fits = found.ndim == len(info.shape) and all(
+            isinstance(want, str) or axis == 0 or want == size
+            for axis, (want, size) in enumerate(zip(info.shape, found.shape))
+        )
+        if not fits or not len(found):
+            raise DataError(f"the sample's {info.name} has the shape {list(found.shape)}; needed: {list(info.shape)}")
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise DataError(f"the sample's {info.name} holds NaN or infinity")
+        arrays[info.name] = np.ascontiguousarray(found.astype(info.dtype))
+    return {info.name: arrays[info.name] for info in infos}, text
+
+
+def _read_sample(
+    infos: tuple[TensorInfo, ...], path: Path, preprocess: str | os.PathLike[str] | None
+) -> dict[str, NDArray[Any]]:
+    from trtopt.data import open_data
+
+    if not path.exists():
+        raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
+    sized = tuple(
+        replace(info, shape=tuple(_sizes(infos).get(str(size), size) for size in info.shape)) for info in infos
+    )
+    arrays_given = path.suffix in (".npz", ".npy")
+    batches = open_data(
+        infos if arrays_given else sized,
+        images=None if arrays_given else path,
+        data=path if arrays_given else None,
+        preprocess=None if arrays_given else preprocess,
+        limit=4,
+    )
+    parts = list(batches)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _photos(infos: tuple[TensorInfo, ...], preprocess: str | os.PathLike[str] | None) -> dict[str, NDArray[Any]] | None:
+    """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
+    if preprocess is None or len(infos) != 1 or len(infos[0].shape) != 4:
+        return None
+    try:
+        files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
+        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            for file in files:
+                (Path(folder) / file.name).symlink_to(file)
+            return _read_sample(infos, Path(folder), preprocess)
+    except MissingDependency:
+        return None
+
+
+def _sizes(infos: Sequence[TensorInfo]) -> dict[str, int]:
+    """What each dynamic dimension is while exporting. All differ from 1 and, where they can, from each other."""
+    names = [size for info in infos for size in info.shape if isinstance(size, str)]
+    return {name: SIZES.get(name, 8) for name in names}
+
+
+def _batch_sizes(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:
+    """Two batch sizes where the first dimension is dynamic and there are samples for it."""
+    first = infos[0].shape[0]
+    if isinstance(first, int):
+        return (first,)
+    return tuple(dict.fromkeys((1, min(len(array) for array in arrays.values()))))
+
+
+def _cut(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str, NDArray[Any]]:
+    """The first `size` samples, repeated if there are fewer; inputs that don't start with the batch stay whole."""
+    batch, cut = infos[0].shape[0], dict(arrays)
+    for info in infos:
+        if info.shape[0] == batch:
+            cut[info.name] = arrays[info.name][np.arange(size) % len(arrays[info.name])]
+    return cut
+
+
+def _export(
+    torch: Any,
+    module: Any,
+    infos: tuple[TensorInfo, ...],
+    arrays: Mapping[str, NDArray[Any]],
+    names: tuple[str, ...],
+    target: int,
+) -> Model:
+    # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
+    size = infos[0].shape[0] if isinstance(infos[0].shape[0], int) else max(2, min(map(len, arrays.values())))
+    batch = _cut(infos, arrays, size)
+    shapes = tuple(
+        {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
+    )
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                _tensors(torch, module, infos, batch),
+                input_names=[info.name for info in infos],
+                output_names=list(names) or None,
+                dynamic_shapes=shapes if any(shapes) else None,
+                opset_version=max(target, NATIVE_OPSET),
+                dynamo=True,
+                verbose=False,
+            )
+            proto = program.model_proto
+    except Exception as error:
+        raise ModelError(f"torch's exporter failed: {essence(error)}{_hint(error)}") from error
+    model = load_model(proto)
+    found = [info.name for info in model.inputs]
+    if found != [info.name for info in infos]:
+        raise ModelError(
+            f"the exported model has the inputs {found}; wanted {[i.name for i in infos]}: an argument is unused"
+        )
+    for info, made in zip(infos, model.inputs):
+        fixed = [name for name, size in zip(info.shape, made.shape) if isinstance(name, str) and isinstance(size, int)]
+        if fixed:
+            raise ModelError(
+                f"the model fixes the dimension(s) {', '.join(fixed)} of {info.name} (exported as {list(made.shape)}); "
+                "export with sizes in their place"
+            )
+    if model.opset > target:
+        try:
+            model = load_model(lower_opset(model.proto, target))
+        except ModelError:
+            model = load_model(lower_opset(fold(model.proto)[0], target))  # folding turns computed axes into constants
+    return model
+
+
+def _tensors(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]]
+) -> tuple[Any, ...]:
+    first = next(module.parameters(), None)
+    device = "cpu" if first is None else first.device
+    return tuple(torch.from_numpy(batch[info.name].copy()).to(device) for info in infos)
+
+
+def _run(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]], model: Model
+) -> dict[str, NDArray[Any]]:
+    """PyTorch's outputs under the ONNX file's names."""
+    with torch.no_grad(), quiet():
+        outputs = module(*_tensors(torch, module, infos, batch))
+    flat = [value for value in torch.utils._pytree.tree_leaves(outputs) if isinstance(value, torch.Tensor)]
+    if len(flat) != len(model.outputs):
+        raise ModelError(f"PyTorch gives {len(flat)} outputs, the exported model {len(model.outputs)}")
+    return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, flat)}
+
+
+def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:
+    if not gap.relative <= tolerance:
+        raise ExportMismatch(
+            f"{what}: PyTorch and ONNX Runtime disagree on {sampled} at batch {batch}: {gap}; allowed: relative "
+            f"{tolerance:g}. Nothing was written. If the model computes something random, or in lower precision than "
+            "FP32, give a larger tolerance"
+        )
+    return ["every output is zero, so that the comparison says little"] if not gap.scale else []
+
+
+def _hint(error: BaseException) -> str:
+    text = "".join(str(item) for item in _chain(error))
+    if "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in text:
+        return "; the model fixes a dimension that was asked to be dynamic: give a size in its place"
+    if "data-dependent" in text or "GuardOnDataDependent" in text:
+        return "; its control flow depends on values: rewrite that part without Python conditions on tensors"
+    return ""
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def _evaluating(module: Any) -> Iterator[None]:
+    """Eval mode for the time of the export; every submodule's own mode afterwards."""
+    modes = [(item, item.training) for item in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for item, mode in modes:
+            item.training = mode
+
+
+@contextlib.contextmanager
+def _threads(torch: Any) -> Iterator[None]:
+    """A bounded number of PyTorch threads: its default is one per core, whatever the container allows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
