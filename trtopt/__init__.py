@@ -1,0 +1,79 @@
+"""trtopt: PyTorch or ONNX to a verified INT8 or FP16 TensorRT engine, the same way on TensorRT 8.6, 10, 11 and RTX.
+
+    trtopt.export("torchvision:resnet50", "resnet50.onnx")
+    trtopt.check("resnet50.onnx").ok
+    trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
+
+Each function is also a command: `trtopt build --help`. Names load when they are first used, so that `import trtopt` is fast
+and needs nothing but the base install.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trtopt.about import __version__
+    from trtopt.calibration.calibrator import CalibrateResult, calibrate
+    from trtopt.calibration.table import Table
+    from trtopt.data.preprocess import Preprocess
+    from trtopt.engine import BuildResult, build
+    from trtopt.errors import TrtoptError
+    from trtopt.exporter import ExportResult, export
+    from trtopt.graph.lint import CheckReport, check
+    from trtopt.manifest import Manifest, load_manifest
+    from trtopt.measure.inspection import EngineReport, inspect, version
+    from trtopt.measure.verify import Agreement, verify
+    from trtopt.stages import PipelineResult, pipeline
+
+_HOMES = {
+    "calibration.calibrator": ("CalibrateResult", "calibrate"),
+    "calibration.table": ("Table",),
+    "data.preprocess": ("Preprocess",),
+    "engine": ("BuildResult", "build"),
+    "errors": ("TrtoptError",),
+    "exporter": ("ExportResult", "export"),
+    "graph.lint": ("CheckReport", "check"),
+    "manifest": ("Manifest", "load_manifest"),
+    "measure.inspection": ("EngineReport", "inspect", "version"),
+    "measure.verify": ("Agreement", "verify"),
+    "stages": ("PipelineResult", "pipeline"),
+    "about": ("__version__",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Agreement",
+    "BuildResult",
+    "CalibrateResult",
+    "CheckReport",
+    "EngineReport",
+    "ExportResult",
+    "Manifest",
+    "PipelineResult",
+    "Preprocess",
+    "Table",
+    "TrtoptError",
+    "__version__",
+    "build",
+    "calibrate",
+    "check",
+    "export",
+    "inspect",
+    "load_manifest",
+    "pipeline",
+    "verify",
+    "version",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trtopt' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"trtopt.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

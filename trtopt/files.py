@@ -93,7 +93,9 @@ def cache_folder(*parts: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"can't make the cache folder {folder}: {error.strerror}; set TRTOPT_CACHE to another") from error
+        raise OutputError(
+            f"can't make the cache folder {folder}: {error.strerror}; set TRTOPT_CACHE to another"
+        ) from error
     return folder
 
 

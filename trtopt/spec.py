@@ -90,15 +90,20 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         name, colon, shapes = part.rpartition(":")
         pieces = shapes.split(",")
-        if not colon or not name or len(pieces) not in (1, 3) or not all(
-            re.fullmatch(r"\d+(x\d+)*", piece.strip()) for piece in pieces
+        if (
+            not colon
+            or not name
+            or len(pieces) not in (1, 3)
+            or not all(re.fullmatch(r"\d+(x\d+)*", piece.strip()) for piece in pieces)
         ):
             raise UsageError(
                 f"--shapes {part!r} can't be read; write NAME:MIN,OPT,MAX such as "
                 "input:1x3x224x224,8x3x224x224,32x3x224x224 (inputs separated by ';', one --shapes per profile)"
             )
         if name in profile:
-            raise UsageError(f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile")
+            raise UsageError(
+                f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile"
+            )
         dims = [tuple(int(size) for size in piece.strip().split("x")) for piece in pieces]
         try:
             profile[name] = ShapeRange(*(dims * 3 if len(dims) == 1 else dims))
@@ -190,7 +195,9 @@ class BuildSpec:
         if self.remainder.quantized:
             raise UsageError(f"--remainder is {self.remainder}; allowed: fp32, fp16, bf16")
         if self.calibrator == "native" and self.precision is not Precision.INT8:
-            raise UsageError(f"--calibrator native calibrates INT8; the precision asked for is {self.precision}: add --int8")
+            raise UsageError(
+                f"--calibrator native calibrates INT8; the precision asked for is {self.precision}: add --int8"
+            )
         if self.workspace is not None and self.workspace <= 0:
             raise UsageError(f"--workspace is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
@@ -248,3 +255,15 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int | str, ...] = field(default=())
+
+
+def parse_size(text: str | int) -> int:
+    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
+    if not match:
+        raise UsageError(f"--workspace {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

@@ -1,9 +1,9 @@
 """Where Q/DQ pairs go: decided once, used by calibration (what to observe) and by the build (what to insert).
 
-The rules are those that TensorRT fuses (explicit quantization, TensorRT Developer Guide, "Working with Quantized Types";
-measured on 8.6: docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized
-*after* the activation; in `Conv + Add(skip)` only the skip is quantized so that the convolution, the Add and its ReLU stay
-one kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is quantized at the network's outputs.
+The rules are those that TensorRT fuses (TensorRT Developer Guide, "Working with Quantized Types"; measured on 8.6:
+docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized *after*
+the activation; in `Conv + Add(skip)` only the skip is quantized so that the convolution, the Add and its ReLU stay one
+kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is quantized at the network's outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,21 @@ from trtopt.spec import Kept, Override, Precision
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SCALE_PRESERVING = frozenset(
-    "MaxPool Reshape Transpose Flatten Squeeze Unsqueeze Slice Split Pad Resize Identity DepthToSpace SpaceToDepth".split()
+    (
+        "MaxPool",
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Split",
+        "Pad",
+        "Resize",
+        "Identity",
+        "DepthToSpace",
+        "SpaceToDepth",
+    )
 )
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
@@ -27,7 +41,7 @@ MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion cos
 
 @dataclass(frozen=True)
 class Weight:
-    """A constant operand to quantize: the node and input slot that read it, and its output-channel axis (None: per tensor)."""
+    """A constant operand to quantize: who reads it, and its output-channel axis (None: one scale a tensor)."""
 
     node: str
     slot: int
@@ -137,9 +151,13 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
-        reason = "" if forced else (
-            f"both operands are activations (attention); quantizing them costs accuracy: "
-            f"--precision-override '{node.name}={search.precision}' does it all the same"
+        reason = (
+            ""
+            if forced
+            else (
+                f"both operands are activations (attention); quantizing them costs accuracy: "
+                f"--precision-override '{node.name}={search.precision}' does it all the same"
+            )
         )
     elif constant(node.inputs[0]) is not None:
         reason = "its left operand is constant"
@@ -194,15 +212,18 @@ def _too_small(node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
 
 
 def _residuals(search: _Search) -> None:
-    """In Add(conv, skip) quantize the skip: the convolution that computes the other branch then adds it in its epilogue."""
+    """In Add(conv, skip) quantize the skip; the convolution of the other branch then adds it in its epilogue."""
     quantized = {node.name for node in search.quantized}
     depth = _depths(search.model.graph)
 
     def straight_from_conv(value: ir.Value) -> bool:
         producer = value.producer()
         return (
-            producer is not None and producer.op_type == "Conv" and producer.name in quantized
-            and len(value.uses()) == 1 and not value.is_graph_output()
+            producer is not None
+            and producer.op_type == "Conv"
+            and producer.name in quantized
+            and len(value.uses()) == 1
+            and not value.is_graph_output()
         )
 
     for node in search.model.graph:
@@ -243,7 +264,13 @@ def _poolings(search: _Search) -> None:
             return True
         attribute = node.attributes.get("axes")
         given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        axes = list(attribute.as_ints()) if attribute else [int(axis) for axis in given.ravel()] if given is not None else []
+        axes = (
+            list(attribute.as_ints())
+            if attribute
+            else [int(axis) for axis in given.ravel()]
+            if given is not None
+            else []
+        )
         return sorted(axis % 4 for axis in axes) == [2, 3]
 
     for node in search.model.graph:
@@ -252,7 +279,12 @@ def _poolings(search: _Search) -> None:
         value = node.inputs[0]
         assert value is not None
         source = value
-        while (producer := source.producer()) is not None and producer.op_type in ("Relu", "Clip", "HardSwish", "LeakyRelu"):
+        while (producer := source.producer()) is not None and producer.op_type in (
+            "Relu",
+            "Clip",
+            "HardSwish",
+            "LeakyRelu",
+        ):
             first = producer.inputs[0]
             assert first is not None
             source = first

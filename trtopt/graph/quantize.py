@@ -18,7 +18,11 @@ from trtopt.spec import Precision
 
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
 _STORED: dict[Precision, Any] = {Precision.INT8: np.int8, Precision.FP8: ml_dtypes.float8_e4m3fn}
-_ROUNDED: dict[Precision, Any] = {Precision.FP32: np.float32, Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
+_ROUNDED: dict[Precision, Any] = {
+    Precision.FP32: np.float32,
+    Precision.FP16: np.float16,
+    Precision.BF16: ml_dtypes.bfloat16,
+}
 
 
 def is_quantized(proto: onnx.ModelProto) -> bool:
@@ -29,8 +33,8 @@ def is_quantized(proto: onnx.ModelProto) -> bool:
 def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np.float32]:
     """Scales as the typed graph will hold them, in FP32, never zero.
 
-    Weights must be quantized with the scale they are dequantized with: rounding it afterwards would leave a gain error, up
-    to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16.
+    Weights must be quantized with the scale they are dequantized with: rounding it afterwards would leave a gain error,
+    up to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16.
     """
     dtype = _ROUNDED[base]
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
@@ -80,7 +84,7 @@ def insert_qdq(
     if missing:
         raise CalibrationError(
             f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
-            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or with other "
+            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or other "
             "--precision-override; run trtopt calibrate on this model"
         )
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
@@ -130,7 +134,9 @@ def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision, float_
     scale = round_scale(weight_scales(content, weight.axis, writer.precision), base)
     if float_weights:
         return writer.pair(value, scale, weight.axis)
-    return writer.dequantize(weight.name, quantize_weight(content, scale, weight.axis, writer.precision), scale, weight.axis)
+    return writer.dequantize(
+        weight.name, quantize_weight(content, scale, weight.axis, writer.precision), scale, weight.axis
+    )
 
 
 def _every_value(graph: ir.Graph) -> Iterable[ir.Value]:
@@ -152,7 +158,9 @@ class _Writer:
         self.graph.register_initializer(value)
         return value
 
-    def _node(self, op: str, name: str, inputs: list[ir.Value], axis: int | None, dtype: ir.DataType, like: ir.Value) -> ir.Node:
+    def _node(
+        self, op: str, name: str, inputs: list[ir.Value], axis: int | None, dtype: ir.DataType, like: ir.Value
+    ) -> ir.Node:
         output = ir.Value(name=name, type=ir.TensorType(dtype), shape=like.shape)
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
         return ir.Node("", op, inputs, attributes, outputs=[output], name=f"{name}/{op}")
@@ -162,9 +170,16 @@ class _Writer:
         name, stored = str(value.name), np.dtype(_STORED[self.precision])
         scales = self.initializer(f"{name}_scale", scale)
         zero = self.initializer(f"{name}_zero_point", np.zeros(scale.shape, stored))
-        quantize = self._node("QuantizeLinear", f"{name}_quantized", [value, scales, zero], axis, ir.DataType.from_numpy(stored), value)
+        quantize = self._node(
+            "QuantizeLinear", f"{name}_quantized", [value, scales, zero], axis, ir.DataType.from_numpy(stored), value
+        )
         dequantize = self._node(
-            "DequantizeLinear", f"{name}_dequantized", [quantize.outputs[0], scales, zero], axis, ir.DataType.FLOAT, value
+            "DequantizeLinear",
+            f"{name}_dequantized",
+            [quantize.outputs[0], scales, zero],
+            axis,
+            ir.DataType.FLOAT,
+            value,
         )
         producer = value.producer()
         if producer is not None:
@@ -178,6 +193,8 @@ class _Writer:
         stored = self.initializer(f"{name}_quantized{suffix}", codes)
         scales = self.initializer(f"{name}_scale{suffix}", scale)
         zero = self.initializer(f"{name}_zero_point{suffix}", np.zeros(scale.shape, codes.dtype))
-        node = self._node("DequantizeLinear", f"{name}_dequantized{suffix}", [stored, scales, zero], axis, ir.DataType.FLOAT, stored)
+        node = self._node(
+            "DequantizeLinear", f"{name}_dequantized{suffix}", [stored, scales, zero], axis, ir.DataType.FLOAT, stored
+        )
         self.graph.insert_before(self.graph[0], [node])
         return node.outputs[0]

@@ -1,7 +1,7 @@
 """FP16 and BF16 in the graph itself: every tensor gets the type it will really have, with casts where types meet.
 
-TensorRT 10's strongly typed mode, 11 and TensorRT-RTX take precision from here and from nowhere else; 8.6 takes the same
-decisions (`keep_fp32`) as layer precisions beside its flags.
+TensorRT 10's strongly typed mode, 11 and TensorRT-RTX take precision from here and from nowhere else; 8.6 takes the
+same decisions (`keep_fp32`) as layer precisions beside its flags.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _PINNED_SLOTS = {  # float inputs that ONNX defines as FP32, whatever the data's
     "Resize": (1, 2),
     "Upsample": (1,),
     "NonMaxSuppression": (0, 1, 2, 3, 4),
-    "RandomNormal": (), "RandomUniform": (), "Multinomial": (0,), "Bernoulli": (),
+    "RandomNormal": (),
+    "RandomUniform": (),
+    "Multinomial": (0,),
+    "Bernoulli": (),
 }
 _IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
@@ -56,7 +59,7 @@ _IR_TYPES = {
 
 
 def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
-    """Nodes that must not run in `base` (FP16 or BF16): what would overflow, what computes shapes, what the user named."""
+    """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named."""
     return tuple(_kept(linked(proto), base, overrides).values())
 
 
@@ -66,7 +69,7 @@ def to_typed(
     """A copy of `proto` whose floating tensors are `base`, with FP32 kept where `keep_fp32` says.
 
     Args:
-        proto: FP32 graph, with or without Q/DQ pairs (their scales become `base` too, which strongly typed builds need).
+        proto: FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need).
         base: FP16 or BF16; FP32 returns the graph as it is.
         io_fp32: leave the network's inputs and outputs FP32, with casts inside.
 
@@ -133,7 +136,7 @@ def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept]) -> None:
 
 
 def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that compute with sizes in floating point: casts of what comes from Shape or Size, and what is made of those only."""
+    """Nodes that compute with sizes in floating point: casts of what comes from Shape, and what is made of those."""
     integers: set[ir.Value] = set()
     floats: set[ir.Node] = set()
     for node in graph:
@@ -184,7 +187,9 @@ class _Typing:
             wanted = original[index]
             if self.io_fp32 and wanted is ir.DataType.FLOAT and value.dtype is not wanted:
                 self._keep_output(index, value, wanted)
-        for name in [name for name, value in self.graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
+        for name in [
+            name for name, value in self.graph.initializers.items() if not value.uses() and not value.is_graph_output()
+        ]:
             del self.graph.initializers[name]
 
     def _type_of(self, node: ir.Node) -> ir.DataType:
@@ -206,7 +211,11 @@ class _Typing:
         elif node.op_type in ("Constant", "ConstantOfShape") and node.outputs[0].dtype is ir.DataType.FLOAT:
             self._constant_node(node, wanted)
         for output in node.outputs:
-            if output.dtype is ir.DataType.FLOAT and node.op_type not in _CONTROL_FLOW and node.op_type != "NonMaxSuppression":
+            if (
+                output.dtype is ir.DataType.FLOAT
+                and node.op_type not in _CONTROL_FLOW
+                and node.op_type != "NonMaxSuppression"
+            ):
                 output.dtype = wanted
 
     def _body(self, node: ir.Node) -> None:
@@ -244,7 +253,9 @@ class _Typing:
         if key not in self.casts:
             name = f"{value.name}_{wanted.name.lower()}"
             output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
-            cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast")
+            cast = ir.Node(
+                "", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast"
+            )
             producer = value.producer()
             if producer is not None:
                 self.graph.insert_after(producer, [cast])
@@ -279,6 +290,8 @@ class _Typing:
 def _narrowed(content: NDArray[np.float32], wanted: ir.DataType) -> NDArray[np.generic]:
     if wanted is ir.DataType.FLOAT16:
         finite = np.isfinite(content)
-        limited = np.where(finite, np.clip(content, -FP16_MAX, FP16_MAX), content)  # only sentinels reach past 65504 here
+        limited = np.where(
+            finite, np.clip(content, -FP16_MAX, FP16_MAX), content
+        )  # only sentinels reach past 65504 here
         return limited.astype(np.float16)
     return content.astype(ml_dtypes.bfloat16) if wanted is ir.DataType.BFLOAT16 else content

@@ -1,0 +1,3 @@
+from trtopt.cli import main
+
+main()

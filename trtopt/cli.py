@@ -1,0 +1,473 @@
+"""The command line: one command per public function, with its names and defaults. Parse, call, print."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+
+import typer
+
+if TYPE_CHECKING:
+    from trtopt.progress import Reporter
+
+app = typer.Typer(
+    name="trtopt",
+    help="PyTorch or ONNX to a verified INT8/FP16 TensorRT engine, the same way on TensorRT 8.6, 10, 11 and RTX.",
+    epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rendering it with rich takes longer than starting Python
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+Images = Annotated[Path | None, typer.Option("--images", metavar="DIR", help="Folder of real images.")]
+Data = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="F.npz|DIR", help="Arrays: one per input name, first axis = samples."),
+]
+Preprocess = Annotated[
+    str | None,
+    typer.Option("--preprocess", metavar="PRESET|FILE.toml", help="imagenet, efficientnet-lite, yolo, or a file."),
+]
+Method = Annotated[str, typer.Option("--method", help="auto, entropy, mse, minmax or percentile.")]
+Limit = Annotated[int | None, typer.Option("--limit", help="Use at most so many samples.")]
+Batch = Annotated[int, typer.Option("--batch", help="Samples at a time; the result doesn't depend on it.")]
+Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: one per core.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--precision-override", metavar="PATTERN=PRECISION", help="By node name or operator; repeatable."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shapes", metavar="NAME:MIN,OPT,MAX[;…]", help="A profile, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224."
+    ),
+]
+Target = Annotated[
+    list[str] | None,
+    typer.Option("--target", metavar="smNN[,smNN]", help="Compute capabilities to build for (TensorRT-RTX)."),
+]
+Backend = Annotated[str, typer.Option("--backend", help="auto, tensorrt or rtx.")]
+
+
+class _Result(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def _reporter(json_output: bool) -> Reporter:
+    from trtopt.progress import reporter
+
+    return reporter(sys.stderr)
+
+
+def _show(result: _Result, as_json: bool, text: Callable[[], None]) -> None:
+    if as_json:
+        print(json.dumps(result.to_json(), default=str))
+    else:
+        text()
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, title=title, title_justify="left", show_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = 200  # a log has no width of its own: don't cut names short
+    console.print(table)
+
+
+@app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
+def export(
+    source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe under models/.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="ONNX opset; default: what every generation reads.")
+    ] = None,
+    for_generation: Annotated[
+        str | None, typer.Option("--for-generation", help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.")
+    ] = None,
+    weights: Annotated[Path | None, typer.Option("--weights", help="A state dict (weights only).")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--inputs", metavar="NAME:batchx3x224x224", help="Shape of an input, names where dynamic; repeatable."
+        ),
+    ] = None,
+    dynamic: Annotated[
+        list[str] | None, typer.Option("--dynamic", metavar="NAME:AXIS=DIM[,…]", help="More dynamic axes; repeatable.")
+    ] = None,
+    input_names: Annotated[
+        list[str] | None, typer.Option("--input-names", help="In forward's order; repeatable.")
+    ] = None,
+    output_names: Annotated[list[str] | None, typer.Option("--output-names", help="In order; repeatable.")] = None,
+    sample: Annotated[
+        Path | None, typer.Option("--sample", help="Real inputs to compare on: .npz, .npy, images.")
+    ] = None,
+    preprocess: Preprocess = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", help="Largest relative difference.")] = 1e-3,
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch.")] = True,
+    json_output: Json = False,
+) -> None:
+    """Export a PyTorch model to ONNX and compare both on the same inputs."""
+    import trtopt
+
+    result = trtopt.export(
+        source,
+        output,
+        opset=opset,
+        for_generation=for_generation,
+        weights=weights,
+        inputs=dict(map(_input_shape, inputs)) if inputs else None,
+        dynamic=dict(map(_dynamic_axes, dynamic)) if dynamic else None,
+        input_names=input_names,
+        output_names=output_names,
+        sample=sample,
+        preprocess=preprocess,
+        tolerance=tolerance,
+        verify=verify,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        print(f"{result.path}: opset {result.opset}, weights {result.weights}")
+        for item in result.comparisons:
+            print(
+                f"  batch {item.batch}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
+            )
+        if not result.verified:
+            print("  not compared with PyTorch")
+
+    _show(result, json_output, text)
+
+
+def _input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
+    from trtopt.errors import UsageError
+
+    name, colon, shape = text.rpartition(":")
+    if not colon or not name or not shape:
+        raise UsageError(f"--inputs {text!r} can't be read; write NAME:batchx3x224x224")
+    return name, tuple(int(size) if size.isdigit() else size for size in shape.split("x"))
+
+
+def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
+    from trtopt.errors import UsageError
+
+    name, colon, axes = text.rpartition(":")
+    pairs = [pair.partition("=") for pair in axes.split(",")]
+    if not colon or not name or not all(axis.strip().isdigit() and dim for axis, _, dim in pairs):
+        raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
+    return name, {int(axis): dim for axis, _, dim in pairs}
+
+
+@app.command(epilog="Example: trtopt check model.onnx --fix clean.onnx")
+def check(
+    model: Model,
+    fix: Annotated[Path | None, typer.Option("--fix", metavar="OUT", help="Write the folded, cleaned model.")] = None,
+    backend: Backend = "auto",
+    target: Target = None,
+    shapes: Shapes = None,
+    json_output: Json = False,
+) -> None:
+    """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
+    import trtopt
+
+    report = trtopt.check(
+        model, fix=fix, backend=backend, target=target or (), shapes=shapes or (), reporter=_reporter(json_output)
+    )
+
+    def text() -> None:
+        rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
+        if rows:
+            _table(str(model), ("level", "code", "node", "operator", "finding"), rows)
+        print(report.summary)
+
+    _show(report, json_output, text)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _sentence(finding: Any) -> str:
+    return f"{finding.message}{f' → {finding.hint}' if finding.hint else ''}"
+
+
+@app.command(epilog="Example: trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
+def calibrate(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The table to write (*.calib.json).")],
+    images: Images = None,
+    data: Data = None,
+    preprocess: Preprocess = None,
+    method: Method = "auto",
+    limit: Limit = None,
+    batch: Batch = 8,
+    threads: Threads = None,
+    precision_override: Overrides = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Reuse an earlier pass over the same data.")] = True,
+    json_output: Json = False,
+) -> None:
+    """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
+    import trtopt
+
+    result = trtopt.calibrate(
+        model,
+        output,
+        images=images,
+        data=data,
+        preprocess=preprocess,
+        method=method,
+        limit=limit,
+        batch=batch,
+        threads=threads,
+        precision_override=precision_override or (),
+        cache=cache,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        taken: dict[str, int] = {}
+        for entry in result.table.tensors.values():
+            taken[entry.method] = taken.get(entry.method, 0) + 1
+        methods = ", ".join(f"{count} {name}" for name, count in sorted(taken.items()))
+        print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {result.samples} samples")
+        if result.skipped:
+            print(
+                f"  {len(result.skipped)} files skipped: {', '.join(f'{item.name} ({item.reason})' for item in result.skipped[:5])}"
+            )
+
+    _show(result, json_output, text)
+
+
+@app.command(epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine")
+def build(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The engine to write; its manifest lies beside it.")],
+    fp16: Annotated[bool, typer.Option("--fp16", help="FP16.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="BF16 (with --int8: the rest in BF16).")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="INT8, the rest in FP16.")] = False,
+    fp8: Annotated[bool, typer.Option("--fp8", help="FP8, the rest in FP16.")] = False,
+    images: Images = None,
+    data: Data = None,
+    calib: Annotated[
+        Path | None, typer.Option("--calib", metavar="T.calib.json", help="A table from trtopt calibrate.")
+    ] = None,
+    preprocess: Preprocess = None,
+    method: Method = "auto",
+    limit: Limit = None,
+    batch: Batch = 8,
+    calibrator: Annotated[
+        str, typer.Option("--calibrator", help="trtopt, or native (TensorRT 8.6 and 10).")
+    ] = "trtopt",
+    precision_override: Overrides = None,
+    fp32_io: Annotated[bool, typer.Option("--fp32-io/--no-fp32-io", help="Keep inputs and outputs FP32.")] = True,
+    shapes: Shapes = None,
+    target: Target = None,
+    backend: Backend = "auto",
+    workspace: Annotated[str | None, typer.Option("--workspace", metavar="2GiB", help="Most scratch memory.")] = None,
+    optimization_level: Annotated[int | None, typer.Option("--optimization-level", help="0 (fast build) to 5.")] = None,
+    timing_cache: Annotated[Path | None, typer.Option("--timing-cache", help="Read and update this file.")] = None,
+    hardware_compatibility: Annotated[
+        str, typer.Option("--hardware-compatibility", help="none, ampere_plus or same_compute_capability.")
+    ] = "none",
+    version_compatible: Annotated[bool, typer.Option("--version-compatible", help="Runs on later versions.")] = False,
+    exclude_lean_runtime: Annotated[bool, typer.Option("--exclude-lean-runtime", help="Leave it out.")] = False,
+    strip: Annotated[bool, typer.Option("--strip", help="Leave the weights out of the plan.")] = False,
+    refit: Annotated[bool, typer.Option("--refit", help="Let weights be replaced later.")] = False,
+    sparsity: Annotated[bool, typer.Option("--sparsity", help="Use 2:4 sparse kernels where weights allow.")] = False,
+    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let FP32 layers use TF32.")] = True,
+    allow_precision_fallback: Annotated[
+        bool, typer.Option("--allow-precision-fallback", help="Accept an engine that lost the precision asked for.")
+    ] = False,
+    save_onnx: Annotated[
+        Path | None, typer.Option("--save-onnx", metavar="OUT", help="Keep the graph TensorRT got.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Build even if the engine is up to date.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Build a TensorRT engine and say what it really runs."""
+    import trtopt
+
+    result = trtopt.build(
+        model,
+        output,
+        fp16=fp16,
+        bf16=bf16,
+        int8=int8,
+        fp8=fp8,
+        images=images,
+        data=data,
+        calib=calib,
+        preprocess=preprocess,
+        method=method,
+        limit=limit,
+        batch=batch,
+        calibrator=calibrator,
+        precision_override=precision_override or (),
+        fp32_io=fp32_io,
+        shapes=shapes or (),
+        target=target or (),
+        backend=backend,
+        workspace=workspace,
+        optimization_level=optimization_level,
+        timing_cache=timing_cache,
+        hardware_compatibility=hardware_compatibility,
+        version_compatible=version_compatible,
+        exclude_lean_runtime=exclude_lean_runtime,
+        strip=strip,
+        refit=refit,
+        sparsity=sparsity,
+        tf32=tf32,
+        allow_precision_fallback=allow_precision_fallback,
+        save_onnx=save_onnx,
+        force=force,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        print(f"{result.engine}: {result.truth}")
+        print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
+
+    _show(result, json_output, text)
+
+
+@app.command(epilog="Example: trtopt inspect model.engine")
+def inspect(
+    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan.")],
+    json_output: Json = False,
+) -> None:
+    """Say what an engine file is and what it runs."""
+    import trtopt
+
+    report = trtopt.inspect(engine)
+
+    def text() -> None:
+        print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
+        print(f"  {report.truth}")
+        if (manifest := report.manifest) is not None:
+            targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
+            print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
+            for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+                for tensor in tensors:
+                    print(f"  {kind} {tensor['name']}: {tensor['dtype']} {'x'.join(map(str, tensor['shape']))}")
+            for number, profile in enumerate(manifest.profiles):
+                print(f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}")
+            if manifest.calibration:
+                print(f"  calibrated: {manifest.calibration['method']}, {manifest.calibration['samples']} samples")
+        for note in report.notes:
+            print(f"  note: {note}")
+
+    _show(report, json_output, text)
+
+
+@app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")
+def verify(
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE.onnx", help="Usually the FP32 model.")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.onnx", help="Usually what build --save-onnx wrote.")],
+    images: Images = None,
+    data: Data = None,
+    preprocess: Preprocess = None,
+    limit: Limit = None,
+    batch: Batch = 8,
+    threads: Threads = None,
+    json_output: Json = False,
+) -> None:
+    """Compare two ONNX models on the same real inputs: dB and agreement of classes, in ONNX Runtime."""
+    import trtopt
+    from trtopt.data import open_data
+    from trtopt.graph.io import load_model
+
+    batches = open_data(
+        load_model(reference).inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch
+    )
+    agreement = trtopt.verify(reference, candidate, batches, threads=threads)
+    print(json.dumps(agreement.describe()) if json_output else agreement)
+
+
+@app.command(epilog="Example: trtopt pipeline models/efficientnet-lite0.toml --output out --target sm89")
+def pipeline(
+    recipe: Annotated[str, typer.Argument(help="A model recipe: a name under models/ or a file.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")],
+    precision: Annotated[str, typer.Option("--precision", help="int8, fp8, fp16, bf16 or fp32.")] = "int8",
+    method: Method = "auto",
+    target: Target = None,
+    backend: Backend = "auto",
+    json_output: Json = False,
+) -> None:
+    """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
+    import trtopt
+
+    result = trtopt.pipeline(
+        recipe,
+        output,
+        precision=precision,
+        method=method,
+        target=target or (),
+        backend=backend,
+        reporter=_reporter(json_output),
+    )
+
+    _show(result, json_output, lambda: print(result))
+
+
+@app.command(epilog="Example: trtopt version --json")
+def version(json_output: Json = False) -> None:
+    """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
+    import trtopt
+
+    report = trtopt.version()
+
+    def text() -> None:
+        print(f"trtopt {report.trtopt}, Python {report.python}, {report.platform}")
+        print(f"GPU: {report.gpu}")
+        if not report.generations:
+            print("TensorRT: none installed (pip install 'trtopt[rtx]' builds without a GPU)")
+        for item in report.generations:
+            print(f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}")
+        for name, number in report.libraries.items():
+            print(f"{name}: {number or 'not installed'}")
+
+    _show(report, json_output, text)
+
+
+def main() -> NoReturn:
+    """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
+    try:
+        app()
+    except Exception as error:
+        sys.exit(_failure(error))
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _failure(error: Exception) -> int:
+    from trtopt.errors import TrtoptError
+
+    if os.environ.get("TRTOPT_DEBUG"):
+        import traceback
+
+        traceback.print_exc()
+    if isinstance(error, TrtoptError):
+        kind, message, status = type(error).__name__, str(error), error.exit_code
+    else:
+        kind, status = "InternalError", 70
+        message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"
+    print(f"error: {message}", file=sys.stderr)
+    if "--json" in sys.argv:
+        print(json.dumps({"error": {"type": kind, "message": message}}))
+    return status
+
+
+if __name__ == "__main__":
+    main()

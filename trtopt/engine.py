@@ -1,0 +1,327 @@
+"""build(): an ONNX model to a plan and its manifest, on whichever TensorRT generation is there.
+
+Precision is decided once and lowered in one of two ways, as the generation wants it: into the graph's own types
+(strongly typed builds), or into builder flags beside an FP32-typed graph (8.6). Q/DQ pairs stand in the graph in both.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtopt.calibration.table import Table
+from trtopt.data import Batches
+from trtopt.errors import TrtoptError, UsageError
+from trtopt.files import check_writable, sha256_file, sha256_json, writing
+from trtopt.graph.fold import fold
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.quantize import is_quantized
+from trtopt.lowering import Lowered, judge, lower
+from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
+from trtopt.progress import SILENT, Reporter
+from trtopt.scales import Scales
+from trtopt.spec import (
+    BuildSpec,
+    Kept,
+    LayerInfo,
+    Override,
+    Precision,
+    Profile,
+    ShapeRange,
+    TensorInfo,
+    parse_profile,
+    parse_size,
+    parse_targets,
+)
+from trtopt.trt import BuiltPlan, Generation, select, validate_profiles
+from trtopt.about import __version__
+
+DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What `build` made. `precision` counts the layers that do the arithmetic, as the engine reports them."""
+
+    engine: Path
+    manifest: Path
+    precision: Mapping[str, int]
+    truth: str
+    seconds: float
+    cached: bool
+    kept: tuple[Kept, ...] = ()
+    warnings: tuple[str, ...] = ()
+    onnx: Path | None = None
+    table: Table | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "engine": str(self.engine),
+            "manifest": str(self.manifest),
+            "precision": dict(self.precision),
+            "truth": self.truth,
+            "kept": [_plain(item) for item in self.kept],
+            "warnings": list(self.warnings),
+            "onnx": str(self.onnx) if self.onnx else None,
+            "calibration": _summary(self.table),
+            "seconds": round(self.seconds, 3),
+            "cached": self.cached,
+        }
+
+
+def build(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | os.PathLike[str],
+    *,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    fp8: bool = False,
+    images: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    calib: str | os.PathLike[str] | Table | None = None,
+    preprocess: Any = None,
+    method: str = "auto",
+    limit: int | None = None,
+    batch: int = 8,
+    calibrator: str = "trtopt",
+    precision_override: Sequence[str] = (),
+    fp32_io: bool = True,
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
+    target: Sequence[str] | str = (),
+    backend: str = "auto",
+    workspace: str | int | None = None,
+    optimization_level: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    hardware_compatibility: str = "none",
+    version_compatible: bool = False,
+    exclude_lean_runtime: bool = False,
+    strip: bool = False,
+    refit: bool = False,
+    sparsity: bool = False,
+    tf32: bool = True,
+    allow_precision_fallback: bool = False,
+    save_onnx: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> BuildResult:
+    """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
+
+    Args:
+        model: an ONNX file or model.
+        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
+        images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
+            them, or in memory), or a table that `calibrate` wrote. A model that already holds Q/DQ needs none.
+        preprocess, method, limit, batch: how to calibrate; see `calibrate`.
+        calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
+        precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
+        fp32_io: keep the network's inputs and outputs FP32.
+        shapes: one profile each, "input:1x3x224x224,8x3x224x224,32x3x224x224". Without any, a model whose only dynamic
+            dimension is the batch gets 1, 8, 32.
+        target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
+        save_onnx: where to keep the graph that TensorRT was given.
+        force: build even where `output` is up to date.
+
+    Raises:
+        UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
+        UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
+        PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
+    """
+    started = time.monotonic()
+    spec = _spec(
+        fp16, bf16, int8, fp8,
+        io_fp32=fp32_io,
+        overrides=tuple(map(Override.parse, precision_override)),
+        profiles=_profiles(shapes),
+        targets=parse_targets(target),
+        backend=backend,
+        calibrator=calibrator,
+        workspace=None if workspace is None else parse_size(workspace),
+        optimization_level=optimization_level,
+        timing_cache=Path(timing_cache) if timing_cache else None,
+        hardware_compatibility=hardware_compatibility,
+        version_compatible=version_compatible,
+        exclude_lean_runtime=exclude_lean_runtime,
+        strip=strip,
+        refit=refit,
+        sparsity=sparsity,
+        tf32=tf32,
+        allow_precision_fallback=allow_precision_fallback,
+    )  # fmt: skip
+    output = Path(output)
+    for path in (output, manifest_path(output), *([save_onnx] if save_onnx else [])):
+        check_writable(path)
+    loaded = load_model(model)
+    scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
+    scales.check(spec, is_quantized(loaded.proto))
+    generation = select(backend)
+    generation.refuse(spec, reporter)
+    spec = _with_profiles(spec, loaded.inputs, reporter)
+    table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
+    native = scales.native(loaded, spec)
+    work = _Work(output, loaded, spec, generation, scales, table, native, Path(save_onnx) if save_onnx else None)
+    if not force and (done := work.up_to_date()):
+        reporter.note(f"{output} is up to date")
+        return work.result(done, time.monotonic() - started, cached=True)
+    folded, _ = fold(loaded.proto, reporter=reporter)
+    lowered = lower(folded, spec, generation, table)
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        graph = Path(folder) / "model.onnx"
+        save_model(lowered.proto, graph)
+        built = generation.build(
+            graph,
+            spec,
+            quantized=lowered.quantized,
+            layer_precision=lowered.layer_precision or None,
+            calibration=native,
+            calibration_batch=batch,
+            reporter=reporter,
+        )
+    judge(built.layers, lowered, spec, generation, reporter)
+    for warning in built.warnings:
+        reporter.warn(warning)
+    if save_onnx:
+        save_model(lowered.proto, save_onnx)
+    manifest = work.write(built, lowered, time.monotonic() - started)
+    return work.result(manifest, time.monotonic() - started, cached=False)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One build's inputs, all known before TensorRT is asked."""
+
+    output: Path
+    model: Model
+    spec: BuildSpec
+    generation: Generation
+    scales: Scales
+    table: Table | None
+    native: Batches | None
+    save_onnx: Path | None
+
+    def key(self) -> str:
+        """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
+        gpu = self.generation.gpu()
+        needs_gpu = not self.generation.capabilities.builds_without_gpu
+        return sha256_json(
+            {
+                "model": self.model.fingerprint,
+                "spec": self.spec.describe(),
+                "generation": [self.generation.family, self.generation.version],
+                "targets": list(self.generation.targets(self.spec)),
+                "gpu": str(gpu.devices[0]) if gpu and needs_gpu else None,
+                "scales": dict(self.table.amax) if self.table else None,
+                "native": self.native.describe() if self.native else None,
+                "trtopt": __version__,
+            }
+        )
+
+    def up_to_date(self) -> Manifest | None:
+        """The manifest of the engine at `output`, if a build now would make the same one."""
+        if not self.output.is_file() or (self.save_onnx and not self.save_onnx.is_file()):
+            return None
+        try:
+            manifest = load_manifest(self.output)
+        except TrtoptError:
+            return None  # unreadable: build again
+        if manifest is None or manifest.key != self.key() or sha256_file(self.output) != manifest.plan["sha256"]:
+            return None
+        return manifest
+
+    def write(self, built: BuiltPlan, lowered: Lowered, seconds: float) -> Manifest:
+        """Write the plan, then the manifest that vouches for it."""
+        found = found_precision(built.layers, lowered.kept, built.layers_unknown)
+        key = self.key()
+        with writing(self.output) as partial:
+            partial.write_bytes(built.plan)
+            digest, size = sha256_file(partial), partial.stat().st_size
+        described, table = self.generation.describe(), self.table
+        manifest = Manifest(
+            generation={name: described[name] for name in ("family", "product", "version", "gpu")},
+            targets=[f"sm{target}" for target in built.targets],
+            spec=self.spec.describe(),
+            precision=found.counts,
+            truth=found.truth,
+            layers=[_plain(layer) for layer in found.layers],
+            kept=[_plain(item) for item in lowered.kept],
+            inputs=[asdict(item) for item in self.model.inputs],
+            outputs=[asdict(item) for item in self.model.outputs],
+            profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
+            source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
+            plan={"sha256": digest, "bytes": size},
+            key=key,
+            seconds=round(seconds, 3),
+            trtopt=__version__,
+            preprocess=self.scales.preprocessing(table, self.native),
+            calibration=_summary(table),
+            warnings=list(built.warnings),
+        )
+        manifest.save(self.output)
+        return manifest
+
+    def result(self, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
+        return BuildResult(
+            engine=self.output,
+            manifest=manifest_path(self.output),
+            precision=manifest.precision,
+            truth=manifest.truth,
+            seconds=seconds,
+            cached=cached,
+            kept=tuple(Kept(**{**item, "precision": Precision(item["precision"])}) for item in manifest.kept),
+            warnings=tuple(manifest.warnings),
+            onnx=self.save_onnx,
+            table=self.table,
+        )
+
+
+def _summary(table: Table | None) -> dict[str, Any] | None:
+    return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
+
+
+def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> BuildSpec:
+    if int8 and fp8:
+        raise UsageError("--int8 and --fp8 are both given; one network is quantized in one of them")
+    if fp16 and bf16:
+        raise UsageError("--fp16 and --bf16 are both given; choose one")
+    base = Precision.BF16 if bf16 else Precision.FP16 if fp16 or int8 or fp8 else Precision.FP32
+    precision = Precision.INT8 if int8 else Precision.FP8 if fp8 else base
+    for override in options["overrides"]:
+        if override.precision.quantized and override.precision is not precision:
+            raise UsageError(
+                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"the build is {precision}"
+            )
+    return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
+
+
+def _profiles(shapes: Sequence[str] | str | Sequence[Profile]) -> tuple[Profile, ...]:
+    given: Iterable[str | Profile] = [shapes] if isinstance(shapes, str) else shapes
+    return tuple(parse_profile(item) if isinstance(item, str) else item for item in given)
+
+
+def _with_profiles(spec: BuildSpec, inputs: Sequence[TensorInfo], reporter: Reporter) -> BuildSpec:
+    """`spec` with profiles that fit: the user's, checked, or the default for a model with a dynamic batch only."""
+    dynamic = [item for item in inputs if any(not isinstance(size, int) or size < 0 for size in item.shape)]
+    if spec.profiles or not dynamic:
+        validate_profiles(inputs, spec.profiles)
+        return spec
+    if any(not isinstance(size, int) or size < 0 for item in dynamic for size in item.shape[1:]):
+        validate_profiles(inputs, ())  # raises, listing the dynamic inputs
+    low, best, high = DEFAULT_BATCH
+    profile = {
+        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high))) for item in dynamic
+    }
+    said = ";".join(f"{name}:{shape}" for name, shape in profile.items())
+    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} (--shapes '{said}')")
+    return replace(spec, profiles=(profile,))
+
+
+def _plain(item: Kept | LayerInfo) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Precision) else value for name, value in asdict(item).items()}

@@ -1,0 +1,93 @@
+"""One precision plan, lowered the way a generation takes it, and compared with what its engine really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from trtopt.calibration.table import Table
+from trtopt.errors import PrecisionLost
+from trtopt.graph.placement import WEIGHTED, Points, find_points
+from trtopt.graph.quantize import insert_qdq, is_quantized
+from trtopt.graph.typed import keep_fp32, to_typed
+from trtopt.manifest import HEAVY, lost_precision
+from trtopt.progress import Reporter
+from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision
+from trtopt.trt import Generation
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph ready for one generation, and what was decided on the way.
+
+    Attributes:
+        asked: node → the precision its layer must be found in.
+        kept: nodes that stay in a higher precision, with the reason.
+        quantized: the graph holds Q/DQ.
+        layer_precision: node → precision, for weakly typed builds.
+    """
+
+    proto: onnx.ModelProto
+    asked: Mapping[str, Precision]
+    kept: tuple[Kept, ...]
+    quantized: bool
+    layer_precision: Mapping[str, Precision]
+
+
+def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, table: Table | None) -> Lowered:
+    """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
+
+    Raises:
+        CalibrationError: `table` lacks a tensor that the placement needs.
+    """
+    typed, can = generation.typed(spec), generation.capabilities
+    proto, points = folded, Points({})
+    if table is not None:
+        points = find_points(folded, spec.precision, base=spec.base, overrides=spec.overrides, excluded=can.float_only)
+        base = spec.base if typed else Precision.FP32
+        proto = insert_qdq(folded, points, table.amax, base=base, float_weights=can.float_weights)
+    layer_precision: dict[str, Precision] = {}
+    if typed:
+        proto, in_fp32 = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
+    else:
+        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
+        layer_precision = {item.node: Precision.FP32 for item in in_fp32}
+    asked = dict.fromkeys(points.quantized, spec.precision)
+    if typed and not spec.precision.quantized:
+        out = {item.node for item in in_fp32}
+        heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
+        asked = {name: spec.base for name in heavy if name not in out}
+    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision)
+
+
+def judge(
+    layers: Sequence[LayerInfo], lowered: Lowered, spec: BuildSpec, generation: Generation, reporter: Reporter
+) -> None:
+    """Compare what the engine runs with what was asked for.
+
+    Raises:
+        PrecisionLost: it isn't there, and fallback wasn't allowed.
+    """
+    if not layers or spec.precision is Precision.FP32:
+        return
+    lost = lost_precision(layers, lowered.asked)
+    heavy = [layer for layer in layers if layer.kind in HEAVY]
+    if lost:
+        some = ", ".join(f"{node} ({precision})" for node, precision in list(lost.items())[:5])
+        more = ", …" if len(lost) > 5 else ""
+        what = f"{len(lost)} of {len(lowered.asked)} layers asked for in {spec.precision} run otherwise: {some}{more}"
+    elif heavy and not any(layer.precision is spec.precision for layer in heavy):
+        what = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
+        if lowered.kept:
+            what += f" (kept: {lowered.kept[0].node}: {lowered.kept[0].reason})"
+    else:
+        return
+    if spec.allow_precision_fallback:
+        reporter.warn(what)
+        return
+    raise PrecisionLost(
+        f"{generation} built an engine without the precision asked for: {what}. Nothing was written. "
+        "Take it as it is with --allow-precision-fallback, or keep these layers out with --precision-override"
+    )

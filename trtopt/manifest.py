@@ -1,0 +1,169 @@
+"""The manifest beside a plan: what was asked, what the engine really runs, and what it was made from.
+
+A plan file is a plain TensorRT plan; `model.engine.json` beside `model.engine` says the rest. A plan without one still
+loads; a plan that doesn't match its manifest doesn't.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtopt.errors import EngineError, EngineMismatch
+from trtopt.files import existing_file, sha256_file, write_json
+from trtopt.spec import Kept, LayerInfo, Precision
+
+FORMAT = "trtopt.engine/1"
+HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
+
+
+def manifest_path(engine: str | os.PathLike[str]) -> Path:
+    path = Path(engine)
+    return path.with_name(f"{path.name}.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the built engine computes in.
+
+    `counts` are over the layers that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine
+    itself reports them; empty with a reason in `unknown` where it can't be read.
+    """
+
+    counts: Mapping[str, int]
+    truth: str
+    layers: Sequence[LayerInfo] = ()
+    unknown: str = ""
+
+
+def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "") -> Found:
+    """Count what the layers run in and say it in one line."""
+    if not layers:
+        return Found(
+            {}, f"the engine's layers can't be read: {unknown or 'it reports none'}", (), unknown or "no layers"
+        )
+    heavy = [layer for layer in layers if layer.kind in HEAVY]
+    counts = Counter(str(layer.precision) for layer in heavy)
+    plain = {name: counts.get(name, 0) for name in ("int8", "fp16", "fp32")}
+    plain |= {name: counts[name] for name in ("bf16", "fp8") if counts[name]}
+    plain["total"] = len(heavy)
+    return Found(plain, _truth(heavy, kept), layers)
+
+
+def _truth(heavy: Sequence[LayerInfo], kept: Sequence[Kept]) -> str:
+    if not heavy:
+        return "no convolution or matrix product in this engine"
+    parts = []
+    for kind, plural in HEAVY.items():
+        layers = [layer for layer in heavy if layer.kind == kind]
+        if layers:
+            counts = Counter(str(layer.precision).upper() for layer in layers).most_common()
+            said = ", ".join(
+                f"{count} of {len(layers)} {plural if not index else ''}".strip() + f" {name}"
+                for index, (name, count) in enumerate(counts)
+            )
+            parts.append(said)
+    reasons = Counter(item.reason for item in kept)
+    names = {reason: next(item.node for item in kept if item.reason == reason) for reason in reasons}
+    for reason, count in reasons.most_common(3):
+        parts.append(
+            f"{count} {'node' if count == 1 else 'nodes'} kept ({names[reason]}{', …' if count > 1 else ''}): {reason}"
+        )
+    if len(reasons) > 3:
+        parts.append(f"{len(reasons) - 3} more reasons in the manifest")
+    return "; ".join(parts)
+
+
+def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) -> dict[str, Precision]:
+    """Nodes (name → precision they run in) whose layers don't compute in the precision asked for.
+
+    A node that no layer names was fused away or renamed; it counts as neither found nor lost.
+    """
+    seen: dict[str, list[Precision]] = {}
+    for layer in layers:
+        if layer.kind in HEAVY:
+            for node in layer.nodes:
+                if node in asked:
+                    seen.setdefault(node, []).append(layer.precision)
+    return {node: found[0] for node, found in seen.items() if asked[node] not in found}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a plan; every field is plain JSON.
+
+    Attributes:
+        generation: family, product and version that built it, the GPU it was built on or None.
+        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
+        spec: the request (`BuildSpec.describe()`).
+        precision: counts of `Found`; `truth` is its line, `layers` the layers, `kept` the exceptions and why.
+        inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
+        profiles: input name → "min,opt,max", one entry a profile.
+        preprocess: how an image becomes the input; None where unknown.
+        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
+        plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
+    """
+
+    generation: Mapping[str, Any]
+    targets: Sequence[str]
+    spec: Mapping[str, Any]
+    precision: Mapping[str, int]
+    truth: str
+    layers: Sequence[Mapping[str, Any]]
+    kept: Sequence[Mapping[str, Any]]
+    inputs: Sequence[Mapping[str, Any]]
+    outputs: Sequence[Mapping[str, Any]]
+    profiles: Sequence[Mapping[str, str]]
+    source: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    key: str
+    seconds: float
+    trtopt: str
+    preprocess: Mapping[str, Any] | None = None
+    calibration: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = ()
+    format: str = field(default=FORMAT)
+
+    def save(self, engine: str | os.PathLike[str]) -> Path:
+        path = manifest_path(engine)
+        write_json(path, asdict(self))
+        return path
+
+    def check_plan(self, engine: str | os.PathLike[str]) -> None:
+        """Raise EngineMismatch if the plan isn't the one this manifest was written for."""
+        digest = sha256_file(engine)
+        if digest != self.plan["sha256"]:
+            raise EngineMismatch(
+                f"{engine} isn't the plan its manifest describes: sha256 {digest[:16]}…, the manifest says "
+                f"{str(self.plan['sha256'])[:16]}…; build it again, or delete {manifest_path(engine)} to use it alone"
+            )
+
+
+def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
+    """The manifest beside a plan, or None where there is none.
+
+    Raises:
+        UsageError: the plan itself doesn't exist.
+        EngineError: the manifest can't be read, or is of a format this version doesn't know.
+    """
+    path = manifest_path(existing_file(engine, "the engine"))
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"{path} can't be read ({error}); build the engine again, or delete it to use the plan alone"
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        said = content.get("format") if isinstance(content, dict) else None
+        raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; build the engine again")
+    try:
+        return Manifest(**content)
+    except TypeError as error:
+        raise EngineError(f"{path} is incomplete ({error}); build the engine again") from error

@@ -1,0 +1,131 @@
+"""What an engine file is and what it runs, from its manifest, its header and, where there is a GPU, the engine itself."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+from trtopt.about import __version__
+from trtopt.errors import EngineError, EngineMismatch, TrtoptError
+from trtopt.files import existing_file
+from trtopt.manifest import Manifest, found_precision, load_manifest
+from trtopt.runtime.device import probe
+from trtopt.trt import installed, plan_header, select
+from trtopt.trt.layers import from_inspector
+
+_LIBRARIES = (
+    "numpy",
+    "onnx",
+    "onnxslim",
+    "onnxruntime",
+    "opencv-python-headless",
+    "torch",
+    "torchvision",
+    "cuda-bindings",
+)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What `inspect` found.
+
+    Attributes:
+        maker: product and version from the plan's own header; None where it doesn't say.
+        manifest: the manifest beside the plan; None where there is none.
+        precision, truth: counts of the layers that do the arithmetic, and the line that says it.
+        notes: what couldn't be found out, and why.
+    """
+
+    engine: Path
+    nbytes: int
+    maker: str | None
+    manifest: Manifest | None
+    precision: Mapping[str, int]
+    truth: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "engine": str(self.engine),
+            "bytes": self.nbytes,
+            "maker": self.maker,
+            "precision": dict(self.precision),
+            "truth": self.truth,
+            "notes": list(self.notes),
+            "manifest": asdict(self.manifest) if self.manifest else None,
+        }
+
+
+def inspect(engine: str | os.PathLike[str]) -> EngineReport:
+    """Say what an engine file is.
+
+    Raises:
+        UsageError: there is no such file.
+        EngineError: it isn't a TensorRT plan, or its manifest can't be read.
+        EngineMismatch: the plan isn't the one its manifest describes.
+    """
+    path = existing_file(engine, "the engine")
+    manifest = load_manifest(path)
+    if manifest is not None:
+        manifest.check_plan(path)
+    with path.open("rb") as file:
+        header = plan_header(file.read(64))
+    size = path.stat().st_size
+    maker = str(header) if header else None
+    if manifest is not None:
+        maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
+        return EngineReport(path, size, maker, manifest, manifest.precision, manifest.truth)
+    if header is None:
+        raise EngineError(f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it")
+    notes = ["no manifest beside the plan: how it was made isn't known"]
+    try:
+        generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
+        layers = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
+        found = found_precision(layers, ())
+        return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
+    except EngineMismatch:
+        raise
+    except TrtoptError as error:
+        notes.append(f"its layers can't be read here: {error}")
+        return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))
+
+
+@dataclass(frozen=True)
+class VersionReport:
+    """Versions of trtopt and of what it can use here."""
+
+    trtopt: str
+    python: str
+    platform: str
+    gpu: str
+    generations: Sequence[Mapping[str, Any]]
+    libraries: Mapping[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def version() -> VersionReport:
+    """What is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
+    gpu = probe()
+    libraries: dict[str, str | None] = {}
+    for name in _LIBRARIES:
+        try:
+            libraries[name] = package_version(name)
+        except PackageNotFoundError:
+            libraries[name] = None
+    return VersionReport(
+        trtopt=__version__,
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
+        generations=[generation.describe() for generation in installed()],
+        libraries=libraries,
+    )

@@ -1,0 +1,101 @@
+"""Where a quantized build's scales come from: a table, data to calibrate on, the model, or TensorRT's calibrator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.table import Table
+from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
+from trtopt.errors import UsageError
+from trtopt.files import existing_file
+from trtopt.graph.io import Model
+from trtopt.progress import Reporter
+from trtopt.spec import BuildSpec, Precision
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The calibration arguments of one build."""
+
+    images: Any
+    data: Any
+    calib: Any
+    preprocess: Any
+    method: str
+    limit: int | None
+    batch: int
+    overrides: Sequence[str]
+
+    def check(self, spec: BuildSpec, model_quantized: bool) -> None:
+        """Refuse sources that don't go together, before any work.
+
+        Raises:
+            UsageError: none or several are given, or the build needs none.
+        """
+        sources = [name for name in ("images", "data", "calib") if getattr(self, name) is not None]
+        if not spec.precision.quantized:
+            if sources:
+                raise UsageError(
+                    f"--{sources[0]} calibrates, but the build is {spec.precision}: add --int8, or drop it"
+                )
+        elif model_quantized:
+            if sources or spec.calibrator == "native":
+                extra = sources[0] if sources else "calibrator"
+                raise UsageError(f"the model already holds Q/DQ, whose scales are used as they are: drop --{extra}")
+        elif len(sources) != 1:
+            said = f"{' and '.join('--' + name for name in sources)} are given" if sources else "no data was given"
+            raise UsageError(
+                f"--{spec.precision} needs scales measured on real inputs, and {said}: give one of --images DIR, "
+                "--data F.npz or --calib T.calib.json (random data is never used)"
+            )
+        elif spec.calibrator == "native" and self.calib is not None:
+            raise UsageError("--calibrator native measures its own scales: give --images or --data instead of --calib")
+
+    def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:
+        """The table to quantize with; None where the build needs none."""
+        if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
+            return None
+        if self.calib is None:
+            table = calibrate(
+                model.path or model.proto,
+                images=self.images,
+                data=self.data,
+                preprocess=self.preprocess,
+                method=self.method,
+                limit=self.limit,
+                batch=self.batch,
+                precision_override=self.overrides,
+                reporter=reporter,
+            ).table
+        else:
+            given = self.calib
+            table = given if isinstance(given, Table) else Table.load(existing_file(given, "the calibration table"))
+            if self.method not in ("auto", table.method):
+                table = table.with_method(self.method)
+        # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
+        return table.with_method("minmax") if spec.precision is Precision.FP8 and self.method == "auto" else table
+
+    def native(self, model: Model, spec: BuildSpec) -> Batches | None:
+        """The batches for TensorRT's own calibrator, where it is asked for."""
+        if spec.calibrator != "native":
+            return None
+        return open_data(
+            model.inputs,
+            images=self.images,
+            data=self.data,
+            preprocess=self.preprocess,
+            limit=self.limit,
+            batch=self.batch,
+        )
+
+    def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
+        """How an image becomes the network's input, for the manifest."""
+        if table is not None:
+            return table.preprocess
+        if native is not None and native.preprocess is not None:
+            return native.preprocess.describe()
+        return None if self.preprocess is None else Preprocess.load(self.preprocess).describe()

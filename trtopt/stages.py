@@ -1,0 +1,247 @@
+"""pipeline(): every stage of a model recipe, chained; a stage whose inputs haven't changed isn't run again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+from trtopt.about import __version__
+from trtopt.data import open_data
+from trtopt.data.samples import write_crops
+from trtopt.engine import BuildResult, build
+from trtopt.errors import BackendError, EngineError, InvalidModel, OutputError, UsageError
+from trtopt.exporter import export
+from trtopt.files import existing_file, sha256_file, sha256_json, write_json
+from trtopt.graph.io import load_model
+from trtopt.graph.lint import check
+from trtopt.measure.verify import verify
+from trtopt.progress import SILENT, Reporter
+from trtopt.recipes import Recipe, load_recipe
+from trtopt.runtime.device import probe
+from trtopt.runtime.executor import Executor
+from trtopt.spec import Precision, choice
+from trtopt.trt import select
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What the stages made.
+
+    Attributes:
+        files: what → path.
+        build: the engine's result.
+        agreement: the quantized graph against FP32 on the recipe's labelled images (`Agreement.describe()`), or None.
+        timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
+        skipped: stages that were up to date.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+    build: BuildResult
+    agreement: Mapping[str, Any] | None
+    timing: Mapping[str, Any] | None
+    not_run: str
+    skipped: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "files": {what: str(path) for what, path in self.files.items()},
+            "build": self.build.to_json(),
+            "agreement": self.agreement,
+            "timing": self.timing,
+            "not_run": self.not_run,
+            "up_to_date": list(self.skipped),
+        }
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.build.truth}"]
+        if self.agreement is not None:
+            found = self.agreement
+            line = f"agreement with FP32 on {found['samples']} labelled photos: {found['snr_db']:.1f} dB"
+            if found["top1_agreement"] is not None:
+                line += f", same class for {found['top1_agreement']:.0%}"
+            old, new = found["reference_accuracy"], found["candidate_accuracy"]
+            if old and new:
+                line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
+            lines.append(line)
+        if self.timing is not None:
+            lines.append(f"on this GPU: {json.dumps(self.timing)}")
+        else:
+            lines.append(f"the engine was not run here: {self.not_run}")
+        lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
+        if self.skipped:
+            lines.append(f"already up to date: {', '.join(self.skipped)}")
+        return "\n".join(lines)
+
+
+class _Ledger:
+    """Which stage made which files from what: `pipeline.json` in the output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "pipeline.json"
+        self.skipped: list[str] = []
+        try:
+            content = json.loads(self.path.read_bytes())
+            self.entries: dict[str, Any] = content if isinstance(content, dict) else {}
+        except (OSError, ValueError):
+            self.entries = {}  # absent or damaged: everything is done again
+
+    def run(self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any]) -> Any:
+        """Do `work` unless it was done for the same key and its files are still what it wrote; returns its JSON result."""
+        digest = sha256_json({"key": key, "trtopt": __version__})
+        entry = self.entries.get(stage)
+        if (
+            entry
+            and entry["key"] == digest
+            and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
+        ):
+            self.skipped.append(stage)
+            return entry["result"]
+        result = work()
+        self.entries[stage] = {
+            "key": digest,
+            "files": {path.name: sha256_file(path) for path in files},
+            "result": result,
+        }
+        write_json(self.path, self.entries)
+        return result
+
+
+def pipeline(
+    recipe: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    precision: str = "int8",
+    method: str = "auto",
+    target: Sequence[str] | str = (),
+    backend: str = "auto",
+    reporter: Reporter = SILENT,
+) -> PipelineResult:
+    """Run a recipe's stages into the folder `output`: export, check, calibrate, build, verify, and time where there is a GPU.
+
+    Args:
+        recipe: a name under models/, or a file.
+        precision: "int8", "fp8", "fp16", "bf16" or "fp32".
+        method, target, backend: as for `build`.
+
+    Raises:
+        TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
+    """
+    chosen = Precision(choice(precision, [str(item) for item in Precision], "--precision"))
+    model = load_recipe(recipe)
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"can't make the folder {folder}: {error.strerror}; give another -o/--output") from error
+    ledger, files = _Ledger(folder), dict[str, Path]()
+    original = _exported(model, folder, ledger, reporter)
+    clean = files["ONNX"] = folder / f"{model.name}.onnx"
+    ledger.run("check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, backend, reporter))
+    images = _calibration_images(model, folder) if chosen.quantized else None
+    engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
+    graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
+    wanted: dict[str, Any] = {} if chosen is Precision.FP32 else {str(chosen): True}
+    if images is not None:
+        wanted |= {"images": images, "preprocess": model.preprocess, "method": method}
+    built = build(
+        clean,
+        engine,
+        **wanted,
+        shapes=[dict(model.ranges)] if model.ranges else (),
+        target=target,
+        backend=backend,
+        save_onnx=graph,
+        reporter=reporter,
+    )
+    files["manifest"] = built.manifest
+    if built.cached:
+        ledger.skipped.append("build")
+    if built.table is not None:
+        table = files["calibration"] = folder / f"{model.name}.calib.json"
+        ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
+    agreement = _agreement(model, clean, graph, ledger, reporter)
+    timing, not_run = _timed(model, clean, engine, backend)
+    return PipelineResult(model.name, files, built, agreement, timing, not_run, tuple(ledger.skipped))
+
+
+def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
+    if model.onnx is not None:
+        return existing_file(model.onnx, "the recipe's model")
+    path = folder / f"{model.name}.exported.onnx"
+    try:
+        torch = package_version("torch")
+    except PackageNotFoundError:
+        torch = None  # export itself says what to install
+    key = {
+        "recipe": sha256_file(model.path),
+        "weights": sha256_file(model.weights) if model.weights else None,
+        "torch": torch,
+    }
+    ledger.run("export", key, [path], lambda: export(str(model.path), path, reporter=reporter).to_json())
+    return path
+
+
+def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> Any:
+    report = check(original, fix=clean, backend=backend, reporter=reporter)
+    if not report.ok:
+        errors = [item for item in report.findings if item.level == "error"]
+        raise InvalidModel(
+            f"{original} has {len(errors)} errors: {'; '.join(item.message for item in errors[:3])}; "
+            f"trtopt check {original} lists them"
+        )
+    return report.to_json()
+
+
+def _calibration_images(model: Recipe, folder: Path) -> Path:
+    if model.calibration is None:
+        raise UsageError(
+            f"the recipe {model.name} names no calibration images; run the stages one by one with your own: "
+            "trtopt build … --int8 --images DIR"
+        )
+    images = folder / "calibration"
+    write_crops(model.calibration, images)
+    return images
+
+
+def _agreement(
+    model: Recipe, clean: Path, graph: Path, ledger: _Ledger, reporter: Reporter
+) -> Mapping[str, Any] | None:
+    photos = model.labelled_files()
+    if not photos:
+        return None
+
+    def work() -> Any:
+        with reporter.phase("compare with FP32 on labelled photos"):
+            batches = open_data(
+                load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=4, limit=None
+            )
+            labels = [int(path.stem.rpartition("_")[2]) for path in photos]  # NAME_NN_LABEL.png
+            return verify(clean, graph, batches, labels=labels).describe()
+
+    key = {"clean": sha256_file(clean), "graph": sha256_file(graph), "photos": [path.name for path in photos]}
+    found = ledger.run("verify", key, [], work)
+    return dict(found)
+
+
+def _timed(model: Recipe, clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The engine's times on this machine's GPU with the recipe's own photos, or why there are none."""
+    gpu = probe()
+    if not gpu:
+        return None, gpu.reason
+    photos = model.labelled_files()
+    if not photos:
+        return None, "the recipe names no images to run it on"
+    try:
+        batches = open_data(load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=8)
+        with Executor(select(backend).load(engine.read_bytes(), engine.name)) as executor:
+            return executor.time(next(iter(batches))).describe(), ""
+    except (BackendError, EngineError) as error:  # TensorRT-RTX refuses some GPUs that TensorRT takes
+        return None, str(error)
