@@ -57,7 +57,7 @@ def installed() -> tuple[Generation, ...]:
 def select(backend: str = "auto") -> Generation:
     """The generation to use.
 
-    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX; `alternatives` of the result says what else is.
+    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX; `alternatives` of the result names the rest.
 
     Args:
         backend: "auto", "tensorrt" or "rtx".

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trtopt.spec import HARDWARE_LEVELS, BuildSpec, Precision
@@ -27,6 +28,8 @@ class Capabilities:
         progress_monitor: builds report their phases and stop when asked.
         parser_names_nodes: parser errors carry the node's name and operator (else only its index).
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
+        float_only: operator → why it runs in floating point even between Q/DQ.
+        float_weights: quantized weights must come as floating constants behind Q/DQ pairs, not as codes behind DQ.
     """
 
     typed_graph: bool
@@ -48,6 +51,8 @@ class Capabilities:
     progress_monitor: bool
     parser_names_nodes: bool
     max_opset: int | None
+    float_only: Mapping[str, str] = field(default_factory=dict)
+    float_weights: bool = False
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -48,7 +48,7 @@ _HEAVY_OPS = {
 
 
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
-    """Names of the ONNX nodes in a layer's metadata: `[ONNX Layer: a][ONNX Layer: b]`, or control characters between."""
+    """Names of the ONNX nodes in a layer's metadata: `[ONNX Layer: a][ONNX Layer: b]`."""
     return tuple(dict.fromkeys(_METADATA.findall(metadata.replace("\x1f", "\x1e"))))
 
 

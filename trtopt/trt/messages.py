@@ -75,7 +75,7 @@ def _summary(text: str) -> str | None:
     for pattern, line in _SUMMARIES:
         if re.search(pattern, text):
             return line
-    return " ".join(text.split())
+    return " ".join(re.sub(r"^\w+\.cpp:\d+: ", "", text.strip()).split())
 
 
 class Collector:
@@ -150,7 +150,7 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
     (
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)",
         UnsupportedOperator,
-        "TensorRT parses the model but implements {0} not for these types and shapes; if --workspace is given, raise it",
+        "TensorRT parses {0} but has no implementation for its types and shapes; if --workspace is given, raise it",
     ),
     (
         r"Non-zero zero point is not supported",
@@ -160,7 +160,7 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
     (
         r"(\S+): input has type Int32 but must have type",
         InvalidModel,
-        "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or use --int8 on the float model",
+        "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model",
     ),
     (
         r"scaleAllPositive",

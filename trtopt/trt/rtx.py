@@ -31,6 +31,9 @@ class TensorRTRTX(Generation):
             timing_cache=False,  # the functions exist and do nothing
             hardware_levels=frozenset({"none"}),  # "setHardwareCompatibilityLevel() is unsupported in TensorRT-RTX"
             version_compatible=False,  # there is no lean runtime to carry
+            float_only={
+                "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
+            },
         )
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:

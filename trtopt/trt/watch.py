@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from trtopt.errors import BackendError, BuildCancelled
 from trtopt.progress import Phase
 
 _Result = TypeVar("_Result")
-_abandoned: list[threading.Thread] = []
+_abandoned: list[threading.Event] = []
 
 
 def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -> _Result:
@@ -27,53 +28,56 @@ def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -
         BuildCancelled: Ctrl-C.
         BackendError: an abandoned build is still running in this process.
     """
-    _abandoned[:] = [thread for thread in _abandoned if thread.is_alive()]
+    _abandoned[:] = [done for done in _abandoned if not done.is_set()]
     if _abandoned:
         raise BackendError("a cancelled build still runs in this process (it can't be stopped): start a new process")
     result: list[_Result] = []
     failure: list[BaseException] = []
+    # Not Thread.join and is_alive: interrupted by Ctrl-C, join marks a running thread as ended (CPython before 3.13).
+    done = threading.Event()
 
     def target() -> None:
         try:
             result.append(work())
         except BaseException as error:
             failure.append(error)
+        finally:
+            done.set()
 
     # A daemon: at exit Python would otherwise wait for a build that nobody wants.
     thread = threading.Thread(target=target, name="trtopt-build", daemon=True)
-    thread.start()
     try:
-        _wait(thread)
+        thread.start()
+        _wait(done)
     except KeyboardInterrupt:
         cancel.set()
         if stoppable:
-            try:
-                _wait(thread)
-            except KeyboardInterrupt:
-                _abandon(thread)
-        elif thread.is_alive():
-            _abandon(thread)
-        left = "; TensorRT's work goes on in the background until this process ends" if thread.is_alive() else ""
+            with contextlib.suppress(KeyboardInterrupt):
+                _wait(done)
+        left = ""
+        if not done.is_set():
+            _abandon(done)
+            left = "; TensorRT's work goes on in the background until this process ends"
         raise BuildCancelled(f"the build was cancelled; nothing was written{left}") from None
     if failure:
         raise failure[0]
     return result[0]
 
 
-def _wait(thread: threading.Thread) -> None:
-    while thread.is_alive():
-        thread.join(0.1)  # without a time-out, join can't be interrupted by Ctrl-C on every system
+def _wait(done: threading.Event) -> None:
+    while not done.wait(0.1):  # without a time-out, waiting can't be interrupted by Ctrl-C on every system
+        pass
 
 
-def _abandon(thread: threading.Thread) -> None:
+def _abandon(done: threading.Event) -> None:
     if not _abandoned:
         atexit.register(_leave)
-    _abandoned.append(thread)
+    _abandoned.append(done)
 
 
 def _leave() -> None:
     """End at once while an abandoned build runs: unloading CUDA under its feet would crash or hang instead."""
-    if any(thread.is_alive() for thread in _abandoned):
+    if not all(done.is_set() for done in _abandoned):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(BuildCancelled.exit_code)

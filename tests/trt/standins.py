@@ -1,0 +1,475 @@
+"""Stand-ins for the `tensorrt` modules of 8.6, 10 and 11, made from lists of the names that each really has (api/).
+
+A stand-in holds those names and no others: touching another raises AttributeError and is remembered in `missed`. What
+the door needs is simulated just enough to follow it: the parser reads the real ONNX file, the builder writes a plan
+that says what it was asked, the inspector reports it in the generation's own style. Native libraries of 10 and 11 can't
+be installed here; this is how their code paths are run at all.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import types
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+API = Path(__file__).parent / "api"
+VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
+UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
+_HEAVY = {
+    "Conv": "CONVOLUTION",
+    "ConvTranspose": "DECONVOLUTION",
+    "Gemm": "MATRIX_MULTIPLY",
+    "MatMul": "MATRIX_MULTIPLY",
+}
+
+
+class Simulation:
+    """One stand-in module and everything that was done to it.
+
+    Attributes:
+        module: what takes the place of `tensorrt`.
+        missed: "Class.name" of every name that this generation lacks and that was asked for.
+        configs, networks: every config and network that was created, in order.
+        warnings: messages that the builder logs, (severity, text).
+        fail: the builder logs this error and gives no plan.
+        block: called during a build (to interrupt it there).
+    """
+
+    def __init__(self, version: str) -> None:
+        self.api = json.loads((API / f"{version}.json").read_text())
+        self.version, self.major = self.api["version"], int(version.split(".")[0])
+        self.missed: set[str] = set()
+        self.configs: list[Any] = []
+        self.networks: list[Any] = []
+        self.warnings: list[tuple[str, str]] = []
+        self.fail: str | None = None
+        self.block: Any = None
+        self.has_gpu = True
+        self.module: Any = _Module(self)
+
+
+class _Module(types.ModuleType):
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__("tensorrt")
+        self.__dict__["_sim"] = sim
+        self.__version__ = sim.version
+        simulated = _simulated(sim)
+        for name, members in sim.api["classes"].items():
+            setattr(self, name, _strict_class(sim, name, members, simulated.get(name, {})))
+        for name, members in sim.api["enums"].items():
+            outer, _, inner = name.rpartition(".")
+            values = _enum(sim, inner, members)
+            setattr(getattr(self, outer) if outer else self, inner, values)
+            if inner == "Severity":
+                for member in values:  # ILogger.ERROR is ILogger.Severity.ERROR
+                    type.__setattr__(getattr(self, outer), member.name, member)
+        for name in sim.api["functions"]:
+            setattr(self, name, lambda *arguments, **named: True)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            self.__dict__["_sim"].missed.add(name)
+        raise AttributeError(f"TensorRT {self.__dict__['_sim'].version} has no {name}")
+
+
+class _RecordingEnum(enum.EnumMeta):
+    def __getattr__(cls, name: str) -> Any:
+        members = cls.__dict__.get("_member_map_", {})  # before Python 3.12 members are no class attributes
+        if name in members:
+            return members[name]
+        if not name.startswith("_"):
+            _enum_owners[cls].missed.add(f"{cls.__name__}.{name}")
+        raise AttributeError(f"{cls.__name__} has no {name}")
+
+
+_enum_owners: dict[type, Simulation] = {}
+
+
+class _Values(enum.Enum, metaclass=_RecordingEnum):
+    def __int__(self) -> int:
+        return int(self.value)
+
+
+def _enum(sim: Simulation, name: str, members: dict[str, int]) -> Any:
+    made: Any = _Values(name, members)  # type: ignore[call-overload]
+    _enum_owners[made] = sim
+    return made
+
+
+class _StrictMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if not name.startswith("_"):
+            cls._sim.missed.add(f"{cls._api_name}.{name}")
+        raise AttributeError(f"{cls._api_name} has no {name}")
+
+
+class _Recorded:
+    """A plain attribute: what is written is kept in `_set`, what wasn't written can't be read."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        assert self.name in instance._set, (
+            f"{type(instance).__name__}.{self.name} isn't simulated: add it to standins.py"
+        )
+        return instance._set[self.name]
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance._set[self.name] = value
+
+
+def _strict_class(sim: Simulation, name: str, members: list[str], simulated: dict[str, Any]) -> Any:
+    def new(cls: Any, *arguments: Any, **named: Any) -> Any:
+        self = object.__new__(cls)
+        object.__setattr__(self, "_set", {})
+        return self
+
+    def get(self: Any, missing: str) -> Any:
+        if not missing.startswith("_"):
+            sim.missed.add(f"{name}.{missing}")
+        raise AttributeError(f"TensorRT {sim.version}: {name} has no {missing}")
+
+    def assign(self: Any, attribute: str, value: Any) -> None:
+        if not attribute.startswith("_") and attribute not in members:
+            sim.missed.add(f"{name}.{attribute}")
+            raise AttributeError(f"TensorRT {sim.version}: {name} has no {attribute}")
+        object.__setattr__(self, attribute, value)
+
+    def subclassed(cls: Any, **named: Any) -> None:
+        for attribute in vars(cls):  # a method that the base never calls is a misspelt one
+            if not attribute.startswith("_") and attribute not in members:
+                sim.missed.add(f"{name}.{attribute} (overridden)")
+
+    namespace: dict[str, Any] = {
+        "_sim": sim,
+        "_api_name": name,
+        "__new__": new,
+        "__init__": lambda self, *arguments, **named: None,
+        "__getattr__": get,
+        "__setattr__": assign,
+        "__init_subclass__": classmethod(subclassed),
+    }
+    namespace.update({member: _Recorded(member) for member in members if not member.startswith("__")})
+    namespace.update({key: value for key, value in simulated.items() if key.startswith("_") or key in members})
+    return _StrictMeta(name, (), namespace)
+
+
+class HostMemory(bytes):
+    """A plan: bytes are the only buffers that Python code can make on every version."""
+
+
+def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
+    """Behaviour by class; names that the generation lacks are left out by the caller."""
+
+    def log(logger: Any, severity: str, text: str) -> None:
+        logger.log(getattr(sim.module.ILogger.Severity, severity), text)
+
+    # Builder
+
+    def builder_init(self: Any, logger: Any) -> None:
+        if not sim.has_gpu:
+            log(logger, "ERROR", "CUDA initialization failure with error: 35")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+        self._logger = logger
+
+    def create_network(self: Any, flags: int = 0) -> Any:
+        known = {int(flag) for flag in sim.module.NetworkDefinitionCreationFlag}
+        assert all(1 << bit & flags == 0 or bit in known for bit in range(32)), f"unknown network flags {flags:b}"
+        network = sim.module.INetworkDefinition()
+        network._flags, network._logger = flags, self._logger
+        network._tensors, network._results, network._layers = [], [], []
+        sim.networks.append(network)
+        return network
+
+    def create_config(self: Any) -> Any:
+        config = sim.module.IBuilderConfig()
+        config._flags, config._pools, config._profiles, config._calibration = {"TF32"}, {}, [], None
+        config._cache, config._logger = None, self._logger
+        sim.configs.append(config)
+        return config
+
+    def create_profile(self: Any) -> Any:
+        profile = sim.module.IOptimizationProfile()
+        profile._shapes, profile._values = {}, {}
+        return profile
+
+    def build(self: Any, network: Any, config: Any) -> Any:
+        for severity, text in sim.warnings:
+            log(self._logger, severity, text)
+        if sim.fail is not None:
+            log(self._logger, "ERROR", sim.fail)
+            return None
+        log(self._logger, "VERBOSE", "--------------- Timing Runner: conv1 + relu1 (CaskConvolution[0x80000009])")
+        if any(-1 in tensor.shape for tensor in network._tensors) and not config._profiles:
+            log(
+                self._logger,
+                "ERROR",
+                "Network has dynamic or shape inputs, but no optimization profile has been defined.",
+            )
+            return None
+        if sim.block is not None:
+            sim.block()
+        monitor = config._set.get("progress_monitor")
+        if monitor is not None:
+            monitor.phase_start("Building engine", None, 2)
+            for step in range(2):
+                if not monitor.step_complete("Building engine", step):
+                    log(self._logger, "ERROR", "Error Code 7: BuildCanceled (Build canceled by user)")
+                    return None
+            monitor.phase_finish("Building engine")
+        calibrator = config._set.get("int8_calibrator")
+        if calibrator is not None and "INT8" in config._flags:
+            _calibrate(calibrator, [tensor.name for tensor in network._tensors])
+        return HostMemory(_plan(sim, network, config))
+
+    # INetworkDefinition, ITensor, ILayer
+
+    def tensor(value: onnx.ValueInfoProto) -> Any:
+        made = sim.module.ITensor()
+        kind = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+        names = {"FLOAT": "FLOAT", "FLOAT16": "HALF", "INT32": "INT32", "INT64": "INT32" if sim.major == 8 else "INT64"}
+        dims = value.type.tensor_type.shape.dim
+        made._set.update(
+            name=value.name,
+            dtype=getattr(sim.module.DataType, names[kind]),
+            shape=tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims),
+            is_shape_tensor=False,
+        )
+        made._dims = [dim.dim_param for dim in dims]
+        return made
+
+    def layer(node: onnx.NodeProto) -> Any:
+        made, output = sim.module.ILayer(), sim.module.ITensor()
+        output._set.update(dtype=sim.module.DataType.FLOAT, is_shape_tensor=False, name=node.output[0])
+        made._outputs, made._output_types = [output], {}
+        kind = getattr(sim.module.LayerType, _HEAVY.get(node.op_type, "ACTIVATION"))
+        values = {"name": node.name, "type": kind, "num_outputs": 1, "metadata": f"[ONNX Layer: {node.name}]"}
+        made._set.update({key: value for key, value in values.items() if key in sim.api["classes"]["ILayer"]})
+        return made
+
+    # OnnxParser
+
+    def parser_init(self: Any, network: Any, logger: Any) -> None:
+        self._network, self._logger, self._errors, self._groups = network, logger, [], []
+
+    def look(self: Any, model: onnx.ModelProto) -> None:
+        self._errors = [(i, node) for i, node in enumerate(model.graph.node) if node.op_type in UNSUPPORTED]
+        bad, groups, open_group = {index for index, _ in self._errors}, [], False
+        for index in range(len(model.graph.node)):
+            if index in bad:
+                open_group = False
+            elif open_group:
+                groups[-1].append(index)
+            else:
+                groups.append([index])
+                open_group = True
+        self._groups = groups
+
+    def parse_file(self: Any, path: str) -> bool:
+        model = onnx.load(path)
+        look(self, model)
+        if self._errors:
+            return False
+        if sim.major == 8 and model.opset_import[0].version > 17:
+            log(self._logger, "WARNING", "parsed with an opset newer than 17")
+        weights = {item.name for item in model.graph.initializer}
+        self._network._tensors = [tensor(value) for value in model.graph.input if value.name not in weights]
+        self._network._results = [tensor(value) for value in model.graph.output]
+        self._network._layers = [layer(node) for node in model.graph.node]
+        self._network._onnx = model
+        return True
+
+    def supports_v2(self: Any, content: bytes, path: str | None = None) -> bool:
+        look(self, onnx.load_from_string(content))
+        return not self._errors
+
+    def supports(self: Any, content: bytes, path: str | None = None) -> tuple[bool, list[tuple[list[int], bool]]]:
+        good = supports_v2(self, content, path)
+        return good, [(group, good) for group in self._groups]
+
+    def error(self: Any, index: int) -> Any:
+        made = sim.module.ParserError()
+        number, node = self._errors[index]
+        made._facts = {"node": number, "node_name": node.name, "node_operator": node.op_type, "desc": "false"}
+        return made
+
+    def fact(name: str) -> Any:
+        return lambda self: self._facts[name]
+
+    # IBuilderConfig
+
+    def set_flag(self: Any, flag: Any) -> None:
+        assert isinstance(flag, sim.module.BuilderFlag)
+        self._flags.add(flag.name)
+
+    def clear_flag(self: Any, flag: Any) -> None:
+        assert isinstance(flag, sim.module.BuilderFlag)
+        self._flags.discard(flag.name)
+
+    def set_pool(self: Any, pool: Any, size: int) -> None:
+        assert isinstance(pool, sim.module.MemoryPoolType)
+        self._pools[pool.name] = size
+
+    def add_profile(self: Any, profile: Any) -> int:
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    def create_cache(self: Any, content: bytes) -> Any:
+        cache = sim.module.ITimingCache()
+        cache._content = bytes(content)
+        return cache
+
+    def set_cache(self: Any, cache: Any, ignore_mismatch: bool) -> bool:
+        if cache._content and not cache._content.startswith(f"timings of {sim.version}".encode()):
+            log(self._logger, "ERROR", "Timing cache version mismatch")
+            return False
+        self._cache = cache
+        return True
+
+    def cache_bytes(self: Any) -> bytes:
+        return self._content or f"timings of {sim.version}\n".encode()
+
+    def combine(self: Any, other: Any, ignore_mismatch: bool) -> bool:
+        mine = cache_bytes(self)
+        if not other._content.startswith(mine.splitlines()[0]):
+            return False
+        self._content = b"\n".join(dict.fromkeys([*mine.splitlines(), *other._content.splitlines()])) + b"\n"
+        return True
+
+    # Runtime
+
+    def deserialize(self: Any, plan: Any) -> Any:
+        text = bytes(plan)
+        header = _header(sim.version)
+        if not text.startswith(header):
+            log(self._logger, "ERROR", "Serialization assertion failed: version tag does not match")
+            return None
+        engine = sim.module.ICudaEngine()
+        engine._report = text[64:].decode()
+        return engine
+
+    def inspector(self: Any) -> Any:
+        made = sim.module.EngineInspector()
+        made._report = self._report
+        return made
+
+    return {
+        "Builder": {
+            "__init__": builder_init,
+            "create_network": create_network,
+            "create_builder_config": create_config,
+            "create_optimization_profile": create_profile,
+            "build_serialized_network": build,
+        },
+        "INetworkDefinition": {
+            "num_inputs": property(lambda self: len(self._tensors)),
+            "num_outputs": property(lambda self: len(self._results)),
+            "num_layers": property(lambda self: len(self._layers)),
+            "get_input": lambda self, index: self._tensors[index],
+            "get_output": lambda self, index: self._results[index],
+            "get_layer": lambda self, index: self._layers[index],
+        },
+        "ITensor": {"get_dimension_name": lambda self, axis: self._dims[axis]},
+        "ILayer": {
+            "get_output": lambda self, index: self._outputs[index],
+            "set_output_type": lambda self, index, kind: self._output_types.__setitem__(index, kind),
+        },
+        "OnnxParser": {
+            "__init__": parser_init,
+            "parse_from_file": parse_file,
+            "supports_model": supports,
+            "supports_model_v2": supports_v2,
+            "num_subgraphs": property(lambda self: len(self._groups)),
+            "get_subgraph_nodes": lambda self, index: self._groups[index],
+            "is_subgraph_supported": lambda self, index: len(self._groups) == 1,
+            "num_errors": property(lambda self: len(self._errors)),
+            "get_error": error,
+        },
+        "ParserError": {name: fact(name) for name in ("node", "node_name", "node_operator", "desc")},
+        "IBuilderConfig": {
+            "set_flag": set_flag,
+            "clear_flag": clear_flag,
+            "set_memory_pool_limit": set_pool,
+            "add_optimization_profile": add_profile,
+            "set_calibration_profile": lambda self, profile: setattr(self, "_calibration", profile),
+            "create_timing_cache": create_cache,
+            "set_timing_cache": set_cache,
+            "get_timing_cache": lambda self: self._cache,
+        },
+        "ITimingCache": {"serialize": cache_bytes, "combine": combine},
+        "IOptimizationProfile": {
+            "set_shape": lambda self, name, low, opt, high: self._shapes.__setitem__(name, (low, opt, high)),
+            "set_shape_input": lambda self, name, low, opt, high: self._values.__setitem__(name, (low, opt, high)),
+        },
+        "Runtime": {
+            "__init__": lambda self, logger: setattr(self, "_logger", logger),
+            "deserialize_cuda_engine": deserialize,
+        },
+        "ICudaEngine": {"create_engine_inspector": inspector},
+        "EngineInspector": {"get_engine_information": lambda self, form: self._report},
+    }
+
+
+def _calibrate(calibrator: Any, names: list[str]) -> None:
+    assert calibrator.get_batch_size() > 0
+    if calibrator.read_calibration_cache() is None:
+        while (pointers := calibrator.get_batch(names)) is not None:
+            assert all(isinstance(pointer, int) for pointer in pointers) and len(pointers) == len(names)
+    calibrator.write_calibration_cache(memoryview(b"TRT-8600-EntropyCalibration2\nx: 3d4ccccd\n"))
+
+
+def _header(version: str) -> bytes:
+    numbers = [int(part) for part in version.split(".")] + [0, 0]
+    return b"ftrt" + bytes(20) + bytes(numbers[:4])
+
+
+def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
+    """A header as a plan's, then the report that the inspector gives back, in the style of the generation."""
+    typed = "STRONGLY_TYPED" in {
+        flag.name for flag in sim.module.NetworkDefinitionCreationFlag if network._flags >> int(flag) & 1
+    }
+    quantized = {
+        name for node in network._onnx.graph.node if node.op_type == "DequantizeLinear" for name in node.output
+    }
+    layers = []
+    for node in network._onnx.graph.node:
+        if node.op_type not in _HEAVY:
+            continue
+        kind = "Int8" if set(node.input) & quantized or ("INT8" in config._flags and not quantized) else "Half"
+        if kind == "Half" and "FP16" not in config._flags and not typed:
+            kind = "Float"
+        if sim.major == 8:
+            said = {
+                "Int8": "Thirty-two wide channel vectorized row major Int8 format",
+                "Half": "Row major linear FP16",
+                "Float": "Row major linear FP32",
+            }
+            layers.append(
+                {
+                    "Name": f"{node.name}.weight + QuantizeLinear_1 + {node.name} + Relu_9",
+                    "LayerType": "CaskConvolution",
+                    "ParameterType": "Convolution",
+                    "Inputs": [{"Name": "in", "Dimensions": [1], "Format/Datatype": said[kind]}],
+                    "Outputs": [{"Name": "out", "Dimensions": [1], "Format/Datatype": "Row major linear FP32"}],
+                    "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
+                }
+            )
+        else:
+            layers.append(
+                {
+                    "Name": f"{node.name}_myl0_3",
+                    "LayerType": "gemm" if node.op_type in ("Gemm", "MatMul") else "correlation",
+                    "Inputs": [{"Name": "in", "Datatype": kind, "Format": "Row major linear"}],
+                    "Outputs": [{"Name": "out", "Datatype": "Float", "Format": "Row major linear"}],
+                    "Metadata": f"[ONNX Layer: {node.name}]\x1e[ONNX Layer: relu]",
+                }
+            )
+    report = json.dumps({"Layers": layers, "Bindings": []}).replace("\\u001e", "\x1e")  # as TensorRT does: raw
+    return (_header(sim.version)).ljust(64, b"\0") + report.encode()

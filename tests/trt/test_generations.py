@@ -1,0 +1,561 @@
+"""8.6, 10 and 11 against stand-ins: no unknown name is touched, every option is honoured or refused by name."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import nets
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from standins import VERSIONS, Simulation
+
+from trtopt.errors import (
+    BackendError,
+    BuildCancelled,
+    BuildFailed,
+    CalibrationError,
+    DataError,
+    DeviceError,
+    EngineError,
+    EngineMismatch,
+    NoBackend,
+    UnsupportedOperator,
+    UnsupportedRequest,
+    UsageError,
+)
+from trtopt.progress import Phase, Reporter
+from trtopt.spec import BuildSpec, Precision, ShapeRange
+from trtopt.trt import BuiltPlan, Generation, plan_header, select, watch
+
+Install = Callable[[str], tuple[Simulation, Generation]]
+ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
+PROFILES = ({"x": ROWS}, {"x": ShapeRange((8, 3, 32, 32), (8, 3, 32, 32), (16, 3, 32, 32))})
+
+# The names that the door asks for to learn what a generation can do; everything else missing is a fault.
+PROBED = {
+    "8.6.0": {
+        "IProgressMonitor",
+        "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
+        "HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY",
+        "BuilderFlag.STRIP_PLAN",
+        "DataType.BF16",
+        "DataType.INT4",
+        "DataType.INT64",
+        "IBuilderConfig.set_compute_capability",
+        "ParserError.node_name",
+        "OnnxParser.supports_model_v2",
+    },
+    "10.16.1": {"IBuilderConfig.set_compute_capability"},
+    "11.4.0": {
+        "BuilderFlag.FP16",
+        "ILayer.precision",
+        "IInt8EntropyCalibrator2",
+        "IBuilderConfig.set_compute_capability",
+    },
+}
+
+# Each option of BuildSpec, set to something, and the generations that refuse it by the name given.
+OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
+    "precision": ({"precision": Precision.FP16}, {}),
+    "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "--remainder bf16"}),
+    "io_fp32": ({"precision": Precision.FP16, "io_fp32": False}, {}),
+    "overrides": ({}, {}),  # lowered by the graph, or by layer_precision below
+    "profiles": ({"profiles": PROFILES}, {}),
+    "targets": ({"targets": (89,)}, dict.fromkeys(VERSIONS, "--target")),
+    "backend": ({"backend": "tensorrt"}, {}),
+    "calibrator": (
+        {"precision": Precision.INT8, "calibrator": "native"},
+        {"11.4.0": "--calibrator native"},
+    ),
+    "workspace": ({"workspace": 1 << 30}, {}),
+    "optimization_level": ({"optimization_level": 2}, {}),
+    "timing_cache": ({"timing_cache": "timing.cache"}, {}),
+    "hardware_compatibility": (
+        {"hardware_compatibility": "same_compute_capability"},
+        {"8.6.0": "--hardware-compatibility same_compute_capability"},
+    ),
+    "version_compatible": ({"version_compatible": True}, {}),
+    "exclude_lean_runtime": ({"version_compatible": True, "exclude_lean_runtime": True}, {}),
+    "strip": ({"strip": True}, {"8.6.0": "--strip"}),
+    "refit": ({"refit": True}, {}),
+    "sparsity": ({"sparsity": True}, {}),
+    "tf32": ({"tf32": False}, {}),
+    "allow_precision_fallback": ({"allow_precision_fallback": True}, {}),
+}
+
+
+class Uploads:
+    """Stands in for GPU memory: keeps what was copied."""
+
+    def __init__(self) -> None:
+        self.arrays: list[tuple[str, NDArray[Any]]] = []
+
+    def __call__(self) -> Callable[[str, NDArray[Any]], int]:
+        def upload(name: str, array: NDArray[Any]) -> int:
+            self.arrays.append((name, array.copy()))
+            return 4096 + len(self.arrays)
+
+        return upload
+
+
+class Notes(Reporter):
+    def __init__(self) -> None:
+        self.warned: list[str] = []
+        self.phases: list[Phase] = []
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def phase(self, name: str, total: int | None = None) -> Any:
+        context = super().phase(name, total)
+        notes = self
+
+        class Kept:
+            def __enter__(self) -> Phase:
+                notes.phases.append(context.__enter__())
+                return notes.phases[-1]
+
+            def __exit__(self, *error: Any) -> Any:
+                return context.__exit__(*error)
+
+        return Kept()
+
+
+def photos(count: int) -> list[dict[str, NDArray[np.float32]]]:
+    ramp = np.linspace(-1, 1, 3 * 32 * 32, dtype=np.float32).reshape(3, 32, 32)
+    return [{"x": np.stack([ramp * (i + j) for j in range(min(3, count - i))])} for i in range(0, count, 3)]
+
+
+def build(generation: Generation, model: Path, spec: BuildSpec, **more: Any) -> BuiltPlan:
+    more.setdefault("quantized", spec.precision.quantized and spec.calibrator != "native")
+    return generation.build(model, spec, **more)
+
+
+@pytest.fixture
+def float_net(tmp_path: Path) -> Path:
+    return nets.conv_net(tmp_path / "float.onnx", opset=17)
+
+
+@pytest.fixture
+def int8_net(tmp_path: Path) -> Path:
+    return nets.conv_net(tmp_path / "int8.onnx", quantized="int8", opset=17)
+
+
+def test_the_options_below_are_all_there_are() -> None:
+    assert set(OPTIONS) == {item.name for item in fields(BuildSpec)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_is_honoured_or_refused_by_name(
+    version: str, option: str, stand_in: Install, float_net: Path, int8_net: Path, tmp_path: Path
+) -> None:
+    sim, generation = stand_in(version)
+    generation.calibration_upload = Uploads()
+    given, refused = OPTIONS[option]
+    given = {"profiles": PROFILES[:1], **given}
+    if "timing_cache" in given:
+        given["timing_cache"] = tmp_path / given["timing_cache"]
+    spec = BuildSpec(**given)
+    model = int8_net if spec.precision is Precision.INT8 and spec.calibrator != "native" else float_net
+    more: dict[str, Any] = {"calibration": photos(8), "calibration_batch": 4} if spec.calibrator == "native" else {}
+    if version in refused:
+        with pytest.raises(UnsupportedRequest) as caught:
+            build(generation, model, spec, **more)
+        assert refused[version] in str(caught.value)
+        assert generation.version in str(caught.value)
+        assert not sim.configs, "refused only after work had begun"
+    else:
+        built = build(generation, model, spec, **more)
+        plain_sim, plain = stand_in(version)
+        build(plain, float_net, BuildSpec(profiles=PROFILES[:1]))
+        if option not in ("overrides", "backend", "allow_precision_fallback") and not (
+            option in ("precision", "io_fp32", "remainder") and generation.typed(spec)
+        ):  # in a typed build the graph itself says precision and I/O types
+            assert _seen(sim) != _seen(plain_sim), f"{option} left no trace on the config or network"
+        assert len(built.layers) == 3
+    assert sim.missed <= PROBED[version]
+
+
+def _seen(sim: Simulation) -> dict[str, Any]:
+    config, network = sim.configs[-1], sim.networks[-1]
+    return {
+        "flags": config._flags,
+        "pools": config._pools,
+        "profiles": [profile._shapes for profile in config._profiles],
+        "calibration": config._calibration is not None,
+        "cache": config._cache is not None,
+        "set": {name: str(value) for name, value in config._set.items() if name not in ("progress_monitor",)},
+        "inputs": [tensor.dtype.name for tensor in network._tensors],
+        "outputs": [tensor.dtype.name for tensor in network._results],
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_all_options_at_once_set_exactly_these(
+    version: str, stand_in: Install, float_net: Path, tmp_path: Path
+) -> None:
+    sim, generation = stand_in(version)
+    spec = BuildSpec(
+        profiles=PROFILES,
+        workspace=64 << 20,
+        optimization_level=5,
+        timing_cache=tmp_path / "t.cache",
+        hardware_compatibility="ampere_plus",
+        version_compatible=True,
+        exclude_lean_runtime=True,
+        strip=version != "8.6.0",
+        refit=True,
+        sparsity=True,
+        tf32=False,
+    )
+    build(generation, float_net, spec)
+    config = sim.configs[-1]
+    wanted = {"VERSION_COMPATIBLE", "EXCLUDE_LEAN_RUNTIME", "REFIT", "SPARSE_WEIGHTS"}
+    # 10 and 11 call one number by two names: STRIP_PLAN and WEIGHTLESS
+    assert {name.replace("WEIGHTLESS", "STRIP_PLAN") for name in config._flags} == wanted | (
+        {"STRIP_PLAN"} if version != "8.6.0" else set()
+    )
+    assert config._pools == {"WORKSPACE": 64 << 20}
+    assert config.builder_optimization_level == 5
+    assert config.profiling_verbosity is sim.module.ProfilingVerbosity.DETAILED
+    assert config.hardware_compatibility_level is sim.module.HardwareCompatibilityLevel.AMPERE_PLUS
+    assert [profile._shapes for profile in config._profiles] == [
+        {"x": ((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))},
+        {"x": ((8, 3, 32, 32), (8, 3, 32, 32), (16, 3, 32, 32))},
+    ]
+    assert sim.missed <= PROBED[version]
+
+
+@pytest.mark.parametrize(
+    ("version", "native", "flags"),
+    [
+        ("8.6.0", False, {"EXPLICIT_BATCH"}),
+        ("8.6.0", True, {"EXPLICIT_BATCH"}),
+        ("10.16.1", False, {"STRONGLY_TYPED"}),
+        ("10.16.1", True, set()),
+        ("11.4.0", False, set()),
+    ],
+)
+def test_network_flags(version: str, native: bool, flags: set[str], stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in(version)
+    generation.calibration_upload = Uploads()
+    spec = BuildSpec(profiles=PROFILES[:1])
+    if native:
+        spec = replace(spec, precision=Precision.INT8, calibrator="native")
+    build(generation, float_net, spec, calibration=photos(4), calibration_batch=4)
+    kinds = sim.module.NetworkDefinitionCreationFlag
+    assert {kind.name for kind in kinds if sim.networks[-1]._flags >> int(kind) & 1} == flags
+    assert generation.typed(spec) is ("STRONGLY_TYPED" in flags or version == "11.4.0")
+
+
+def test_86_precision_is_flags_over_an_fp32_graph(stand_in: Install, int8_net: Path, float_net: Path) -> None:
+    sim, generation = stand_in("8.6.0")
+    spec = BuildSpec(precision=Precision.INT8, profiles=PROFILES[:1])
+    built = build(generation, int8_net, spec)
+    assert sim.configs[-1]._flags == {"TF32", "INT8", "FP16"}
+    assert [(layer.kind, layer.precision, layer.nodes[0]) for layer in built.layers] == [
+        ("convolution", Precision.INT8, "conv1"),
+        ("convolution", Precision.INT8, "conv2"),
+        ("matmul", Precision.INT8, "fc"),  # 8.6 calls it a convolution; the ONNX node says what it is
+    ]
+    build(generation, float_net, replace(spec, precision=Precision.FP16))
+    assert sim.configs[-1]._flags == {"TF32", "FP16"}
+    with pytest.raises(UsageError, match="no Q/DQ"):
+        build(generation, float_net, spec, quantized=False)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_86_pins_layers_by_node_name(fallback: bool, stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in("8.6.0")
+    spec = BuildSpec(precision=Precision.FP16, profiles=PROFILES[:1], allow_precision_fallback=fallback)
+    wanted = {"conv2": Precision.FP32, "nowhere": Precision.FP32}
+    built = build(generation, float_net, spec, layer_precision=wanted)
+    pinned = {layer.name: layer._set.get("precision") for layer in sim.networks[-1]._layers}
+    assert pinned.pop("conv2") is sim.module.DataType.FLOAT
+    assert set(pinned.values()) == {None}
+    flag = "PREFER_PRECISION_CONSTRAINTS" if fallback else "OBEY_PRECISION_CONSTRAINTS"
+    assert {name for name in sim.configs[-1]._flags if "CONSTRAINTS" in name} == {flag}
+    assert any("nowhere" in warning for warning in built.warnings)
+
+
+@pytest.mark.parametrize("version", ["10.16.1", "11.4.0"])
+def test_typed_generations_take_no_layer_precision(version: str, stand_in: Install, float_net: Path) -> None:
+    _, generation = stand_in(version)
+    with pytest.raises(UsageError, match="typed graph"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]), layer_precision={"conv1": Precision.FP32})
+
+
+# Native calibration
+
+
+@pytest.mark.parametrize("version", ["8.6.0", "10.16.1"])
+def test_native_calibration_regroups_and_reports(version: str, stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in(version)
+    uploads = generation.calibration_upload = Uploads()
+    spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
+    built = build(generation, float_net, spec, calibration=photos(11), calibration_batch=4)
+    assert [array.shape for _, array in uploads.arrays] == [(4, 3, 32, 32)] * 2
+    expected = np.concatenate([batch["x"] for batch in photos(11)])[:8]
+    np.testing.assert_array_equal(np.concatenate([array for _, array in uploads.arrays]), expected)
+    assert any("last 3 samples" in warning for warning in built.warnings)
+    assert built.native_cache is not None and built.native_cache.startswith(b"TRT-8600-EntropyCalibration2")
+    assert sim.configs[-1]._calibration._shapes == {"x": ((4, 3, 32, 32),) * 3}
+    assert sim.missed <= PROBED[version]
+
+    cached = build(generation, float_net, spec, calibration_cache=built.native_cache)  # reads no data
+    assert len(uploads.arrays) == 2 and cached.native_cache == built.native_cache
+
+
+def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
+    _, generation = stand_in("8.6.0")
+    generation.calibration_upload = Uploads()
+    spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
+
+    def broken() -> Any:
+        yield photos(3)[0]
+        yield photos(3)[0]
+        raise DataError("photo 7 is corrupt")
+
+    with pytest.raises(DataError, match="photo 7"):  # raised inside TensorRT's callback, not lost there
+        build(generation, float_net, spec, calibration=broken(), calibration_batch=3)
+    with pytest.raises(UnsupportedRequest, match="--images"):
+        build(generation, float_net, spec)
+    with pytest.raises(DataError, match="0 samples"):
+        build(generation, float_net, spec, calibration=[])
+    with pytest.raises(DataError, match="3 samples, fewer than one batch of 8"):
+        build(generation, float_net, spec, calibration=photos(3), calibration_batch=8)
+    with pytest.raises(UsageError, match="no array for the input x"):
+        build(generation, float_net, spec, calibration=[{"y": photos(3)[0]["x"]}], calibration_batch=3)
+    with pytest.raises(UsageError, match="x needs"):
+        build(generation, float_net, spec, calibration=[{"x": np.zeros((3, 3, 16, 16))}], calibration_batch=3)
+
+
+def test_a_calibrator_that_was_never_asked_is_an_error(stand_in: Install, float_net: Path, monkeypatch: Any) -> None:
+    _, generation = stand_in("8.6.0")
+    monkeypatch.setattr("standins._calibrate", lambda calibrator, names: None)
+    spec = BuildSpec(precision=Precision.INT8, calibrator="native", profiles=PROFILES[:1])
+    with pytest.raises(CalibrationError):
+        build(generation, float_net, spec, calibration=photos(3), calibration_batch=3)
+
+
+# The parser
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_unsupported_node_at_once(version: str, stand_in: Install, tmp_path: Path, float_net: Path) -> None:
+    sim, generation = stand_in(version)
+    model = nets.bad_nodes(tmp_path / "bad.onnx")
+    assert [(issue.node, issue.op) for issue in generation.unsupported(model)] == [
+        ("custom_node", "Frobnicate"),
+        ("det_node", "Det"),
+    ]
+    assert generation.unsupported(float_net) == ()
+    with pytest.raises(UnsupportedOperator) as caught:
+        build(generation, model, BuildSpec())
+    assert "custom_node (Frobnicate)" in str(caught.value) and "det_node (Det)" in str(caught.value)
+    assert sim.missed <= PROBED[version]
+
+
+# No GPU
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_without_a_gpu_nothing_native_is_touched(
+    version: str, stand_in: Install, with_gpu: Callable[[int | None], None], float_net: Path
+) -> None:
+    sim, generation = stand_in(version)
+    plan = build(generation, float_net, BuildSpec(profiles=PROFILES[:1])).plan
+    with_gpu(None)
+    sim.has_gpu, before = False, len(sim.networks)
+    with pytest.raises(UnsupportedRequest, match="--backend rtx"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    with pytest.raises(DeviceError, match="needs a GPU"):
+        generation.unsupported(float_net)
+    with pytest.raises(DeviceError, match="needs a GPU"):  # 8.6's Runtime() would end the process
+        generation.load(plan)
+    assert len(sim.networks) == before
+    assert generation.describe()["can_build"] is False
+
+
+def test_a_driver_that_fails_late_is_an_error_not_a_crash(stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in("8.6.0")
+    sim.has_gpu = False  # the driver shows a GPU, TensorRT can't use it
+    with pytest.raises(DeviceError, match="CUDA initialization failure"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+
+
+@pytest.mark.parametrize(("capability", "precision"), [(75, Precision.BF16), (86, Precision.FP8)])
+def test_the_gpu_itself_can_refuse_a_precision(
+    capability: int, precision: Precision, stand_in: Install, with_gpu: Callable[[int | None], None], float_net: Path
+) -> None:
+    _, generation = stand_in("11.4.0")
+    with_gpu(capability)
+    with pytest.raises(UnsupportedRequest, match=f"this GPU is sm{capability}"):
+        build(generation, float_net, BuildSpec(precision=precision, profiles=PROFILES[:1]))
+
+
+def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Path) -> None:
+    _, generation = stand_in("8.6.0")
+    spec = BuildSpec(precision=Precision.FP8, remainder=Precision.BF16, targets=(89,), strip=True)
+    with pytest.raises(UnsupportedRequest) as caught:
+        generation.refuse(spec)
+    for named in ("--fp8", "--remainder bf16", "--target", "--strip", "TensorRT 8.6.0"):
+        assert named in str(caught.value)
+
+
+# Messages, failures, progress, cancelling
+
+
+def test_messages_are_counted_and_translated(stand_in: Install, float_net: Path, capfd: Any) -> None:
+    sim, generation = stand_in("8.6.0")
+    sim.warnings = [
+        (
+            "WARNING",
+            "TensorRT encountered issues when converting weights between types and that could affect accuracy.",
+        ),
+        *[("WARNING", f"Weights [name=conv{i}] had the following issues when converted to FP16:") for i in range(40)],
+        (
+            "WARNING",
+            "onnx2trt_utils.cpp:375: Your ONNX model has been generated with INT64 weights, while TensorRT does not",
+        ),
+        ("WARNING", "something new"),
+    ]
+    notes = Notes()
+    built = build(generation, float_net, BuildSpec(profiles=PROFILES[:1]), reporter=notes)
+    assert built.warnings == (
+        "weights too small for FP16 (subnormal or zero there) (40 times)",
+        "INT64 weights were cast to INT32",
+        "something new",
+    )
+    assert notes.phases[0].text == "timing conv1 + relu1"  # the only sign of life that 8.6 gives
+    sim.fail = "Error Code 10: Internal Error (Could not find any implementation for node conv1 + relu1.)"
+    with pytest.raises(UnsupportedOperator, match=r"conv1 \+ relu1"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    sim.fail = "a fault nobody has seen before"
+    with pytest.raises(BuildFailed, match="nobody has seen"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    assert capfd.readouterr() == ("", "")  # nothing is ever printed raw
+
+
+@pytest.mark.parametrize("version", ["10.16.1", "11.4.0"])
+def test_ctrl_c_stops_a_monitored_build(version: str, stand_in: Install, float_net: Path, tmp_path: Path) -> None:
+    sim, generation = stand_in(version)
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.3)  # let the main thread see it before the next step
+
+    sim.block = interrupt
+    cache = tmp_path / "t.cache"
+    with pytest.raises(BuildCancelled, match="nothing was written"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1], timing_cache=cache))
+    assert not cache.exists()
+    sim.block = None
+    assert build(generation, float_net, BuildSpec(profiles=PROFILES[:1])).layers  # and the next build works
+
+
+def test_86_ctrl_c_leaves_the_build_behind(stand_in: Install, float_net: Path) -> None:
+    sim, generation = stand_in("8.6.0")
+    go_on = threading.Event()
+
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+        assert go_on.wait(30)
+
+    sim.block = interrupt
+    with pytest.raises(BuildCancelled, match="until this process ends"):
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    with pytest.raises(BackendError, match="start a new process"):  # two builds would time each other
+        build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
+    sim.block = None
+    go_on.set()
+    assert watch._abandoned and all(done.wait(30) for done in watch._abandoned)
+    assert build(generation, float_net, BuildSpec(profiles=PROFILES[:1])).layers
+
+
+# Timing cache
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_timing_cache_is_read_merged_and_replaced(
+    version: str, stand_in: Install, float_net: Path, tmp_path: Path
+) -> None:
+    sim, generation = stand_in(version)
+    cache = tmp_path / "timing.cache"
+    spec = BuildSpec(profiles=PROFILES[:1], timing_cache=cache)
+    assert not build(generation, float_net, spec).warnings
+    own = cache.read_bytes()
+    assert own == f"timings of {sim.version}\n".encode()
+
+    sim.block = lambda: cache.write_bytes(own + b"another build's\n")  # two builds at once
+    build(generation, float_net, spec)
+    assert cache.read_bytes() == own + b"another build's\n"
+
+    sim.block = None
+    cache.write_bytes(b"timings of 7.0\n")
+    built = build(generation, float_net, spec)
+    assert any("another TensorRT" in warning for warning in built.warnings)
+    assert cache.read_bytes() == own
+    assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".onnx", ".cache")] == []
+
+
+# Plans
+
+
+def test_plans_of_others_are_refused_with_both_versions(stand_in: Install, float_net: Path) -> None:
+    _, older = stand_in("8.6.0")
+    plan = bytes(build(older, float_net, BuildSpec(profiles=PROFILES[:1])).plan)
+    assert str(plan_header(plan)) == "TensorRT 8.6.0.0"
+    loaded = older.load(plan)
+    assert json.loads(loaded.inspect(), strict=False)["Layers"]
+    _, newer = stand_in("10.16.1")
+    with pytest.raises(EngineMismatch, match=r"TensorRT 8\.6\.0\.0.*10\.16\.1\.11"):
+        newer.load(plan, "old.engine")
+    with pytest.raises(EngineMismatch, match=r"old\.engine was made by TensorRT-RTX 1\.7\.1\.116.*--backend rtx"):
+        newer.load(b"vtrt" + bytes(20) + bytes([1, 7, 1, 116]) + bytes(64), "old.engine")
+    with pytest.raises(EngineError, match="isn't a TensorRT plan"):
+        newer.load(b"not a plan" * 20)
+    with pytest.raises(EngineError, match="0 bytes"):
+        newer.load(b"")
+
+
+# Which one
+
+
+def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monkeypatch: Any) -> None:
+    stand_in("11.4.0")
+    chosen = select("auto")
+    assert chosen.family == "tensorrt11" and "rtx" in chosen.alternatives.lower()
+    with_gpu(None)
+    chosen = select("auto")
+    assert chosen.family == "rtx" and "needs a GPU" in chosen.alternatives
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt_rtx", None)
+    with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
+        select("auto")
+    with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
+        select("rtx")
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
+    with pytest.raises(NoBackend) as caught:
+        select("auto")
+    assert all(f"trtopt[{extra}]" in str(caught.value) for extra in ("rtx", "trt8", "trt10", "trt11"))
+    with pytest.raises(NoBackend, match=r"trtopt\[trt8\]"):
+        select("tensorrt")
+    with pytest.raises(UsageError, match="auto, tensorrt, rtx"):
+        select("cuda")
+
+
+def test_an_unknown_major_version_is_named(monkeypatch: Any) -> None:
+    sim = Simulation("11.4.0")
+    sim.module.__version__ = "7.2.3"
+    monkeypatch.setitem(__import__("sys").modules, "tensorrt", sim.module)
+    with pytest.raises(NoBackend, match=r"7\.2\.3 isn't supported"):
+        select("tensorrt")
