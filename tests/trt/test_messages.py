@@ -1,0 +1,97 @@
+"""TensorRT's error texts, as observed, in our words."""
+
+from __future__ import annotations
+
+import pytest
+
+from trtopt.errors import (
+    BuildFailed,
+    DeviceError,
+    EngineError,
+    EngineMismatch,
+    InvalidModel,
+    TrtoptError,
+    UnsupportedRequest,
+    UsageError,
+)
+from trtopt.trt.messages import Messages, translate
+
+BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        (
+            "Cannot compile for target(s) sm75, sm80, because the model contains HW-specific datatypes: fp8_e4m3. In",
+            UnsupportedRequest,
+            "sm75, sm80 can't compute in fp8_e4m3",
+        ),
+        (
+            f"{BUILD}([pass.cpp:337] Cannot compile operation 'fc' for Turing (SM75): FP32 GEMM is not supported.)",
+            UnsupportedRequest,
+            "node fc",
+        ),
+        (
+            "[graphShapeAnalyzer.cpp] Error Code 4: Dynamic input tensor x is missing dimensions in profile 0.",
+            UsageError,
+            "profile 0 doesn't cover the dynamic input x",
+        ),
+        ("dq_b: input has type Int32 but must have type FP8, FP4, Int4, Int8, or UInt8.", InvalidModel, "dq_b deq"),
+        (
+            "Assertion failed: shiftIsAllZeros(zeroPoint): Non-zero zero point is not supported. Please set kENABLE",
+            InvalidModel,
+            "quantize symmetrically",
+        ),
+        (
+            'Assertion failed: scaleAllPositive && "Scale coefficients must all be positive"',
+            InvalidModel,
+            "TensorRT 8.6 can't read FP16 scales",
+        ),
+        ("CUDA initialization failure with error: 35", DeviceError, "needs a GPU"),
+        ("Error Code 1: Cuda Runtime (In generateForCurrent … cudaError 35…)", DeviceError, "needs a GPU"),
+        ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "--exclude-lean-runtime"),
+        (
+            "MyelinCheckException: graph_jit.cpp:278: CHECK(status == CUDA_SUCCESS) failed.",
+            UnsupportedRequest,
+            "--strip and --refit",
+        ),
+        ("Failed to import initializer: w1", InvalidModel, "weights of w1"),
+        (
+            "Version tag does not match. Note: Current Version: 213, Serialized Engine Version: 205",
+            EngineMismatch,
+            "another",
+        ),
+    ],
+)
+def test_known_texts(text: str, kind: type[TrtoptError], said: str) -> None:
+    error = translate(("a line before", text), "TensorRT can't build m.onnx")
+    assert type(error) is kind
+    assert said in str(error) and str(error).startswith("TensorRT can't build m.onnx: ")
+    assert text[:60] in str(error)  # the original stays readable
+
+
+def test_unknown_texts_are_quoted() -> None:
+    assert type(translate(("strange",), "can't build")) is BuildFailed
+    assert str(translate(("one\n two", "three"), "can't load", EngineError)) == "can't load: one two; three"
+    assert "no message" in str(translate((), "can't build"))
+
+
+def test_warnings_are_counted_and_errors_kept_in_order() -> None:
+    messages = Messages()
+    for text in ("ModelImporter.cpp:1071: Make sure input sizes has Int64 binding.", "b", "b"):
+        messages.add("WARNING", text)
+    for text in ("first", "second", "first"):
+        messages.add("ERROR", text)
+    messages.add("INFO", "nothing")
+    assert messages.warnings == ("Make sure input sizes has Int64 binding.", "b (2 times)")
+    assert messages.errors == ("first", "second")
+
+
+def test_steps_and_layer_dumps_are_found_among_verbose_messages() -> None:
+    steps: list[str] = []
+    messages = Messages(steps.append)
+    messages.add("VERBOSE", "--------------- Timing Runner: conv1 + relu (CaskConvolution[0x80000009])")
+    messages.add("VERBOSE", "Layers:\nName: a")
+    messages.add("VERBOSE", "Searching for input: x")
+    assert steps == ["timing conv1 + relu"] and messages.layers == ["Layers:\nName: a"]

@@ -1,0 +1,71 @@
+"""Profiles against inputs, without any TensorRT."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtopt.errors import UsageError
+from trtopt.spec import ShapeRange, TensorInfo
+from trtopt.trt import profile_problems, validate_profiles
+
+IDS = TensorInfo("input_ids", "int64", ("batch", "sequence"))
+MASK = TensorInfo("attention_mask", "int64", ("batch", "sequence"))
+IMAGE = TensorInfo("image", "float32", (-1, 3, 224, 224))
+SIZES = TensorInfo("sizes", "int64", (2,))
+
+
+def same(*shape: int) -> ShapeRange:
+    return ShapeRange(shape, shape, shape)
+
+
+def test_every_problem_at_once() -> None:
+    profiles = (
+        {"imaeg": same(1, 3, 224, 224)},
+        {"image": same(1, 224, 224)},
+        {"image": ShapeRange((1, 3, 224, 224), (1, 3, 224, 256), (1, 3, 224, 256))},
+    )
+    assert profile_problems([IMAGE], profiles) == [
+        "profile 0: there is no input 'imaeg'; inputs: image (?x3x224x224)",
+        "profile 0: the dynamic input image (?x3x224x224) is missing",
+        "profile 1: image has rank 4 (?x3x224x224), the shapes given have rank 3",
+        "profile 2: image has a fixed size of 224 in dimension 3, given 224, 256, 256",
+    ]
+    with pytest.raises(UsageError, match=r"imaeg.*rank 4.*fixed size.*NAME:MIN,OPT,MAX"):
+        validate_profiles([IMAGE], profiles)
+
+
+def test_dynamic_inputs_need_a_profile_and_static_ones_do_not() -> None:
+    assert "no profile covers them: image" in profile_problems([IMAGE], ())[0]
+    assert profile_problems([TensorInfo("x", "float32", (1, 3))], ()) == []
+    assert profile_problems([TensorInfo("x", "float32", (1, 3))], ({"x": same(1, 3)},)) == []
+
+
+def test_dimensions_of_one_name_are_one_size() -> None:
+    wide = {"input_ids": ShapeRange((1, 8), (4, 64), (8, 128)), "attention_mask": ShapeRange((1, 8), (4, 64), (8, 256))}
+    assert profile_problems([IDS, MASK], (wide,)) == [
+        "dimension 'sequence' is 8/64/128 for input_ids and 8/64/256 for attention_mask; one name means one size"
+    ]
+    assert profile_problems([IDS, MASK], (dict.fromkeys(wide, wide["input_ids"]),)) == []
+
+
+def test_shape_inputs() -> None:
+    assert profile_problems([SIZES], ({"sizes": same(7, 9)},)) == []  # without a parser: it may be one
+    known = frozenset({"sizes"})
+    assert "no profile covers them: sizes" in profile_problems([SIZES], (), shape_inputs=known)[0]
+    assert profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=known) == []
+    # the parser says it is an ordinary input of shape (2,)
+    assert "rank 1" in profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=frozenset())[0]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())
+def test_a_range_within_the_input_always_fits(shape: list[int], data: st.DataObject) -> None:
+    dynamic = [data.draw(st.booleans()) for _ in shape]
+    info = TensorInfo("x", "float32", tuple(-1 if free else size for size, free in zip(shape, dynamic)))
+    most = tuple(size + data.draw(st.integers(0, 5)) if free else size for size, free in zip(shape, dynamic))
+    assert profile_problems([info], ({"x": ShapeRange(tuple(shape), tuple(shape), most)},)) == []
+    for axis, free in enumerate(dynamic):
+        if not free:
+            wrong = tuple(size + (index == axis) for index, size in enumerate(shape))
+            assert f"dimension {axis}" in profile_problems([info], ({"x": same(*wrong)},))[0]

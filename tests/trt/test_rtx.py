@@ -1,0 +1,271 @@
+"""TensorRT-RTX for real: it parses and builds on any machine, without a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nets
+import onnx
+import pytest
+
+from trtopt.errors import (
+    BuildCancelled,
+    BuildFailed,
+    DeviceError,
+    EngineError,
+    InvalidModel,
+    UnsupportedOperator,
+    UnsupportedRequest,
+    UsageError,
+)
+from trtopt.progress import Phase, Reporter
+from trtopt.spec import BuildSpec, LayerInfo, Precision, ShapeRange
+from trtopt.trt import DEFAULT_TARGETS, Generation, plan_header, select
+
+X = {"x": ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
+
+
+@pytest.fixture
+def rtx(with_gpu: Callable[[int | None], None]) -> Generation:
+    with_gpu(None)  # the same on a machine that has one
+    return select("rtx")
+
+
+def heavy(layers: tuple[LayerInfo, ...]) -> list[tuple[str, str, str]]:
+    return [(layer.kind, str(layer.precision), layer.nodes[0]) for layer in layers if layer.kind != "other"]
+
+
+@pytest.mark.parametrize(
+    ("base", "quantized", "precision"),
+    [
+        ("fp32", "", Precision.FP32),
+        ("fp16", "", Precision.FP16),
+        ("bf16", "", Precision.BF16),
+        ("fp16", "int8", Precision.INT8),
+        ("fp32", "int8", Precision.INT8),
+        ("fp16", "fp8", Precision.FP8),
+    ],
+)
+def test_every_precision_builds_and_the_layers_say_so(
+    base: str, quantized: str, precision: Precision, rtx: Generation, tmp_path: Path, capfd: Any
+) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx", base=base, quantized=quantized)
+    spec = BuildSpec(precision=precision, remainder=Precision(base), profiles=(X,), targets=(89,))
+    built = rtx.build(model, spec, quantized=bool(quantized))
+    name = str(precision)
+    assert heavy(built.layers) == [
+        ("convolution", name, "conv1"),
+        ("convolution", name, "conv2"),
+        ("matmul", name, "fc"),
+    ]
+    assert built.layers_unknown == "" and built.targets == (89,) and built.seconds > 0
+    header = plan_header(built.plan)
+    assert header is not None and header.product == "TensorRT-RTX" and header.version == rtx.version
+    assert len(built.plan) > 10_000 and memoryview(built.plan).format == "B"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_targets_are_always_named(rtx: Generation, tmp_path: Path) -> None:
+    assert rtx.targets(BuildSpec()) == DEFAULT_TARGETS == (80, 86, 89, 120)
+    assert rtx.targets(BuildSpec(precision=Precision.FP8)) == (89, 120)
+    assert rtx.targets(BuildSpec(precision=Precision.INT8, remainder=Precision.BF16)) == DEFAULT_TARGETS
+    model = nets.conv_net(tmp_path / "m.onnx")
+    masks = {}
+    for targets in ((), (86,), (89, 120), (120, 89)):
+        built = rtx.build(model, BuildSpec(profiles=(X,), targets=targets), quantized=False)
+        masks[targets] = int.from_bytes(built.plan[0x20:0x28], "little")
+    # one bit for each: sm80=2, sm86=4, sm89=8, sm120=16
+    assert masks == {(): 2 + 4 + 8 + 16, (86,): 4, (89, 120): 24, (120, 89): 24}
+
+
+def test_sm75_takes_int8_from_every_target(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx", base="fp16", quantized="int8")
+    spec = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89))
+    with pytest.raises(UnsupportedRequest, match=r"sm75.*floating point on every target.*--allow-precision-fallback"):
+        rtx.build(model, spec, quantized=True)
+    warned: list[str] = []
+
+    class Notes(Reporter):
+        def warn(self, text: str) -> None:
+            warned.append(text)
+
+    allowed = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89), allow_precision_fallback=True)
+    built = rtx.build(model, allowed, quantized=True, reporter=Notes())
+    assert [row[:2] for row in heavy(built.layers)[:2]] == [("convolution", "fp16")] * 2
+    assert len(warned) == 1 and "sm75" in warned[0]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (BuildSpec(targets=(90,)), r"--target sm90: TensorRT-RTX .* has sm75, sm80, sm86, sm89, sm120, sm121"),
+        (BuildSpec(precision=Precision.FP8, targets=(80, 86, 89)), r"--target sm80,sm86: fp8 needs sm89"),
+        (BuildSpec(precision=Precision.BF16, targets=(75,)), r"--target sm75: bf16 needs sm80"),
+        (BuildSpec(precision=Precision.INT8, calibrator="native"), r"--calibrator native"),
+        (BuildSpec(timing_cache=Path("t.cache")), r"--timing-cache"),
+        (BuildSpec(hardware_compatibility="ampere_plus"), r"--hardware-compatibility ampere_plus.*--target"),
+        (BuildSpec(version_compatible=True), r"--version-compatible"),
+        (BuildSpec(strip=True), r"--strip: TensorRT-RTX needs a GPU"),
+        (BuildSpec(refit=True), r"--refit: TensorRT-RTX needs a GPU"),
+    ],
+)
+def test_refusals_before_the_build(spec: BuildSpec, said: str, rtx: Generation, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=said):
+        rtx.build(nets.conv_net(tmp_path / "m.onnx"), spec, quantized=False)
+
+
+def test_options_it_honours_change_the_build(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx")
+    spec = BuildSpec(profiles=(X,), optimization_level=5, sparsity=True, tf32=False, workspace=1 << 30)
+    assert rtx.build(model, spec, quantized=False).layers
+    with pytest.raises(BuildFailed, match="--workspace"):
+        rtx.build(model, BuildSpec(profiles=(X,), workspace=4), quantized=False)
+
+
+def test_bad_nodes_all_at_once(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.bad_nodes(tmp_path / "bad.onnx")
+    issues = rtx.unsupported(model)
+    assert [(issue.node, issue.op) for issue in issues] == [("custom_node", "Frobnicate"), ("det_node", "Det")]
+    assert "plugin" in issues[0].reason and "no Det" in issues[1].reason
+    assert rtx.unsupported(nets.conv_net(tmp_path / "good.onnx")) == ()
+    with pytest.raises(UnsupportedOperator) as caught:
+        rtx.build(model, BuildSpec(), quantized=False)
+    assert "custom_node (Frobnicate)" in str(caught.value) and "det_node (Det)" in str(caught.value)
+
+
+def test_what_parses_but_has_no_implementation(rtx: Generation, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedOperator, match="nms_node"):
+        rtx.build(nets.unbuildable_net(tmp_path / "nms.onnx"), BuildSpec(), quantized=False)
+
+
+def test_fp32_matrix_product_on_turing(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx")
+    with pytest.raises(UnsupportedRequest, match=r"sm75 \(node fc\).*--fp16"):
+        rtx.build(model, BuildSpec(profiles=(X,), targets=(75,)), quantized=False)
+
+
+def test_profiles(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx")
+    large = {"x": ShapeRange((8, 3, 32, 32), (16, 3, 32, 32), (16, 3, 32, 32))}
+    assert rtx.build(model, BuildSpec(profiles=(X, large)), quantized=False).layers
+    with pytest.raises(UsageError, match=r"no profile covers them: x \(batchx3x32x32\)"):
+        rtx.build(model, BuildSpec(), quantized=False)
+    wrong = ({"y": ShapeRange((1,), (1,), (1,))}, {"x": ShapeRange((1, 3, 32, 33), (4, 3, 32, 33), (8, 3, 32, 33))})
+    with pytest.raises(UsageError) as caught:
+        rtx.build(model, BuildSpec(profiles=wrong), quantized=False)
+    for problem in (
+        "profile 0: there is no input 'y'; inputs: x",
+        "profile 0: the dynamic input x (batchx3x32x32) is missing",
+        "profile 1: x has a fixed size of 32 in dimension 3, given 33",
+    ):
+        assert problem in str(caught.value)
+    static = nets.conv_net(tmp_path / "static.onnx", batch=2)
+    assert rtx.build(static, BuildSpec(), quantized=False).layers
+
+
+def test_shape_inputs_take_values(rtx: Generation, tmp_path: Path) -> None:
+    model = nets.shape_input_net(tmp_path / "shape.onnx")
+    data = ShapeRange((1, 16), (4, 16), (8, 16))
+    good = {"data": data, "sizes": ShapeRange((2, 8), (8, 8), (16, 8))}
+    assert rtx.build(model, BuildSpec(profiles=(good,)), quantized=False).layers
+    with pytest.raises(UsageError, match="sizes is a shape input of 2 values, 1 were given"):
+        rtx.build(model, BuildSpec(profiles=({"data": data, "sizes": ShapeRange((2,), (2,), (2,))},)), quantized=False)
+    with pytest.raises(UsageError, match=r"sizes .* is missing"):
+        rtx.build(model, BuildSpec(profiles=({"data": data},)), quantized=False)
+
+
+def test_files_that_the_parser_takes_for_empty_models(rtx: Generation, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.onnx"
+    empty.write_bytes(b"")
+    with pytest.raises(InvalidModel):
+        rtx.build(empty, BuildSpec(), quantized=False)
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(nets.conv_net(tmp_path / "m.onnx").read_bytes()[:5000])
+    with pytest.raises(InvalidModel):
+        rtx.build(cut, BuildSpec(), quantized=False)
+    with pytest.raises(UsageError, match="doesn't exist"):
+        rtx.build(tmp_path / "none.onnx", BuildSpec(), quantized=False)
+
+
+def test_ctrl_c_stops_the_build_and_the_next_one_works(rtx: Generation, tmp_path: Path, monkeypatch: Any) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx")
+    stopped_at: list[str] = []
+
+    class Interrupting(Phase):
+        def detail(self, text: str) -> None:
+            super().detail(text)
+            if text and not stopped_at:
+                stopped_at.append(text)
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.3)  # TensorRT waits here while the main thread takes the signal
+
+    class Notes(Reporter):
+        def phase(self, name: str, total: int | None = None) -> Any:
+            return contextlib.nullcontext(Interrupting(name, total))
+
+    with pytest.raises(BuildCancelled, match="nothing was written") as caught:
+        rtx.build(model, BuildSpec(profiles=(X,)), quantized=False, reporter=Notes())
+    assert "background" not in str(caught.value), "the build was left behind, not stopped"
+    assert stopped_at and stopped_at[0].startswith("Building engine")
+    assert not [thread for thread in threading.enumerate() if thread.name == "trtopt-build"]
+    assert rtx.build(model, BuildSpec(profiles=(X,)), quantized=False).layers
+
+
+def test_builds_are_repeatable_and_threads_wait_for_each_other(rtx: Generation, tmp_path: Path) -> None:
+    models = [nets.conv_net(tmp_path / "a.onnx"), nets.conv_net(tmp_path / "b.onnx", base="fp16", quantized="int8")]
+    results: dict[int, Any] = {}
+
+    def work(index: int) -> None:
+        precision = (Precision.FP32, Precision.INT8)[index % 2]
+        spec = BuildSpec(precision=precision, profiles=(X,), targets=(89,))
+        results[index] = rtx.build(models[index % 2], spec, quantized=bool(index % 2))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 4
+    for index in (0, 1):
+        assert bytes(results[index].plan) == bytes(results[index + 2].plan)
+        assert results[index].layers == results[index + 2].layers  # no other build's messages among them
+    assert heavy(results[0].layers)[0][1] == "fp32" and heavy(results[1].layers)[0][1] == "int8"
+
+
+def test_loading_needs_a_gpu_and_a_plan(rtx: Generation, tmp_path: Path) -> None:
+    plan = rtx.build(nets.conv_net(tmp_path / "m.onnx"), BuildSpec(profiles=(X,)), quantized=False).plan
+    with pytest.raises(DeviceError, match=r"m\.engine needs a GPU"):
+        rtx.load(plan, "m.engine")
+    with pytest.raises(EngineError, match=r"m\.engine isn't a TensorRT plan: it has 10 bytes"):
+        rtx.load(plan[:10], "m.engine")
+
+
+def test_a_real_model_loses_no_layer(rtx: Generation, tmp_path: Path) -> None:
+    """PP-OCRv4's detector as shipped: 62 convolutions and 2 transposed ones, dynamic height and width."""
+    package = importlib.util.find_spec("rapidocr_onnxruntime")
+    assert package is not None and package.submodule_search_locations, "rapidocr-onnxruntime isn't installed"
+    model = Path(package.submodule_search_locations[0]) / "models" / "ch_PP-OCRv4_det_infer.onnx"
+    assert model.is_file()
+    assert rtx.unsupported(model) == ()
+    sizes = {"x": ShapeRange((1, 3, 64, 64), (1, 3, 320, 320), (1, 3, 640, 640))}
+    built = rtx.build(model, BuildSpec(profiles=(sizes,), targets=(89,)), quantized=False)
+    kinds = Counter(layer.kind for layer in built.layers)
+    assert (kinds["convolution"], kinds["deconvolution"]) == (62, 2)
+    convolutions = {node.name for node in onnx.load(model).graph.node if node.op_type == "Conv"}
+    named = {name for layer in built.layers if layer.kind == "convolution" for name in layer.nodes}
+    assert convolutions <= named
+
+
+def test_describe_is_json(rtx: Generation) -> None:
+    said = json.loads(json.dumps(rtx.describe()))
+    assert said["family"] == "rtx" and said["can_build"] is True
+    assert said["capabilities"]["compute_targets"] == ["sm75", "sm80", "sm86", "sm89", "sm120", "sm121"]
