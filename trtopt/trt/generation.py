@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import (
@@ -376,53 +375,18 @@ class Generation:
         if not spec.io_fp32 and spec.base is not Precision.FP32:
             weak.set_io_type(trt, held.network, spec.base)
         if request.layer_precision:
-            lost = weak.set_layer_precision(
-                trt, held.network, held.config, request.layer_precision, obey=not spec.allow_precision_fallback
-            )
+            obey = not spec.allow_precision_fallback
+            lost = weak.set_layer_precision(trt, held.network, held.config, request.layer_precision, obey)
             if lost:
                 warnings.append(f"no layer came from {', '.join(lost)}: the precision asked for there has no effect")
-        if spec.calibrator != "native":
-            if spec.precision.quantized and not request.quantized:
-                raise UsageError(f"{request.model} has no Q/DQ and no calibrator was given: nothing would run in INT8")
-            return None
-        types = {info.name: np.dtype(info.dtype) for info in inputs}
-        make = self.calibration_upload
-
-        def upload_typed() -> weak.Upload:
-            upload = make()
-            return lambda name, array: upload(name, np.ascontiguousarray(array, types[name]))
-
-        native = weak.NativeCalibration(trt, request.calibration, request.batch, request.cache, upload_typed)
-        held.config.int8_calibrator = native.calibrator
-        if native.shapes is not None:
-            self._calibration_profile(held, inputs, native.shapes)
-        return native
-
-    def _calibration_profile(
-        self, held: _Objects, inputs: tuple[TensorInfo, ...], shapes: Mapping[str, tuple[int, ...]]
-    ) -> None:
-        """Calibrate at the data's own shape: by default TensorRT takes the first profile's opt, whatever is given."""
-        problems = []
-        for info in inputs:
-            given = shapes.get(info.name)
-            if given is None:
-                problems.append(f"there is no array for the input {info.name}; there is {', '.join(shapes)}")
-            elif len(given) != len(info.shape) or any(
-                isinstance(size, int) and size >= 0 and size != there for size, there in zip(info.shape, given)
-            ):
-                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {given}")
-        if problems:
-            listing = "; ".join(problems)
-            raise UsageError(
-                f"the calibration data doesn't fit the model: {listing}; choose --batch and --preprocess to fit"
-            )
-        if not any(map(is_dynamic, inputs)):
-            return
-        profile = held.builder.create_optimization_profile()
-        for info in inputs:
-            if is_dynamic(info):
-                profile.set_shape(info.name, shapes[info.name], shapes[info.name], shapes[info.name])
-        held.config.set_calibration_profile(profile)
+        if spec.calibrator == "native":
+            upload = self.calibration_upload
+            native = weak.NativeCalibration(trt, inputs, request.calibration, request.batch, request.cache, upload)
+            native.attach(held.builder, held.config)
+            return native
+        if spec.precision.quantized and not request.quantized:
+            raise UsageError(f"{request.model} has no Q/DQ and no calibrator was given: nothing would run in INT8")
+        return None
 
     def _deserialize(self, plan: bytes | memoryview, name: str, host_code: bool) -> LoadedEngine:
         header = plans.check_maker(plan, self.product, self.version, name)

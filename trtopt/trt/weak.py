@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import CalibrationError, DataError, UnsupportedRequest
-from trtopt.spec import BuildSpec, Precision
+from trtopt.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
+from trtopt.spec import BuildSpec, Precision, TensorInfo
 from trtopt.trt.layers import onnx_nodes
+from trtopt.trt.profiles import is_dynamic
 
 Batch = Mapping[str, NDArray[Any]]
 Upload = Callable[[str, NDArray[Any]], int]
@@ -77,42 +78,74 @@ class NativeCalibration:
     Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
 
     Attributes:
-        calibrator: what `config.int8_calibrator` takes.
         cache: the calibration cache text that TensorRT wrote, after the build.
-        shapes: the fixed shape of every input's batch, None when a ready cache is given.
+        samples: how many it took.   left_over: how many it didn't, because they don't fill a batch.
 
     Raises (at construction):
         UnsupportedRequest: neither batches nor a cache.
-        DataError: no batch at all, or the first one is smaller than `batch`.
+        DataError: no batch at all, or fewer samples than one batch.
+        UsageError: arrays that don't fit the inputs, every problem at once.
     """
 
     def __init__(
-        self, trt: Any, batches: Iterable[Batch] | None, batch: int, cache: bytes | None, upload: Callable[[], Upload]
+        self,
+        trt: Any,
+        inputs: Sequence[TensorInfo],
+        batches: Iterable[Batch] | None,
+        batch: int,
+        cache: bytes | None,
+        upload: Callable[[], Upload],
     ) -> None:
         if batches is None and cache is None:
             raise UnsupportedRequest("--calibrator native needs data to calibrate on: give --images DIR or --data FILE")
         self.cache = cache
         self.error: BaseException | None = None
-        self.samples, self.left_over, self.batches = 0, 0, 0
+        self.samples, self.left_over = 0, 0
         self._given, self._upload_factory = cache, upload
         self._upload: Upload | None = None
-        self._batch = batch
+        self._inputs, self._batch = tuple(inputs), batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
-        self.shapes: dict[str, tuple[int, ...]] | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
         if cache is None and batches is not None:
-            source = _regroup(batches, batch)
-            first = next(source, None)
-            if first is None:
-                raise DataError("native calibration got no data: 0 samples")
-            count = len(next(iter(first.values())))
-            if count < batch:
-                raise DataError(
-                    f"native calibration got {count} samples, fewer than one batch of {batch}: "
-                    "give more, or a smaller --batch"
-                )
-            self.shapes = {name: array.shape for name, array in first.items()}
-            self._source = itertools.chain([first], source)
-        self.calibrator = self._make(trt)
+            self._open(_regroup(batches, batch))
+        self._calibrator = self._make(trt)
+
+    def _open(self, source: Iterator[dict[str, NDArray[Any]]]) -> None:
+        first = next(source, None)
+        if first is None:
+            raise DataError("native calibration got no data: 0 samples")
+        count = len(next(iter(first.values())))
+        if count < self._batch:
+            raise DataError(
+                f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
+                "give more, or a smaller --batch"
+            )
+        problems = []
+        for info in self._inputs:
+            if info.name not in first:
+                problems.append(f"there is no array for the input {info.name}; there is {', '.join(first)}")
+            elif not _fits(info, first[info.name].shape):
+                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {first[info.name].shape}")
+        if problems:
+            listing = "; ".join(problems)
+            raise UsageError(
+                f"the calibration data doesn't fit the model: {listing}; choose --batch and --preprocess to fit"
+            )
+        self._shapes = {name: array.shape for name, array in first.items()}
+        self._source = itertools.chain([first], source)
+
+    def attach(self, builder: Any, config: Any) -> None:
+        """Give `config` the calibrator, and the data's own shape to calibrate at.
+
+        By default TensorRT calibrates at the first profile's opt shape, whatever shape it is given.
+        """
+        config.int8_calibrator = self._calibrator
+        dynamic = [info.name for info in self._inputs if is_dynamic(info)]
+        if dynamic and self._shapes:
+            profile = builder.create_optimization_profile()
+            for name in dynamic:
+                profile.set_shape(name, self._shapes[name], self._shapes[name], self._shapes[name])
+            config.set_calibration_profile(profile)
 
     def _make(self, trt: Any) -> Any:
         outer = self
@@ -147,13 +180,11 @@ class NativeCalibration:
         if count < self._batch:  # TensorRT calibrates with one batch size only
             self.left_over = count
             return None
-        if missing := [name for name in names if name not in arrays]:
-            there = ", ".join(arrays)
-            raise DataError(f"the calibration data has no array for the input(s) {', '.join(missing)}; it has {there}")
         if self._upload is None:
             self._upload = self._upload_factory()
-        pointers = [self._upload(name, arrays[name]) for name in names]
-        self.samples, self.batches = self.samples + count, self.batches + 1
+        types = {info.name: np.dtype(info.dtype) for info in self._inputs}
+        pointers = [self._upload(name, np.ascontiguousarray(arrays[name], types[name])) for name in names]
+        self.samples += count
         return pointers
 
     def finish(self) -> None:
@@ -162,6 +193,12 @@ class NativeCalibration:
             raise self.error
         if self._given is None and self.samples == 0:
             raise CalibrationError("TensorRT asked for no calibration data: is there a quantizable layer in the model?")
+
+
+def _fits(info: TensorInfo, shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(info.shape) and all(
+        not isinstance(size, int) or size < 0 or size == there for size, there in zip(info.shape, shape)
+    )
 
 
 def _regroup(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[Any]]]:
