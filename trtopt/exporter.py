@@ -178,18 +178,17 @@ def export(
 
 
 def parse_input(text: str) -> TensorInfo:
-    """Read `NAME:SIZE,SIZE,…[:DTYPE]` such as "input:batch,3,224,224" or "input_ids:batch,sequence:int64".
+    """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x).
 
     Raises:
         UsageError: it can't be read.
     """
     parts = text.split(":")
-    if len(parts) not in (2, 3) or not parts[0]:
-        raise UsageError(f"the input {text!r} can't be read; write NAME:batch,3,224,224 or NAME:batch,sequence:int64")
-    shape = [int(size) if size.isdigit() else size for size in (piece.strip() for piece in parts[1].split(","))]
-    return _info(
-        TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", check_shape(shape, f"input {parts[0]}"))
-    )
+    if len(parts) not in (2, 3) or not all(parts):
+        raise UsageError(f"--inputs {text!r} can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
+    pieces = parts[1].split("," if "," in parts[1] else "x")
+    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"--inputs {parts[0]}")
+    return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
 
 def _opset(opset: int | None, generation: str | None) -> int:
@@ -219,7 +218,7 @@ def _inputs(
     else:
         infos = list(inputs or found.inputs)
     if not infos:
-        raise UsageError(f"{found.text}: its inputs aren't known; give them, such as --input input:batch,3,224,224")
+        raise UsageError(f"{found.text}: its inputs aren't known; give them, such as --inputs input:batchx3x224x224")
     if names:
         if len(names) != len(infos) or len(set(names)) < len(names):
             raise UsageError(
@@ -409,7 +408,7 @@ def _run(
 
 
 def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:
-    if not gap.relative <= tolerance:
+    if not gap.within(tolerance):
         raise ExportMismatch(
             f"{what}: PyTorch and ONNX Runtime disagree on {sampled} at batch {batch}: {gap}; allowed: relative "
             f"{tolerance:g}. Nothing was written. If the model computes something random, or in lower precision than "

