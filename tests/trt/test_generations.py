@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -538,12 +540,12 @@ def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monke
     with_gpu(None)
     chosen = select("auto")
     assert chosen.family == "rtx" and "needs a GPU" in chosen.alternatives
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt_rtx", None)
+    monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
         select("auto")
     with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
         select("rtx")
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt", None)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(NoBackend) as caught:
         select("auto")
     assert all(f"trtopt[{extra}]" in str(caught.value) for extra in ("rtx", "trt8", "trt10", "trt11"))
@@ -556,6 +558,40 @@ def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monke
 def test_an_unknown_major_version_is_named(monkeypatch: Any) -> None:
     sim = Simulation("11.4.0")
     sim.module.__version__ = "7.2.3"
-    monkeypatch.setitem(__import__("sys").modules, "tensorrt", sim.module)
+    monkeypatch.setitem(sys.modules, "tensorrt", sim.module)
     with pytest.raises(NoBackend, match=r"7\.2\.3 isn't supported"):
         select("tensorrt")
+
+
+ABANDONED = """
+import signal, sys, threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from standins import Simulation
+from trtopt.errors import BuildCancelled
+from trtopt.runtime.device import DeviceInfo, Probe
+from trtopt.spec import BuildSpec
+import trtopt.trt.generation
+
+sim = Simulation("8.6.0")
+sys.modules["tensorrt"] = sim.module
+trtopt.trt.generation.probe = lambda: Probe((DeviceInfo(0, "Stand-in GPU", 90, 1 << 30),), (13, 0))
+
+def block():
+    signal.raise_signal(signal.SIGINT)
+    threading.Event().wait(600)
+
+sim.block = block
+try:
+    trtopt.trt.select("tensorrt").build(Path(sys.argv[2]), BuildSpec(), quantized=False)
+except BuildCancelled as error:
+    print(error)
+"""
+
+
+def test_a_process_with_an_abandoned_build_still_ends(tmp_path: Path) -> None:
+    model = nets.conv_net(tmp_path / "m.onnx", opset=17, batch=1)
+    command = [sys.executable, "-c", ABANDONED, str(Path(__file__).parent), str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+    assert "until this process ends" in done.stdout

@@ -247,6 +247,8 @@ def test_loading_needs_a_gpu_and_a_plan(rtx: Generation, tmp_path: Path) -> None
         rtx.load(plan, "m.engine")
     with pytest.raises(EngineError, match=r"m\.engine isn't a TensorRT plan: it has 10 bytes"):
         rtx.load(plan[:10], "m.engine")
+    with pytest.raises(EngineError, match=rf"damaged: it has 10000 bytes, its header says {len(plan)}"):
+        rtx.load(plan[:10_000], "m.engine")
 
 
 def test_a_real_model_loses_no_layer(rtx: Generation, tmp_path: Path) -> None:

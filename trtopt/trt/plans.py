@@ -10,6 +10,7 @@ from trtopt.trt.messages import Messages, translate
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
+_SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
 
     Raises:
         EngineMismatch: TensorRT-RTX's plan given to TensorRT, or the reverse.
-        EngineError: empty, or too short for a plan.
+        EngineError: empty, too short for a plan, or (TensorRT-RTX) cut.
     """
     size = memoryview(plan).nbytes
     if size < 64:
@@ -70,6 +71,12 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
         raise EngineMismatch(
             f"{name} was made by {header}, this is {product} {version}: use --backend {other}, or build it again"
         )
+    if header is not None and header.product == "TensorRT-RTX":
+        whole = int.from_bytes(bytes(memoryview(plan)[_SIZE_AT : _SIZE_AT + 8]), "little")
+        if size != whole:
+            raise EngineError(
+                f"{name} is damaged: it has {size} bytes, its header says {whole}; build or copy it again"
+            )
     return header
 
 
