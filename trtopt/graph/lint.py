@@ -235,7 +235,9 @@ def _request(
         except UnsupportedRequest as error:
             yield Finding("error", "target", "", "", str(error))
         with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
-            generation.refuse(BuildSpec(precision=Precision.INT8, targets=targets), cautions)
+            generation.refuse(
+                BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True), cautions
+            )
         for text in dict.fromkeys(cautions.texts):
             yield Finding("warning", "target", "", "", text)
 

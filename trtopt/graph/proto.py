@@ -156,4 +156,4 @@ def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
 
 def node_label(node: NodeProto) -> str:
     """How messages name a node: its name, else its first output."""
-    return f"{node.op_type} {node.name or '→ ' + next(iter(node.output), '?')!r}"
+    return f"{node.op_type} {node.name}" if node.name else f"{node.op_type} → {next(iter(node.output), '?')!r}"

@@ -167,10 +167,22 @@ def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
                 f"needs {tensor_size(tensor)} bytes, {held} are there: export it again"
             )
     try:
+        _complete_outputs(light)
         onnx.checker.check_model(light)
         return onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error
+
+
+def _complete_outputs(light: ModelProto) -> None:
+    """Give outputs that declare no shape the inferred one: the checker wants one, TensorRT and ONNX Runtime don't."""
+    if all(value.type.tensor_type.HasField("shape") for value in light.graph.output):
+        return
+    inferred = onnx.shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True)
+    for value, found in zip(light.graph.output, inferred.graph.output):
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.CopyFrom(found)
+            value.type.tensor_type.shape.SetInParent()  # unknown even so (a custom operator): as good as none
 
 
 def _essence(message: str) -> str:

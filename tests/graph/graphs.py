@@ -1,0 +1,84 @@
+"""Small ONNX graphs and real models for the tests of trtopt.graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from trtopt.recipes import package_file
+
+FLOAT = TensorProto.FLOAT
+
+
+def model(
+    nodes: Sequence[NodeProto],
+    *,
+    inputs: dict[str, Sequence[int | str]] | None = None,
+    outputs: dict[str, Sequence[int | str]] | None = None,
+    weights: dict[str, NDArray[Any]] | None = None,
+    opset: int = 17,
+    dtype: int = FLOAT,
+) -> ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "test",
+        [
+            helper.make_tensor_value_info(name, dtype, shape)
+            for name, shape in (inputs or {"x": ["batch", 3, 8, 8]}).items()
+        ],
+        [helper.make_tensor_value_info(name, dtype, shape) for name, shape in (outputs or {"y": None}).items()],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def node(op: str, inputs: str, outputs: str, name: str = "", **attributes: Any) -> NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), name or f"{op}_{outputs.split()[0]}", **attributes)
+
+
+def values(*shape: int, seed: int = 0, scale: float = 1.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def conv_relu(**changes: Any) -> ModelProto:
+    """x → Conv c → Relu r → y."""
+    weights = {"w": values(4, 3, 3, 3), "b": values(4, seed=1), **changes.pop("weights", {})}
+    return model(
+        [node("Conv", "x w b", "h", "c", pads=[1, 1, 1, 1]), node("Relu", "h", "y", "r")], weights=weights, **changes
+    )
+
+
+def rapidocr(part: str) -> Path:
+    names = {
+        "det": "ch_PP-OCRv4_det_infer.onnx",
+        "rec": "ch_PP-OCRv4_rec_infer.onnx",
+        "cls": "ch_ppocr_mobile_v2.0_cls_infer.onnx",
+    }
+    return package_file(f"package:rapidocr_onnxruntime/models/{names[part]}")
+
+
+def rendered_text(height: int, width: int, batch: int) -> NDArray[np.float32]:
+    """Black words on white, as the OCR models see them, batch×3×height×width in −1…1."""
+    import cv2
+
+    images = np.full((batch, height, width, 3), 255, np.uint8)
+    for index, image in enumerate(images):
+        for row in range(0, height - 20, 48):
+            cv2.putText(image, f"trtopt {index} {row}", (6, row + 34), cv2.FONT_HERSHEY_SIMPLEX, 1.0, (0, 0, 0), 2)
+    return ((images / 255 - 0.5) / 0.5).astype(np.float32).transpose(0, 3, 1, 2)
+
+
+def photos(size: int, count: int) -> NDArray[np.float32]:
+    """Crops of real photos, count×3×size×size, about zero mean."""
+    import cv2
+
+    files = [package_file(f"package:skimage/data/{name}") for name in ("astronaut.png", "chelsea.png", "coffee.png")]
+    images = [cv2.cvtColor(cv2.imread(str(file)), cv2.COLOR_BGR2RGB)[:300, :300] for file in files[:count]]
+    assert len(images) == count
+    resized = np.stack([cv2.resize(image, (size, size)) for image in images])
+    return ((resized.astype(np.float32) - 127) / 128).transpose(0, 3, 1, 2)

@@ -1,0 +1,251 @@
+"""Reading, validating and writing ONNX files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import conv_relu, model, node, rapidocr, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from trtopt.errors import InvalidModel, OutputError, TrtoptError, UsageError
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.proto import fingerprint, skeleton, tensor_bytes, tensor_size
+
+
+def refused(source: Path | ModelProto, *words: str, error: type[TrtoptError] = InvalidModel) -> str:
+    with pytest.raises(error) as caught:
+        load_model(source)
+    text = str(caught.value)
+    for word in words:
+        assert word in text, text
+    return text
+
+
+def test_a_valid_model_tells_its_inputs_outputs_and_opset(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save_model(conv_relu(outputs={"y": ["batch", 4, 8, 8]}), path)
+    loaded = load_model(path)
+    assert [(info.name, info.dtype, info.shape) for info in loaded.inputs] == [("x", "float32", ("batch", 3, 8, 8))]
+    assert [(info.name, info.shape) for info in loaded.outputs] == [("y", ("batch", 4, 8, 8))]
+    assert (loaded.opset, loaded.path) == (17, path)
+
+
+def test_initializers_are_no_inputs() -> None:
+    proto = conv_relu()
+    proto.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [4, 3, 3, 3]))
+    assert [info.name for info in load_model(proto).inputs] == ["x"]
+
+
+def test_output_shapes_are_inferred_where_not_declared() -> None:
+    assert load_model(conv_relu()).outputs[0].shape == ("batch", 4, 8, 8)
+
+
+def test_missing_folder_and_unreadable_files(tmp_path: Path) -> None:
+    refused(tmp_path / "none.onnx", "none.onnx", "doesn't exist", error=UsageError)
+    refused(tmp_path, "is a folder", error=UsageError)
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.onnx"
+    path.touch()
+    refused(path, "empty.onnx", "0 bytes")
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+def test_truncated_file(tmp_path: Path, share: float) -> None:
+    content = rapidocr("cls").read_bytes()
+    path = tmp_path / "cut.onnx"
+    path.write_bytes(content[: int(len(content) * share)])
+    refused(path, "cut.onnx")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=1, max_size=512))
+def test_random_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.mktemp("random") / "random.onnx"
+    path.write_bytes(content)
+    refused(path, "random.onnx")
+
+
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [(b"PK\x03\x04rest", "trtopt export"), (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+)
+def test_what_it_looks_like_instead(tmp_path: Path, content: bytes, word: str) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(content)
+    refused(path, word)
+
+
+def test_opset_and_ir_out_of_range() -> None:
+    newest = onnx.defs.onnx_opset_version()
+    refused(conv_relu(opset=99), "opset 99", f"1 to {newest}")
+    proto = conv_relu()
+    proto.ir_version = 99
+    refused(proto, "IR version 99", str(onnx.IR_VERSION))
+    del proto.opset_import[:]
+    proto.ir_version = 8
+    refused(proto, "no operator set")
+
+
+def test_a_cycle_names_its_nodes_in_order() -> None:
+    proto = model([node("Add", "x c", "a", "n1"), node("Relu", "a", "b", "n2"), node("Neg", "b", "c", "n3")])
+    proto.graph.output[0].name = "b"
+    text = refused(proto, "is cyclic")
+    assert "Add n1 → Relu n2 → Neg n3 → Add n1" in text or "Relu n2 → Neg n3 → Add n1 → Relu n2" in text
+
+
+def test_a_dangling_input_names_node_and_tensor() -> None:
+    refused(model([node("Add", "x ghost", "y", "adder")]), "Add adder", "'ghost'")
+    refused(model([node("Relu", "x", "h")]), "output 'y'", "no node")
+
+
+def test_a_dangling_input_inside_a_body_is_found_and_outer_names_are_seen() -> None:
+    def body(name: str, reads: str) -> onnx.GraphProto:
+        result = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node("Relu", [reads], [name], f"{name}_relu")], name, [], [result])
+
+    def branch(reads: str) -> ModelProto:
+        chosen = helper.make_node("If", ["c"], ["y"], "choose", then_branch=body("t", "x"), else_branch=body("e", reads))
+        return model([chosen], weights={"c": np.array(True)})
+
+    assert load_model(branch("x")).outputs[0].name == "y"
+    refused(branch("ghost"), "'ghost'", "choose")
+
+
+def test_duplicate_names() -> None:
+    twice = [node("Relu", "x", "h", "same"), node("Relu", "h", "y", "same")]
+    refused(model(twice), "two nodes are named 'same'")
+    refused(model([node("Relu", "x", "y", "a"), node("Neg", "x", "y", "b")]), "'y'", "already defines")
+    proto = conv_relu()
+    proto.graph.initializer.append(proto.graph.initializer[0])
+    refused(proto, "two initializers are named 'w'")
+
+
+def test_no_outputs() -> None:
+    proto = conv_relu()
+    del proto.graph.output[:]
+    refused(proto, "no outputs")
+
+
+def test_short_pads_are_found_by_strict_shape_inference() -> None:
+    proto = conv_relu()
+    proto.graph.node[0].attribute[0].ints[:] = [1, 1]
+    refused(proto, "pads")
+
+
+def test_mismatched_matmul_names_the_node() -> None:
+    proto = model([node("MatMul", "x w", "y", "bad")], inputs={"x": [2, 5]}, weights={"w": values(6, 4)})
+    refused(proto, "bad")
+
+
+def test_a_weight_of_the_wrong_size() -> None:
+    proto = conv_relu()
+    proto.graph.initializer[0].raw_data = proto.graph.initializer[0].raw_data[:-4]
+    refused(proto, "'w'", "432 bytes", "428")
+
+
+def test_unsorted_nodes_are_sorted() -> None:
+    proto = model([node("Relu", "h", "y", "second"), node("Neg", "x", "h", "first")])
+    assert [item.name for item in load_model(proto).proto.graph.node] == ["first", "second"]
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    path = tmp_path / "big.onnx"
+    save_model(conv_relu(weights={"w": values(64, 3, 3, 3), "b": values(64)}), path, inline_limit=1000)
+    assert (tmp_path / "big.onnx.data").stat().st_size >= 64 * 27 * 4
+    return path
+
+
+def test_external_data_round_trip_and_fingerprint(external: Path) -> None:
+    inline = conv_relu(weights={"w": values(64, 3, 3, 3), "b": values(64)})
+    loaded = load_model(external)
+    assert loaded.fingerprint == load_model(inline).fingerprint
+    assert np.array_equal(numpy_helper.to_array(loaded.proto.graph.initializer[0]), values(64, 3, 3, 3))
+    assert [item.data_location for item in onnx.load(str(external), load_external_data=False).graph.initializer] == [1, 0]
+    renamed = external.with_name("other.onnx")
+    renamed.write_bytes(external.read_bytes())
+    assert load_model(renamed).fingerprint == loaded.fingerprint
+
+
+def test_the_fingerprint_sees_every_weight(tmp_path: Path) -> None:
+    first, second = values(256, 128), values(256, 128)
+    second[255, 127] += 1e-3
+    marks = {fingerprint(model([node("MatMul", "x w", "y")], weights={"w": item})) for item in (first, second)}
+    assert len(marks) == 2
+
+
+def test_external_data_missing_or_short(external: Path) -> None:
+    data = external.with_name("big.onnx.data")
+    content = data.read_bytes()
+    data.write_bytes(content[:-10])
+    refused(external, "big.onnx.data", f"{len(content) - 10} bytes", "truncated")
+    data.unlink()
+    refused(external, "big.onnx.data", "missing", "'w'")
+
+
+@pytest.mark.parametrize("location", ["/etc/hostname", "../outside.data"])
+def test_external_data_outside_the_folder_is_refused(external: Path, location: str) -> None:
+    proto = onnx.load(str(external), load_external_data=False)
+    proto.graph.initializer[0].external_data[0].value = location
+    external.write_bytes(proto.SerializeToString())
+    refused(external, location)
+
+
+def test_external_data_without_a_path_is_refused(external: Path) -> None:
+    refused(onnx.load(str(external), load_external_data=False), "without its path")
+
+
+def test_saving_leaves_nothing_behind_on_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OutputError):
+        save_model(conv_relu(), tmp_path / "missing" / "m.onnx")
+    real = Path.replace
+
+    def full(self: Path, target: str | os.PathLike[str]) -> Path:
+        if str(target).endswith("m.onnx"):
+            raise OSError(28, "No space left on device")
+        return real(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OutputError, match="No space"):
+        save_model(conv_relu(), tmp_path / "m.onnx", inline_limit=100)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_saving_over_the_file_it_came_from(external: Path) -> None:
+    loaded = load_model(external)
+    save_model(loaded.proto, external, inline_limit=1000)
+    assert load_model(external).fingerprint == loaded.fingerprint
+
+
+def test_a_skeleton_drops_only_large_weights() -> None:
+    proto = model([node("MatMul", "x w", "h"), node("Add", "h b", "y")], weights={"w": values(64, 64), "b": values(64)})
+    light = skeleton(proto, 1000)
+    assert [tensor.name for tensor in light.graph.initializer] == ["b"]
+    assert {value.name for value in light.graph.input} == {"x", "w"}
+    assert len(proto.graph.initializer) == 2
+
+
+@pytest.mark.parametrize("kind", ["FLOAT", "FLOAT16", "BFLOAT16", "INT64", "INT8", "BOOL", "INT4", "UINT4", "DOUBLE"])
+def test_tensor_sizes_match_their_content(kind: str) -> None:
+    tensor = helper.make_tensor("t", getattr(TensorProto, kind), [3, 5], [1] * 15)
+    raw = numpy_helper.from_array(numpy_helper.to_array(tensor))
+    assert tensor_size(tensor) == len(raw.raw_data) == len(tensor_bytes(tensor))
+
+
+def test_loading_in_threads_gives_equal_models() -> None:
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(load_model(rapidocr("cls")).fingerprint)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 and len(set(found)) == 1
