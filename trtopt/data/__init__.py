@@ -1,0 +1,65 @@
+"""Where inputs come from: images or arrays, as batches of real samples. Random data is never made here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trtopt.data.arrays import ArrayBatches
+from trtopt.data.batches import Batches, Skipped
+from trtopt.data.images import ImageBatches
+from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.errors import UsageError
+from trtopt.spec import TensorInfo
+
+__all__ = ["ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "open_data"]
+
+
+def open_data(
+    inputs: Sequence[TensorInfo],
+    *,
+    images: Any = None,
+    data: Any = None,
+    preprocess: Any = None,
+    limit: int | None = None,
+    batch: int = 8,
+    threads: int | None = None,
+) -> Batches:
+    """Batches for a model with these inputs, from images or from arrays.
+
+    Args:
+        inputs: the network's inputs.
+        images: a folder (searched deep) or a list of image files, for a model with one image input.
+        data: .npz (one array per input name, first axis = samples), .npy, a folder of them, arrays in memory.
+        preprocess: preset, TOML file, mapping or `Preprocess`; needed with images.
+        limit: use at most so many samples, chosen by content.
+        batch: samples at a time.
+        threads: for decoding images; None: up to four.
+
+    Raises:
+        UsageError: neither or both are given, or they don't fit the model.
+        DataError: nothing usable in them.
+    """
+    if (images is None) == (data is None):
+        said = (
+            "both --images and --data are given: choose one"
+            if data is not None
+            else "no data: give --images DIR or --data F.npz"
+        )
+        raise UsageError(said)
+    if limit is not None and limit < 1:
+        raise UsageError(f"--limit is {limit}; at least 1 is needed")
+    if batch < 1:
+        raise UsageError(f"--batch is {batch}; at least 1 is needed")
+    if data is not None:
+        if preprocess is not None:
+            raise UsageError("--preprocess is for --images: arrays in --data are used as they are; drop one")
+        return ArrayBatches(data, inputs, limit=limit, batch=batch)
+    if len(inputs) != 1:
+        names = ", ".join(info.name for info in inputs)
+        raise UsageError(
+            f"--images fits a model with one input; this one has {names}: give --data F.npz with these names"
+        )
+    if preprocess is None:
+        raise UsageError(f"--images needs --preprocess, how pixels become inputs: {', '.join(PRESETS)} or a TOML file")
+    return ImageBatches(images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads)

@@ -1,0 +1,41 @@
+"""What calibration, verification and benchmarks read: batches of real samples, the same ones on every pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from trtopt.data.preprocess import Preprocess
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A file that was left out, and why."""
+
+    name: str
+    reason: str
+
+
+class Batches(Protocol):
+    """Samples in batches; iterating again gives the same ones."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples it gives in all."""
+
+    @property
+    def skipped(self) -> tuple[Skipped, ...]:
+        """Files left out."""
+
+    @property
+    def preprocess(self) -> Preprocess | None:
+        """How an image became an input; None for arrays."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Input name → array, first axis = samples."""

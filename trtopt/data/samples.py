@@ -1,0 +1,123 @@
+"""Calibration images from a data-set recipe, `calibration/*.toml`: real crops of photos that installed packages carry."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt.data.images import decode
+from trtopt.errors import DataError, OutputError, UsageError, require
+from trtopt.files import sha256_file, sha256_json
+from trtopt.recipes import package_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = Path(__file__).resolve().parent.parent.parent / "calibration"
+_KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}
+_MARK = "recipe.sha256"  # in a finished folder: what it was made from
+
+
+@dataclass(frozen=True)
+class CropRecipe:
+    """`count` square crops, `size` pixels wide, each a seeded choice of place and size in one of `photos`."""
+
+    photos: tuple[Path, ...]
+    count: int
+    seed: int
+    size: int
+    scale: tuple[float, float]
+
+    @property
+    def digest(self) -> str:
+        return sha256_json(
+            [[sha256_file(path) for path in self.photos], self.count, self.seed, self.size, list(self.scale)]
+        )
+
+
+def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
+    """Read a recipe by its name under `calibration/`, or by its path.
+
+    Raises:
+        UsageError: no such recipe, an unknown key, or a value that can't be right.
+        MissingDependency: a package that it takes photos from isn't installed.
+    """
+    path = Path(name)
+    if path.suffix != ".toml":
+        path = FOLDER / f"{os.fspath(name)}.toml"
+    if not path.is_file():
+        known = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
+        raise UsageError(f"there is no calibration recipe {os.fspath(name)!r}; under calibration/: {known}")
+    try:
+        content: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not TOML: {error}") from None
+    if unknown := sorted(set(content) - _KEYS):
+        raise UsageError(f"{path}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
+    try:
+        requires = str(content.get("requires", "'trtopt[samples]'"))
+        photos = tuple(package_file(str(item), requires) for item in content["photos"])
+        low, high = map(float, content["scale"])
+        recipe = CropRecipe(photos, int(content["count"]), int(content["seed"]), int(content["size"]), (low, high))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path}: {type(error).__name__}: {error}; see calibration/imagenet-crops.toml") from None
+    if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < low <= high <= 1:
+        raise UsageError(f"{path}: photos, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
+    return recipe
+
+
+def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> tuple[Path, ...]:
+    """Write a recipe's crops as PNG files into `folder`, whole or not at all; a finished folder is left as it is.
+
+    Raises:
+        UsageError: see `load_crops`; or `folder` holds something else.
+        DataError: a photo can't be decoded.
+        OutputError: the folder can't be written.
+    """
+    recipe, target = load_crops(name), Path(folder)
+    mark = target / _MARK
+    if mark.is_file() and mark.read_text().strip() == recipe.digest:
+        return tuple(sorted(target.glob("*.png")))
+    if target.exists() and not mark.is_file():
+        raise UsageError(f"{target} exists and wasn't made from a recipe: give another folder, or use it with --images")
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as made:
+            _write(recipe, Path(made))
+            (Path(made) / _MARK).write_text(recipe.digest + "\n")
+            if target.exists():
+                shutil.rmtree(target)
+            shutil.copytree(made, target)
+    except OSError as error:
+        raise OutputError(f"can't write the crops into {target}: {error.strerror or error}") from error
+    return tuple(sorted(target.glob("*.png")))
+
+
+def _write(recipe: CropRecipe, folder: Path) -> None:
+    cv2 = require("cv2", "ort", "cropping photos")
+    random = np.random.default_rng(recipe.seed)
+    photos = []
+    for path in recipe.photos:
+        image = decode(path.read_bytes())
+        if isinstance(image, str):
+            raise DataError(f"the photo {path} {image}")
+        photos.append(image)
+    for number in range(recipe.count):
+        photo = photos[number % len(photos)]
+        height, width = photo.shape[:2]
+        side = max(1, int(min(height, width) * random.uniform(*recipe.scale)))
+        top, left = int(random.integers(0, height - side + 1)), int(random.integers(0, width - side + 1))
+        crop = photo[top : top + side, left : left + side, ::-1]
+        kind = cv2.INTER_AREA if side > recipe.size else cv2.INTER_CUBIC
+        crop = cv2.resize(np.ascontiguousarray(crop), (recipe.size, recipe.size), interpolation=kind)
+        if not cv2.imwrite(str(folder / f"crop_{number:03}.png"), crop):
+            raise OutputError(f"can't write {folder / f'crop_{number:03}.png'}")
