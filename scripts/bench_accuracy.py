@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 from lite0_inputs import THREADS, prepare
-from trtopt.calibration.calibrator import calibrate
 
+from trtopt.calibration.calibrator import calibrate
 from trtopt.files import write_bytes
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model, save_model
@@ -43,7 +43,7 @@ class Row:
 
 def trtopt_qdq(model: Path, calib: Path, method: str, output: Path) -> Made:
     start = time.perf_counter()
-    table = calibrate(model, data=calib, method=method).table
+    table = calibrate(model, data=calib, method=method, threads=THREADS, cache=False).table
     folded, _ = fold(load_model(model).proto)
     save_model(insert_qdq(folded, find_points(folded), table.amax), output)
     return f"trtopt {importlib.metadata.version('trtopt')}", time.perf_counter() - start
