@@ -15,6 +15,7 @@ from onnx import ModelProto
 
 from trtopt.errors import ModelError, require
 from trtopt.graph.io import save_model
+from trtopt.graph.proto import model_size
 from trtopt.spec import TensorInfo
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -86,7 +87,7 @@ class OnnxSession:
             source: Any = model
             if isinstance(model, ModelProto):
                 source = str(Path(folder) / "model.onnx")
-                if model.ByteSize() > INLINE:
+                if model_size(model) > INLINE:
                     save_model(model, source)
                 else:
                     source = model.SerializeToString()

@@ -79,7 +79,8 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     """
     before = _count(proto)
     seen = [""]
-    current = proto
+    current = ModelProto()
+    current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
     with reporter.phase("fold constants", None) as phase:
         for _ in range(ROUNDS):
             try:

@@ -11,7 +11,16 @@ from onnx import ModelProto, TensorProto
 
 from trtopt.errors import InvalidModel, UsageError
 from trtopt.files import existing_file, writing
-from trtopt.graph.proto import all_tensors, fingerprint, opset_version, skeleton, tensor_bytes, tensor_info, tensor_size
+from trtopt.graph.proto import (
+    all_tensors,
+    fingerprint,
+    model_size,
+    opset_version,
+    skeleton,
+    tensor_bytes,
+    tensor_info,
+    tensor_size,
+)
 from trtopt.graph.validity import check_versions, validate
 from trtopt.spec import TensorInfo
 
@@ -81,7 +90,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         OutputError: a file can't be written.
     """
     target = Path(path)
-    if proto.ByteSize() <= inline_limit:
+    if model_size(proto) <= inline_limit:
         with writing(target) as partial:
             partial.write_bytes(proto.SerializeToString(deterministic=True))
         return

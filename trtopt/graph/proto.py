@@ -60,6 +60,12 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     return copy
 
 
+def model_size(proto: ModelProto) -> int:
+    """Bytes a model takes when written. ModelProto.ByteSize fails past 2 GB."""
+    large = sum(size for tensor in proto.graph.initializer if (size := tensor_size(tensor)) > LARGE)
+    return large + skeleton(proto, LARGE).ByteSize()
+
+
 def fingerprint(proto: ModelProto) -> str:
     """Hexadecimal SHA-256 of a model's content, in memory (see `Model.fingerprint`)."""
     digest = hashlib.sha256(skeleton(proto, LARGE).SerializeToString(deterministic=True))

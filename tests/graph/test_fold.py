@@ -1,0 +1,278 @@
+"""Folding: what must go is gone, what must stay stays, and the outputs are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, values
+from numpy.typing import NDArray
+from onnx import ModelProto, helper
+
+from trtopt.graph.compare import OnnxSession, difference
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.proto import all_nodes
+
+
+def bytes_of(proto: ModelProto) -> bytes:
+    return proto.SerializeToString(deterministic=True)
+
+
+def operators(proto: ModelProto) -> set[str]:
+    return {item.op_type for item in proto.graph.node}
+
+
+def same_outputs(before: ModelProto, after: ModelProto, *inputs: dict[str, NDArray[Any]]) -> None:
+    first, second = OnnxSession(before, threads=2), OnnxSession(after, threads=2)
+    for batch in inputs:
+        expected = first(batch)
+        gap = difference(expected, second(batch))
+        assert gap.scale > 1e-3, "the inputs don't exercise the model"
+        assert gap.relative < 1e-4, gap
+
+
+def folded(proto: ModelProto) -> ModelProto:
+    """Fold, and check what holds for every model."""
+    original = bytes_of(proto)
+    result, report = fold(proto)
+    assert bytes_of(proto) == original, "the argument was changed"
+    assert bytes_of(fold(result)[0]) == bytes_of(result), "folding again changes the bytes"
+    names = [item.name for item in result.graph.node]
+    assert all(names) and len(set(names)) == len(names)
+    for side in ("input", "output"):
+        assert [bytes_of(value) for value in getattr(result.graph, side)] == [
+            bytes_of(value) for value in getattr(proto.graph, side)
+        ]
+    load_model(result)
+    assert sum(report.after.values()) == len(list(all_nodes(result.graph)))
+    return result
+
+
+@pytest.fixture(scope="module")
+def raw_lite0(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
+    """EfficientNet-Lite0 with real weights, exported with its 17 dynamic Pad chains and 49 BatchNormalizations."""
+    import torch  # noqa: TID251
+
+    from trtopt.modules import open_source, quiet
+
+    module = open_source("efficientnet-lite0", None).module.eval()
+    path = tmp_path_factory.mktemp("lite0") / "raw.onnx"
+    axes = {"input": {0: "batch"}, "logits": {0: "batch"}}
+    torch.set_num_threads(2)
+    with quiet():
+        torch.onnx.export(
+            module,
+            (torch.zeros(2, 3, 224, 224),),
+            str(path),
+            input_names=["input"],
+            output_names=["logits"],
+            dynamic_axes=axes,
+            dynamo=False,
+            opset_version=13,
+            do_constant_folding=False,
+            training=torch.onnx.TrainingMode.PRESERVE,
+        )
+    proto = load_model(path).proto
+    found = [item.op_type for item in proto.graph.node]
+    assert (found.count("Pad"), found.count("BatchNormalization"), found.count("Conv")) == (17, 49, 49)
+    return proto
+
+
+def test_lite0_loses_its_pad_chains_and_batchnorms(raw_lite0: ModelProto) -> None:
+    result = folded(raw_lite0)
+    counts = fold(raw_lite0)[1].after
+    assert counts == {"Add": 9, "Clip": 33, "Conv": 49, "Gemm": 1, "GlobalAveragePool": 1, "Reshape": 1}
+    same_outputs(raw_lite0, result, {"input": photos(224, 1)}, {"input": photos(224, 3)})
+    stem = next(item for item in result.graph.node if item.op_type == "Conv")
+    assert stem.name == "/_conv_stem/Conv"
+
+
+def test_lite0_folds_alike_in_another_process_without_onnxruntime(raw_lite0: ModelProto, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    save_model(raw_lite0, path)
+    program = (
+        "import sys, hashlib; sys.modules['onnxruntime'] = None\n"
+        "from trtopt.graph.io import load_model; from trtopt.graph.fold import fold\n"
+        f"result = fold(load_model({str(path)!r}).proto)[0].SerializeToString(deterministic=True)\n"
+        "sys.stderr.write(hashlib.sha256(result).hexdigest())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={"PYTHONHASHSEED": "4711", "PATH": "/usr/bin", "OMP_NUM_THREADS": "2"},
+    )
+    assert done.stdout == ""
+    assert done.stderr == hashlib.sha256(bytes_of(fold(raw_lite0)[0])).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("part", "sizes", "gone"),
+    [
+        ("det", [(64, 320, 1), (96, 160, 2)], {"BatchNormalization", "Constant", "Identity"}),
+        ("rec", [(48, 320, 1), (48, 160, 2)], {"BatchNormalization", "Constant", "Cast"}),
+        ("cls", [(48, 192, 1), (48, 192, 2)], {"BatchNormalization", "Constant", "Identity", "Shape", "Cast"}),
+    ],
+)
+def test_ocr_models_with_dynamic_sizes(part: str, sizes: list[tuple[int, int, int]], gone: set[str]) -> None:
+    proto = load_model(rapidocr(part)).proto
+    assert gone & operators(proto)
+    result = folded(proto)
+    assert not gone & operators(result)
+    same_outputs(proto, result, *({"x": rendered_text(*size)} for size in sizes))
+
+
+def convolution(*before: Any, weights: dict[str, NDArray[Any]], reads: str = "p", **attributes: Any) -> ModelProto:
+    nodes = [*before, node("Conv", f"{reads} w", "y", "c", **attributes)]
+    return model(nodes, weights={"w": values(4, 3, 3, 3), **weights}, outputs={"y": ["batch", 4, "h", "w_"]})
+
+
+def pads(*amounts: int) -> dict[str, NDArray[np.int64]]:
+    return {"pads": np.array(amounts, np.int64)}
+
+
+def test_zero_padding_folds_with_the_convolutions_own() -> None:
+    pad = node("Pad", "x pads", "p")
+    proto = convolution(pad, weights=pads(0, 0, 1, 2, 0, 0, 3, 4), pads=[1, 1, 0, 0])
+    result = folded(proto)
+    assert operators(result) == {"Conv"}
+    assert next(item.ints for item in result.graph.node[0].attribute if item.name == "pads") == [2, 3, 3, 4]
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+@pytest.mark.parametrize(
+    ("mode", "amounts", "value"),
+    [
+        ("reflect", (0, 0, 1, 1, 0, 0, 1, 1), 0.0),
+        ("edge", (0, 0, 1, 1, 0, 0, 1, 1), 0.0),
+        ("constant", (0, 0, 1, 1, 0, 0, 1, 1), 0.5),
+        ("constant", (0, 0, -1, -1, 0, 0, 0, 0), 0.0),
+    ],
+)
+def test_padding_that_a_convolution_cannot_do_stays(mode: str, amounts: tuple[int, ...], value: float) -> None:
+    weights = {**pads(*amounts), "value": np.array(value, np.float32)}
+    proto = convolution(node("Pad", "x pads value", "p", mode=mode), weights=weights)
+    result = folded(proto)
+    assert "Pad" in operators(result) or amounts[2] < 0  # a crop may become a Slice
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+@pytest.mark.parametrize("op", ["Conv", "ConvTranspose"])
+def test_batchnorm_folds_and_the_node_keeps_its_name(op: str) -> None:
+    shape = (4, 3, 3, 3) if op == "Conv" else (3, 4, 3, 3)
+    weights = {"w": values(*shape), "scale": values(4), "shift": values(4, seed=2), "mean": values(4, seed=3)}
+    weights["var"] = np.abs(values(4, seed=4)) + 0.1
+    norm = node("BatchNormalization", "h scale shift mean var", "y", "norm", epsilon=0.01)
+    proto = model([node(op, "x w", "h", "my_conv"), norm], weights=weights)
+    result = folded(proto)
+    assert [(item.op_type, item.name) for item in result.graph.node] == [(op, "my_conv")]
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+def test_a_shared_convolution_keeps_its_batchnorm_apart() -> None:
+    weights = {"w": values(4, 3, 3, 3), "s": values(4), "b": values(4), "m": values(4)}
+    weights["v"] = np.abs(values(4)) + 0.1
+    nodes = [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "n"), node("Add", "h n", "y")]
+    proto = model(nodes, weights=weights)
+    same_outputs(proto, folded(proto), {"x": values(2, 3, 8, 8)})
+
+
+def test_identity_dropout_and_dead_nodes_go() -> None:
+    nodes = [
+        node("Identity", "x", "a"),
+        node("Dropout", "a", "b"),
+        node("Neg", "x", "unused"),
+        node("Relu", "b", "y", "kept"),
+    ]
+    result = folded(model(nodes))
+    assert [(item.op_type, item.name) for item in result.graph.node] == [("Relu", "kept")]
+
+
+def test_patterns_that_tensorrt_fuses_stay() -> None:
+    gelu = [
+        node("Div", "x root", "d"),
+        node("Erf", "d", "e"),
+        node("Add", "e one", "f"),
+        node("Mul", "x f", "g"),
+        node("Mul", "g half", "y"),
+    ]
+    weights = {"root": np.float32(2**0.5), "one": np.float32(1), "half": np.float32(0.5)}
+    proto = model(gelu, weights={name: np.asarray(value) for name, value in weights.items()})
+    result = folded(proto)
+    assert "Erf" in operators(result) and all(item.domain in ("", "ai.onnx") for item in result.graph.node)
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+    assert operators(folded(conv_relu())) == {"Conv", "Relu"}
+
+
+def test_quantize_dequantize_pairs_stay() -> None:
+    weights = {"s": np.array(0.05, np.float32), "z": np.array(0, np.int8), "w": values(4, 3, 3, 3)}
+    nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("QuantizeLinear", "w s z", "wq"),
+        node("DequantizeLinear", "wq s z", "wd"),
+        node("Conv", "d wd", "y"),
+    ]
+    proto = model(nodes, weights=weights)
+    result = folded(proto)
+    assert [item.op_type for item in result.graph.node].count("QuantizeLinear") == 2
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+def test_metadata_of_the_model_stays_and_the_exporters_traces_go() -> None:
+    proto = conv_relu()
+    helper.set_model_props(proto, {"classes": "cat,dog"})
+    proto.producer_name, proto.doc_string = "someone", "a model"
+    proto.graph.node[0].metadata_props.add(key="pkg.torch.onnx.stack_trace", value="/home/someone/model.py")
+    result = folded(proto)
+    assert {item.key: item.value for item in result.metadata_props} == {"classes": "cat,dog"}
+    assert (result.producer_name, result.doc_string) == ("someone", "a model")
+    assert b"/home/someone" not in bytes_of(result)
+
+
+def test_unnamed_and_repeated_names_become_unique() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["a"]), helper.make_node("Neg", ["a"], ["y"])]
+    assert [item.name for item in folded(model(nodes)).graph.node] == ["Relu_a", "Neg_y"]
+
+
+def test_an_output_that_is_an_input_or_constant_keeps_its_name() -> None:
+    proto = model([node("Identity", "x", "y"), node("Add", "x c", "z")], weights={"c": np.float32(1).reshape(1)})
+    proto.graph.output.append(helper.make_tensor_value_info("z", 1, ["batch", 3, 8, 8]))
+    result = folded(proto)
+    assert [value.name for value in result.graph.output] == ["y", "z"]
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+def test_control_flow_keeps_its_body() -> None:
+    def body(op: str) -> Any:
+        result = helper.make_tensor_value_info(f"{op}_out", 1, None)
+        return helper.make_graph([helper.make_node(op, ["x"], [f"{op}_out"])], op, [], [result])
+
+    nodes = [
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Greater", "s zero", "c"),
+        helper.make_node("If", ["c"], ["y"], "choose", then_branch=body("Relu"), else_branch=body("Neg")),
+    ]
+    proto = model(nodes, weights={"zero": np.array(0, np.float32)})
+    result = folded(proto)
+    same_outputs(proto, result, {"x": values(1, 3, 8, 8)}, {"x": -values(1, 3, 8, 8)})
+
+
+def test_the_report_counts_what_went() -> None:
+    _, report = fold(model([node("Identity", "x", "a"), node("Relu", "a", "y")]))
+    assert report.removed == {"Identity": 1} and report.changed
+    assert str(report) == "2 nodes → 1 (removed: 1 Identity)"
+    assert not fold(conv_relu())[1].changed
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    fold(load_model(rapidocr("rec")).proto)
+    assert capfd.readouterr() == ("", "")
