@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.data import Batches, open_data
 from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, UsageError, require
 from trtopt.files import check_writable
 from trtopt.graph.compare import Difference, OnnxSession, difference, synthetic_inputs
@@ -37,6 +38,7 @@ TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 THREADS = 4
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 
+SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
 InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo]
@@ -281,23 +283,13 @@ def _samples(
 def _read_sample(
     infos: tuple[TensorInfo, ...], path: Path, preprocess: str | os.PathLike[str] | None
 ) -> dict[str, NDArray[Any]]:
-    from trtopt.data import open_data
-
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
-    sized = tuple(
-        replace(info, shape=tuple(_sizes(infos).get(str(size), size) for size in info.shape)) for info in infos
+    if path.suffix in (".npz", ".npy"):
+        return _gathered(open_data(infos, data=path, limit=SAMPLES))
+    return _gathered(
+        open_data(_sized(infos), images=[path] if path.is_file() else path, preprocess=preprocess, limit=SAMPLES)
     )
-    arrays_given = path.suffix in (".npz", ".npy")
-    batches = open_data(
-        infos if arrays_given else sized,
-        images=None if arrays_given else path,
-        data=path if arrays_given else None,
-        preprocess=None if arrays_given else preprocess,
-        limit=4,
-    )
-    parts = list(batches)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _photos(infos: tuple[TensorInfo, ...], preprocess: str | os.PathLike[str] | None) -> dict[str, NDArray[Any]] | None:
@@ -306,12 +298,22 @@ def _photos(infos: tuple[TensorInfo, ...], preprocess: str | os.PathLike[str] | 
         return None
     try:
         files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-            for file in files:
-                (Path(folder) / file.name).symlink_to(file)
-            return _read_sample(infos, Path(folder), preprocess)
+        return _gathered(open_data(_sized(infos), images=files, preprocess=preprocess))
     except MissingDependency:
         return None
+
+
+def _gathered(batches: Batches) -> dict[str, NDArray[Any]]:
+    parts = list(batches)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _sized(infos: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """With the sizes that dynamic dimensions have while exporting, the batch apart: images are resized to them."""
+    sizes = _sizes(infos)
+    return tuple(
+        replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
+    )
 
 
 def _sizes(infos: Sequence[TensorInfo]) -> dict[str, int]:
