@@ -63,7 +63,7 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
 def model_size(proto: ModelProto) -> int:
     """Bytes a model takes when written. ModelProto.ByteSize fails past 2 GB."""
     large = sum(size for tensor in proto.graph.initializer if (size := tensor_size(tensor)) > LARGE)
-    return large + skeleton(proto, LARGE).ByteSize()
+    return large + int(skeleton(proto, LARGE).ByteSize())
 
 
 def fingerprint(proto: ModelProto) -> str:
