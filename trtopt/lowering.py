@@ -9,6 +9,7 @@ import onnx
 
 from trtopt.calibration.table import Table
 from trtopt.errors import PrecisionLost
+from trtopt.graph.opset import lower_opset
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.quantize import insert_qdq, is_quantized
 from trtopt.graph.typed import keep_fp32, to_typed
@@ -41,8 +42,11 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
 
     Raises:
         CalibrationError: `table` lacks a tensor that the placement needs.
+        ModelError: the model can't be written in an opset that this generation reads.
     """
     typed, can = generation.typed(spec), generation.capabilities
+    if can.max_opset is not None:
+        folded = lower_opset(folded, can.max_opset)
     proto, points = folded, Points({})
     if table is not None:
         points = find_points(folded, spec.precision, base=spec.base, overrides=spec.overrides, excluded=can.float_only)

@@ -92,11 +92,13 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         raise UsageError(f"{target} exists and wasn't made from a recipe: give another folder, or use it with --images")
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as made:
-            _write(recipe, Path(made))
-            (Path(made) / _MARK).write_text(recipe.digest + "\n")
+            inner = Path(made) / target.name  # not `made` itself, which only its owner may enter
+            inner.mkdir()
+            _write(recipe, inner)
+            (inner / _MARK).write_text(recipe.digest + "\n")
             if target.exists():
                 shutil.rmtree(target)
-            shutil.copytree(made, target)
+            inner.rename(target)
     except OSError as error:
         raise OutputError(f"can't write the crops into {target}: {error.strerror or error}") from error
     return tuple(sorted(target.glob("*.png")))

@@ -36,6 +36,7 @@ SCALE_PRESERVING = frozenset(
     )
 )
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
+_ATTENTION = "quantizing them costs accuracy; to do it all the same: --precision-override NAME"
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -151,14 +152,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
-        reason = (
-            ""
-            if forced
-            else (
-                f"both operands are activations (attention); quantizing them costs accuracy: "
-                f"--precision-override '{node.name}={search.precision}' does it all the same"
-            )
-        )
+        reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}={search.precision}"
     elif constant(node.inputs[0]) is not None:
         reason = "its left operand is constant"
     elif weight.ndim < 2 or (node.op_type in ("Gemm", "MatMul") and weight.ndim != 2):
@@ -166,7 +160,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif node.op_type == "Gemm" and int_attribute(node, "transA", 0):
         reason = "Gemm with transA=1"
     else:
-        reason = "" if forced else _too_small(node, weight.shape, first)
+        reason = "" if forced else _too_small(search.precision, node, weight.shape, first)
     if reason:
         search.kept.append(Kept(str(node.name), node.op_type, kept_in, reason))
         return
@@ -189,26 +183,30 @@ def _channel_axis(node: ir.Node) -> int | None:
     return 0 if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else 1
 
 
-def _too_small(node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
-    """Why INT8 doesn't pay for this layer, or an empty string."""
+def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
+    """Why quantizing doesn't pay for this layer, or an empty string."""
+    useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
     if node.op_type == "Conv":
         out_channels, in_channels = weight[0], weight[1] * int_attribute(node, "group", 1)
         depthwise = int_attribute(node, "group", 1) > 1
         shape = sizes(node.inputs[0])
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
-            return "its input is 1×1 (squeeze-and-excite): memory-bound, INT8 doesn't pay"
-        if not first and not depthwise and min(out_channels, in_channels) < MIN_CHANNELS:
-            return f"{in_channels} → {out_channels} channels: under {MIN_CHANNELS}, INT8 doesn't pay"
+            return "its input is 1×1 (squeeze-and-excite): memory-bound"
+        worthwhile = (
+            first and precision is Precision.INT8
+        )  # FP8 convolutions of fewer channels run in FP16 all the same
+        if not worthwhile and not depthwise and min(out_channels, in_channels) < MIN_CHANNELS:
+            return f"{in_channels} → {out_channels} channels: {useless}"
         return ""
     if node.op_type == "ConvTranspose":
         channels = min(weight[0], weight[1] * int_attribute(node, "group", 1))
-        return f"{channels} channels: under {MIN_CHANNELS}, INT8 doesn't pay" if channels < MIN_CHANNELS else ""
+        return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
     k, n = (weight[1], weight[0]) if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else weight[-2:]
     shape = sizes(node.inputs[0])
     rows = shape[:-1] if shape else (None,)
     if all(size == 1 for size in rows):
-        return "one row (matrix × vector): memory-bound, INT8 doesn't pay"
-    return f"K={k}, N={n}: under {MIN_CHANNELS}, INT8 doesn't pay" if min(k, n) < MIN_CHANNELS else ""
+        return "one row (matrix × vector): memory-bound"
+    return f"K={k}, N={n}: {useless}" if min(k, n) < MIN_CHANNELS else ""
 
 
 def _residuals(search: _Search) -> None:

@@ -38,8 +38,12 @@ _OVERFLOWS = {
     "InstanceNormalization": "its variance sums squares, which pass 65504",
     "GroupNormalization": "its variance sums squares, which pass 65504",
     "RMSNormalization": "sums of squares pass 65504",
+    "MeanVarianceNormalization": "its variance sums squares, which pass 65504",
     "BatchNormalization": "not folded into a convolution; its scale may not fit FP16",
 }
+_NO_BF16 = frozenset(  # refused in BF16 by TensorRT-RTX 1.7's parser or builder, each tried alone
+    ("HardSwish", "Mish", "LpNormalization", "GlobalLpPool", "MeanVarianceNormalization", "Shrink", "ConvTranspose")
+)
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _CONTROL_FLOW = ("If", "Loop", "Scan")
 _PINNED_SLOTS = {  # float inputs that ONNX defines as FP32, whatever the data's type
@@ -106,6 +110,8 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
             keep(node, "control flow: its body stays as it is")
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
+        elif base is Precision.BF16 and node.op_type in _NO_BF16:
+            keep(node, f"TensorRT has no BF16 {node.op_type}")
         elif asked is not None or base is not Precision.FP16:
             continue
         elif node.op_type in _OVERFLOWS:

@@ -90,7 +90,7 @@ def _disagreements(inputs: Sequence[TensorInfo], profile: Mapping[str, ShapeRang
         if shape is None or len(shape.min) != len(info.shape):
             continue
         for axis, size in enumerate(info.shape):
-            if not isinstance(size, str) or not size:
+            if not isinstance(size, str) or size in ("", "?"):  # "?" is how some exporters write "unknown"
                 continue
             given = (shape.min[axis], shape.opt[axis], shape.max[axis])
             other, before = seen.setdefault(size, (info.name, given))
