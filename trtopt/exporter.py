@@ -421,7 +421,10 @@ def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: st
 
 def _hint(error: BaseException) -> str:
     text = "".join(str(item) for item in _chain(error))
-    if "Constraints violated" in text or "specialized" in text or "ConstraintViolation" in text:
+    if any(
+        sign in text
+        for sign in ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
+    ):
         return "; the model fixes a dimension that was asked to be dynamic: give a size in its place"
     if "data-dependent" in text or "GuardOnDataDependent" in text:
         return "; its control flow depends on values: rewrite that part without Python conditions on tensors"

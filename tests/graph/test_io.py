@@ -113,7 +113,9 @@ def test_a_dangling_input_inside_a_body_is_found_and_outer_names_are_seen() -> N
         return helper.make_graph([helper.make_node("Relu", [reads], [name], f"{name}_relu")], name, [], [result])
 
     def branch(reads: str) -> ModelProto:
-        chosen = helper.make_node("If", ["c"], ["y"], "choose", then_branch=body("t", "x"), else_branch=body("e", reads))
+        chosen = helper.make_node(
+            "If", ["c"], ["y"], "choose", then_branch=body("t", "x"), else_branch=body("e", reads)
+        )
         return model([chosen], weights={"c": np.array(True)})
 
     assert load_model(branch("x")).outputs[0].name == "y"
@@ -170,7 +172,10 @@ def test_external_data_round_trip_and_fingerprint(external: Path) -> None:
     loaded = load_model(external)
     assert loaded.fingerprint == load_model(inline).fingerprint
     assert np.array_equal(numpy_helper.to_array(loaded.proto.graph.initializer[0]), values(64, 3, 3, 3))
-    assert [item.data_location for item in onnx.load(str(external), load_external_data=False).graph.initializer] == [1, 0]
+    assert [item.data_location for item in onnx.load(str(external), load_external_data=False).graph.initializer] == [
+        1,
+        0,
+    ]
     renamed = external.with_name("other.onnx")
     renamed.write_bytes(external.read_bytes())
     assert load_model(renamed).fingerprint == loaded.fingerprint

@@ -102,7 +102,7 @@ def test_shapes_are_checked_against_the_inputs() -> None:
     assert good.ok
     for wrong in ("x:1x3x9x8", "other:1x3x8x8", "x:1x3x8"):
         report = check(conv_relu(), shapes=[wrong])
-        assert [item.code for item in report.findings if item.level == "error"][0] == "shapes", wrong
+        assert next(item.code for item in report.findings if item.level == "error") == "shapes", wrong
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,17 @@ def test_fp16_overflow_underflow_and_masks() -> None:
     mixed = values(4, 3, 3, 3)
     mixed[0] *= 1e-9  # a dead channel among live ones loses nothing that counts
     assert not {code for code in codes(conv_relu(weights={"w": mixed})) if code.startswith("fp16-weight")}
-    mask = model([node("Add", "x m", "h", "masked"), node("Softmax", "h", "y")], weights={"m": np.float32([-3.4e38, 0] * 4)})
+    mask = model(
+        [node("Add", "x m", "h", "masked"), node("Softmax", "h", "y")], weights={"m": np.float32([-3.4e38, 0] * 4)}
+    )
     assert codes(mask)["fp16-mask-constant"].node == "masked"
 
 
 def test_clip_bounds_beyond_fp16_are_harmless() -> None:
     bounds = {"lo": np.float32(0).reshape(()), "hi": np.float32(3.4e38).reshape(())}
-    assert not [code for code in codes(model([node("Clip", "x lo hi", "y")], weights=bounds)) if code.startswith("fp16")]
+    assert not [
+        code for code in codes(model([node("Clip", "x lo hi", "y")], weights=bounds)) if code.startswith("fp16")
+    ]
 
 
 def test_damaged_weights_are_an_error() -> None:
@@ -274,7 +278,7 @@ def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("trtopt.graph.lint.fold", broken)
     report = check(conv_relu(), fix=tmp_path / "clean.onnx")
-    assert not report.ok and [item.code for item in report.findings][0] == "fix-changed-outputs"
+    assert not report.ok and report.findings[0].code == "fix-changed-outputs"
     assert list(tmp_path.iterdir()) == [] and report.fixed is None
 
 
