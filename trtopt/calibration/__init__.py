@@ -1,1 +1,1 @@
-"""INT8 calibration: one exact pass over real inputs, then a threshold per tensor."""
+"""Scales from real inputs: observe once, choose thresholds, keep the histograms."""

@@ -1,39 +1,50 @@
-"""calibrate(): a model and real inputs to a table of scales."""
+"""calibrate(): a model and real inputs in, a table of scales out."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtopt.about import __version__
+from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import observe
 from trtopt.calibration.table import Table, choose_all
-from trtopt.data import Batches, open_data
-from trtopt.errors import CalibrationError, OutputError, TrtoptError, UsageError
+from trtopt.data import Batches, Skipped, open_data
+from trtopt.errors import CalibrationError, OutputError, TrtoptError, UsageError, require
 from trtopt.files import cache_folder, check_writable, sha256_json
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import Points, find_points
+from trtopt.graph.placement import find_points
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import METHODS, Override, choice
 
-FEW = 32  # samples below which thresholds still move noticeably
-_CACHE_VERSION = 1  # of what a cached pass means: raise it when the same inputs would give other counts
+FEW = 32  # samples: below, thresholds still move visibly with each one
 
 
 @dataclass(frozen=True)
 class CalibrateResult:
-    """What `calibrate` measured. `cached`: the pass over the data was taken from an earlier run."""
+    """What `calibrate` measured.
+
+    Attributes:
+        path: where the table was written, if asked for.
+        skipped: files left out, with the reason.
+        seconds: this call took.
+        cached: the pass over the data was an earlier call's.
+        notes: what the user should know about the data.
+    """
 
     table: Table
     path: Path | None
+    skipped: tuple[Skipped, ...]
     seconds: float
     cached: bool
     notes: tuple[str, ...] = ()
@@ -42,30 +53,30 @@ class CalibrateResult:
     def samples(self) -> int:
         return self.table.samples
 
-    @property
-    def skipped(self) -> tuple[Mapping[str, str], ...]:
-        return self.table.skipped
-
     def to_json(self) -> dict[str, Any]:
-        tensors = {
-            name: {"amax": entry.amax, "method": entry.method, "absmax": entry.histogram.absmax}
-            for name, entry in self.table.tensors.items()
-        }
         return {
-            "tensors": tensors,
+            "tensors": {
+                name: {"amax": entry.amax, "method": entry.method} | _seen(entry.histogram)
+                for name, entry in self.table.tensors.items()
+            },
             "groups": [list(group) for group in self.table.groups],
             "method": self.table.method,
             "samples": self.samples,
-            "skipped": list(self.skipped),
+            "skipped": [asdict(item) for item in self.skipped],
             "table": str(self.path) if self.path else None,
+            "digest": self.table.digest,
             "notes": list(self.notes),
             "seconds": round(self.seconds, 3),
             "cached": self.cached,
         }
 
 
+def _seen(histogram: Any) -> dict[str, Any]:
+    return {} if histogram is None else {"absmax": histogram.absmax, "count": histogram.total}
+
+
 def calibrate(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: str | os.PathLike[str] | ModelProto,
     output: str | os.PathLike[str] | None = None,
     *,
     images: Any = None,
@@ -79,129 +90,157 @@ def calibrate(
     cache: bool = True,
     reporter: Reporter = SILENT,
 ) -> CalibrateResult:
-    """Measure the INT8 scales of a model on real inputs, in one pass.
+    """Measure a model's INT8 scales on real inputs, in one pass.
 
-    The result doesn't depend on the batch size or on the order of the samples. The table keeps the histograms, so that
-    another method needs no second pass (`Table.with_method`).
+    The result is the same, to the bit, whatever the batch size, the order of the samples and the number of threads.
 
     Args:
-        model: an FP32 ONNX model; it is folded first, as `build` does.
-        output: where to write the table, or None.
-        images: a folder of images (with `preprocess`), or a list of paths.
-        data: arrays (.npz with one array per input, .npy, a folder of them, or in memory); first axis = samples.
-        preprocess: preset ("imagenet", "efficientnet-lite", "yolo"), a TOML file, or a `Preprocess`.
-        method: "auto", "entropy", "mse", "minmax" or "percentile"; see `calibration.thresholds`.
+        model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
+        output: where to write the table (`*.calib.json`); None: it is only returned.
+        images: a folder of images, or a list of files; needs `preprocess`.
+        data: arrays: .npz with one per input, .npy, a folder of them, or in memory; the first axis counts samples.
+        preprocess: "imagenet", "efficientnet-lite", "yolo", a TOML file, a mapping or a `Preprocess`.
+        method: "auto", "entropy", "mse", "minmax" or "percentile"; see `trtopt.calibration.thresholds.choose`.
         limit: use at most so many samples.
-        batch: samples at a time; only memory and speed depend on it.
-        threads: for inference and image decoding; None: one per core.
-        precision_override: as for `build`; nodes taken out aren't measured.
-        cache: reuse the pass of an earlier call with the same model, data and preprocessing.
+        batch: samples read at a time.
+        threads: samples run at the same time; None: one per core.
+        precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
+        cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
 
     Raises:
-        UsageError, DataError: the inputs don't fit, are missing, or hold NaN.
-        CalibrationError: a tensor that can't give a scale, by name; a model that is quantized already.
+        UsageError, DataError: arguments or data that can't be right, before any long work.
+        InvalidModel: the model can't be read.
+        CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
+            nothing in it can be quantized.
+        OutputError: the table can't be written. Nothing is left behind.
     """
     started = time.monotonic()
     choice(method, METHODS, "--method")
-    if batch < 1:
-        raise UsageError(f"--batch is {batch}; at least 1 is needed")
+    if threads is not None and threads < 1:
+        raise UsageError(f"--threads is {threads}; at least 1 is needed")
+    overrides = tuple(map(Override.parse, precision_override))
     if output is not None:
         check_writable(output)
     loaded = load_model(model)
     if is_quantized(loaded.proto):
         raise CalibrationError(
-            "the model already holds Q/DQ nodes: its scales are in it, there is nothing to calibrate"
+            "the model already holds Q/DQ nodes with scales of their own: build it as it is, or give the FP32 model"
         )
-    folded, _ = fold(loaded.proto, reporter=reporter)
-    points = find_points(folded, overrides=tuple(map(Override.parse, precision_override)))
-    if not points.reads:
-        why = (
-            "; ".join(f"{item.node}: {item.reason}" for item in points.kept[:3])
-            or "it has no convolution or matrix product"
-        )
-        raise CalibrationError(f"there is nothing to quantize in this model: {why}")
     batches = open_data(
         loaded.inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch, threads=threads
     )
-    identity = {"name": loaded.path.name if loaded.path else "", "fingerprint": fingerprint(folded)}
-    store = _cache_file(identity["fingerprint"], batches, points) if cache else None
-    table = _cached(store, reporter) if store else None
+    folded, _ = fold(loaded.proto, reporter=reporter)
+    points = find_points(folded, overrides=overrides)
+    if not points.activations:
+        kept = "; ".join(f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3])
+        raise CalibrationError(
+            "there is nothing to quantize in the model: "
+            + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
+            + "; build it with --fp16"
+        )
+    tensors, groups = points.activations, points.groups
+    name = loaded.path.name if loaded.path else loaded.proto.graph.name
+    identity = {"name": name, "fingerprint": fingerprint(folded)}
+    prepared = None if batches.preprocess is None else batches.preprocess.describe()
+    store = _store(identity["fingerprint"], tensors, groups, batches, prepared) if cache else None
+    table = _cached(store, method, reporter) if store else None
     cached = table is not None
     if table is None:
-        table = _measure(folded, identity, points, batches, method, threads, reporter)
+        table = observe_and_choose(folded, tensors, groups, batches, method, threads=threads, reporter=reporter)
+        table = replace(table, model=identity, data=batches.describe(), preprocess=prepared)
         if store:
             _remember(table, store, reporter)
-    elif table.method != method:
-        table = table.with_method(method)
+    table = replace(table, model=identity, skipped=tuple(map(asdict, batches.skipped)))
     notes = _notes(table)
     for note in notes:
         reporter.warn(note)
     if output is not None:
         table.save(output)
-    return CalibrateResult(table, Path(output) if output else None, time.monotonic() - started, cached, notes)
+    path = Path(output) if output is not None else None
+    return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes)
 
 
-def _measure(
-    folded: onnx.ModelProto,
-    identity: Mapping[str, str],
-    points: Points,
-    batches: Batches,
-    method: str,
-    threads: int | None,
-    reporter: Reporter,
+def observe_and_choose(
+    proto: ModelProto,
+    tensors: Sequence[str],
+    groups: Sequence[Sequence[str]],
+    batches: Iterable[Mapping[str, NDArray[Any]]],
+    method: str = "auto",
+    *,
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
 ) -> Table:
+    """Observe `tensors` of `proto` as it stands and choose their thresholds: `calibrate` without files, folding and cache.
+
+    Args:
+        groups: tensors that get one threshold together.
+        batches: input name → array, first axis = samples.
+
+    Raises:
+        CalibrationError, DataError: see `observe`.
+    """
     started = time.monotonic()
-    histograms, samples = observe(
-        folded, points.activations, batches, samples=batches.samples, threads=threads, reporter=reporter
-    )
-    with reporter.phase("choose thresholds"):
-        tensors = choose_all(histograms, points.groups, method)
-    preprocess = batches.preprocess
+    seen = observe(proto, tensors, batches, threads=threads, reporter=reporter)
+    with reporter.phase("choosing thresholds"):
+        entries = choose_all(seen.histograms, groups, method)
     return Table(
-        tensors=tensors,
-        groups=points.groups,
-        model=identity,
-        data=batches.describe(),
+        tensors=entries,
+        groups=tuple(map(tuple, groups)),
+        model={"name": proto.graph.name, "fingerprint": fingerprint(proto)},
+        data={"count": seen.samples},
         method=method,
-        samples=samples,
+        samples=seen.samples,
         seconds=round(time.monotonic() - started, 3),
-        preprocess=preprocess.describe() if preprocess is not None else None,
-        skipped=tuple({key: str(value) for key, value in asdict(item).items()} for item in batches.skipped),
     )
 
 
 def _notes(table: Table) -> tuple[str, ...]:
     notes = []
     if table.samples < FEW:
-        notes.append(f"only {table.samples} samples: thresholds still move with so few; {FEW} to 512 is usual")
+        notes.append(
+            f"calibrated on only {table.samples} samples: thresholds still move with so few; give at least {FEW}, "
+            "better some hundred, that look like what the network will see"
+        )
     if table.skipped:
-        some = ", ".join(f"{item['name']} ({item['reason']})" for item in table.skipped[:3])
-        notes.append(f"{len(table.skipped)} files skipped: {some}{', …' if len(table.skipped) > 3 else ''}")
+        some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
+        more = "; …" if len(table.skipped) > 3 else ""
+        notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
     return tuple(notes)
 
 
-def _cache_file(model: str, batches: Batches, points: Points) -> Path:
-    key = sha256_json(
-        {
-            "version": _CACHE_VERSION,
-            "model": model,
-            "data": batches.describe(),
-            "preprocess": batches.preprocess.describe() if batches.preprocess is not None else None,
-            "tensors": points.activations,
-            "groups": points.groups,
-        }
-    )
-    return cache_folder("calibration") / f"{key}.calib.json"
+def _store(
+    model: str,
+    tensors: Sequence[str],
+    groups: Sequence[Sequence[str]],
+    batches: Batches,
+    preprocess: Mapping[str, Any] | None,
+) -> Path:
+    """Where a pass is kept: by all that its histograms depend on. The method isn't among it."""
+    runtime = require("onnxruntime", "ort", "calibration")
+    key = {
+        "trtopt": __version__,
+        "onnxruntime": runtime.__version__,
+        "bins": BINS,
+        "model": model,
+        "tensors": list(tensors),
+        "groups": [list(group) for group in groups],
+        "data": batches.describe(),
+        "preprocess": preprocess,
+    }
+    return cache_folder("calibration") / f"{sha256_json(key)}.calib.json"
 
 
-def _cached(store: Path, reporter: Reporter) -> Table | None:
+def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
     if not store.is_file():
         return None
     try:
         table = Table.load(store)
-    except TrtoptError:
-        return None  # damaged, or of another version: measure again
-    reporter.note(f"calibration of the same model on the same {table.samples} samples: taken from the cache")
+        # Chosen again even for the same method: its rules may have changed since.
+        table = table.with_method(method)
+    except TrtoptError as error:
+        reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
+        return None
+    reporter.note(f"the same model was calibrated on the same {table.samples} samples before: that pass is used")
     return table
 
 
@@ -209,4 +248,4 @@ def _remember(table: Table, store: Path, reporter: Reporter) -> None:
     try:
         table.save(store)
     except OutputError as error:
-        reporter.warn(f"the pass isn't cached: {error}")
+        reporter.warn(f"this pass can't be kept for later calls: {error}")

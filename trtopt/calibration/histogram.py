@@ -1,102 +1,124 @@
-"""Streaming histograms of magnitudes that don't depend on how the data was cut into batches.
+"""What is kept of a tensor: a histogram of its magnitudes that doesn't depend on how the data arrived.
 
-The range is [0, 2^e). When a larger value arrives, e grows and neighbouring bins are added in pairs: both the bin of a value
-(its exponent and leading mantissa bits) and the sums are exact, so any order, batch size or sharding gives the same counts.
+The range is [0, 2**exponent). A larger value doubles it, and neighbouring bins are added in pairs. Bin edges are integers
+times a power of two, so a value's bin is exact in floating point, counts are integers, and any batch size, order or
+sharding of the same samples gives the same bits.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-BINS = 8192
+BINS = 16384  # over 8192 of them lie within the largest magnitude: 64 or more to one INT8 step
 _CHUNK = 1 << 16  # values at a time: the temporaries stay in the cache
+_LOWEST_EXPONENT = -100  # magnitudes are scaled by BINS / 2**exponent, which FP32 must hold
 
 
-@dataclass
+@dataclass(eq=False)
 class Histogram:
-    """Counts of |x| in `BINS` equal bins over [0, 2**exponent).
+    """Counts of |x| in `BINS` equal bins over [0, 2**exponent), with exact extremes.
 
     Attributes:
-        absmax: the largest magnitude seen, exactly.
-        minimum, maximum: of the values themselves.
+        counts: int64, `BINS` of them.
+        exponent: of the range; None while nothing but zeros was seen.
+        low, high: the least and the greatest value (not magnitude).
         total: values seen.
     """
 
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64))
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64), repr=False)
     exponent: int | None = None
-    absmax: float = 0.0
-    minimum: float = math.inf
-    maximum: float = -math.inf
+    low: float = math.inf
+    high: float = -math.inf
     total: int = 0
 
     @property
+    def absmax(self) -> float:
+        """The largest magnitude, exactly; 0 before anything was seen."""
+        return max(self.high, -self.low, 0.0)
+
+    @property
     def width(self) -> float:
-        """Of one bin."""
-        return math.ldexp(1.0, (self.exponent or 0)) / BINS
+        """Of one bin; every bin edge is an integer times it, exactly."""
+        return math.ldexp(1.0, self.exponent or 0) / BINS
+
+    @property
+    def constant(self) -> bool:
+        """Whether all values are the same one."""
+        return self.low >= self.high
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count an array of any shape.
+        """Count an array of any shape and floating type (as FP32).
 
         Raises:
-            FloatingPointError: it holds NaN or infinite values (none of it is counted).
+            FloatingPointError: it holds NaN or infinity; the text says how many. Nothing of it is counted.
         """
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if not flat.size:
             return
-        low, high = float(flat.min()), float(flat.max())
+        low, high = float(flat.min()), float(flat.max())  # NaN if any value is
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise FloatingPointError(f"{int(np.count_nonzero(~np.isfinite(flat)))} of {flat.size} values aren't finite")
-        self.minimum, self.maximum = min(self.minimum, low), max(self.maximum, high)
-        self._reach(max(high, -low))
+            nans, infinities = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
+            raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {flat.size} values")
+        self._reach(low, high)
         self.total += flat.size
-        if self.exponent is None:  # only zeros so far
+        if self.exponent is None:
             self.counts[0] += flat.size
             return
-        scale = np.float32(math.ldexp(BINS, -self.exponent))
-        work = np.empty(min(_CHUNK, flat.size), np.float32)
-        bins = np.empty(work.size, np.uint16)
+        scale = np.float32(BINS / math.ldexp(1.0, self.exponent))
+        magnitudes = np.empty(min(_CHUNK, flat.size), np.float32)
+        bins = np.empty(magnitudes.size, np.uint16)
         for start in range(0, flat.size, _CHUNK):
             chunk = flat[start : start + _CHUNK]
-            magnitudes, index = work[: chunk.size], bins[: chunk.size]
-            np.abs(chunk, out=magnitudes)
-            np.multiply(magnitudes, scale, out=magnitudes)  # a power of two: exact
-            np.copyto(index, magnitudes, casting="unsafe")  # truncates, as floor does for what isn't negative
+            scaled, index = magnitudes[: chunk.size], bins[: chunk.size]
+            np.abs(chunk, out=scaled)
+            np.multiply(scaled, scale, out=scaled)  # exact: the scale is a power of two
+            np.copyto(index, scaled, casting="unsafe")  # truncates, which is floor here
             self.counts += np.bincount(index, minlength=BINS)
 
     def merge(self, other: Histogram) -> None:
-        """Add another shard's counts; the same as having seen its values here."""
-        self._reach(other.absmax)
-        self.minimum, self.maximum = min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+        """Add what another one counted, as if its values had been added here."""
+        self._reach(other.low, other.high)
         self.total += other.total
-        if other.exponent is None or self.exponent is None:  # zeros only: they lie in the first bin of any range
-            self.counts += other.counts
-        else:
-            self.counts += _coarser(other.counts, self.exponent - other.exponent)
+        known = self.exponent is not None and other.exponent is not None
+        self.counts += _coarser(other.counts, (self.exponent or 0) - (other.exponent or 0) if known else 0)
 
-    def _reach(self, magnitude: float) -> None:
-        """Grow the range until `magnitude` lies inside."""
-        if magnitude <= self.absmax:
+    def divided(self, copies: int) -> Histogram | None:
+        """What one of `copies` equal parts counted; None where the counts can't be so many equal parts."""
+        parts, rest = np.divmod(self.counts, copies)
+        return None if rest.any() else Histogram(parts, self.exponent, self.low, self.high, self.total // copies)
+
+    def _reach(self, low: float, high: float) -> None:
+        """Take in new extremes; widen the range until they lie within."""
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        if self.absmax == 0:
             return
-        self.absmax = magnitude
-        # Subnormal magnitudes share the range of the smallest normal one: 2**-126 / BINS is still exact to scale by.
-        exponent = max(math.frexp(magnitude)[1], -112)
+        needed = max(math.frexp(self.absmax)[1], _LOWEST_EXPONENT)
         if self.exponent is None:
-            self.exponent = exponent
-        elif exponent > self.exponent:
-            self.counts = _coarser(self.counts, exponent - self.exponent)
-            self.exponent = exponent
+            self.exponent = needed
+        elif needed > self.exponent:
+            self.counts = _coarser(self.counts, needed - self.exponent)
+            self.exponent = needed
+
+
+def merged(histograms: Iterable[Histogram]) -> Histogram:
+    """One histogram of what several counted; they stay as they are."""
+    result = Histogram()
+    for histogram in histograms:
+        result.merge(histogram)
+    return result
 
 
 def _coarser(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    """The same values counted over a range 2**doublings as wide."""
+    """The counts of the same values over a range 2**doublings as wide."""
     if doublings == 0:
         return counts
     step = 1 << min(doublings, BINS.bit_length() - 1)
-    merged = np.zeros_like(counts)
-    merged[: BINS // step] = counts.reshape(-1, step).sum(1)
-    return merged
+    result = np.zeros_like(counts)
+    result[: BINS // step] = counts.reshape(-1, step).sum(1)
+    return result

@@ -1,146 +1,265 @@
-"""One pass of inference in ONNX Runtime that counts the tensors asked for and keeps none of them."""
+"""Run the network once over the data and keep a histogram of every tensor asked for.
+
+Each sample is run alone, on one thread; several samples run side by side. ONNX Runtime's matrix products change in the last
+bits with the number of rows (24 of ViT's 50 tensors move with the batch size), so a batch would let its other samples
+touch a sample's values. This way values, and so the histograms, are the same whatever the batch size, order, sharding or
+number of threads; and one sample's tensors, a thread, are all that memory ever holds.
+"""
 
 from __future__ import annotations
 
 import os
+import queue
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
 
-from trtopt.calibration.histogram import Histogram
-from trtopt.errors import CalibrationError, DataError, ModelError, require
+from trtopt.calibration.histogram import Histogram, merged
+from trtopt.errors import CalibrationError, DataError, require
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import infer_shapes
+from trtopt.graph.proto import node_label, tensor_info
 from trtopt.progress import SILENT, Reporter
+from trtopt.spec import TensorInfo
+
+Feed = dict[str, NDArray[Any]]
+_INLINE = 64 << 20  # bytes: the weights of larger models go to ONNX Runtime as a file, without copies in memory
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one pass saw: a histogram per tensor, and how many samples it was made of."""
+
+    histograms: Mapping[str, Histogram]
+    samples: int
 
 
 def observe(
-    model: onnx.ModelProto,
+    proto: ModelProto,
     tensors: Sequence[str],
     batches: Iterable[Mapping[str, NDArray[Any]]],
     *,
-    samples: int | None = None,
     threads: int | None = None,
     reporter: Reporter = SILENT,
-) -> tuple[dict[str, Histogram], int]:
-    """Histograms of the named tensors over all batches, and the number of samples seen.
-
-    Memory holds one batch of the observed tensors, whatever the number of samples.
+) -> Observation:
+    """Histograms of `tensors` over all samples of `batches`, in one pass.
 
     Args:
-        tensors: names of network inputs or of any node's outputs.
-        batches: input name → array, first axis = samples.
-        samples: how many to expect, for the progress display.
-        threads: for ONNX Runtime; None: one per core.
+        proto: FP32 graph; inputs have the samples first. A fixed batch size is filled across the batches given.
+        tensors: network inputs or node outputs, of floating type.
+        batches: input name → array, first axis = samples; read once, a few samples ahead.
+        threads: samples run at the same time; None: one per core. The result doesn't depend on it.
 
     Raises:
-        CalibrationError: a tensor isn't in the model, holds NaN or infinite values, or never changes.
-        DataError: no samples.
+        CalibrationError: a tensor isn't in the graph, isn't finite, or is constant; or ONNX Runtime can't run the model.
+        DataError: no samples, or they don't fit the inputs.
+        MissingDependency: ONNX Runtime isn't installed.
     """
-    producers = {output: node for node in model.graph.node for output in node.output}
-    inputs = {value.name for value in model.graph.input}
+    inputs = _inputs(proto)
+    producers = {name: node_label(node) for node in proto.graph.node for name in node.output if name}
     unknown = [name for name in tensors if name not in producers and name not in inputs]
     if unknown:
-        raise CalibrationError(f"the model has no tensor {', '.join(unknown[:5])}")
-    histograms = {name: Histogram() for name in tensors}
-    computed = [name for name in tensors if name in producers]
-    seen = 0
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        session = _Session(model, computed, Path(folder), threads)
-        with reporter.phase("calibrate", samples) as phase:
-            for batch in batches:
-                for feed, real in session.feeds(batch):
-                    results = session.run(feed)
-                    for name in tensors:
-                        values = results.pop(name) if name in results else feed[name]
-                        whole = values.ndim > 0 and len(values) == session.fed
-                        _count(histograms[name], name, values[:real] if whole else values, producers)
-                        del values  # before the next one is computed on
-                    seen += real
-                    phase.advance(real)
-    if not seen:
-        raise DataError("there are no samples to calibrate on")
-    for name, histogram in histograms.items():
-        if histogram.minimum == histogram.maximum:
-            raise CalibrationError(
-                f"{_where(name, producers)} is {histogram.maximum:g} for every value of all {seen} samples: it has no range "
-                "to quantize. Is the data real and the preprocessing the model's own?"
-            )
-    return histograms, seen
-
-
-def _count(histogram: Histogram, name: str, values: NDArray[Any], producers: Mapping[str, onnx.NodeProto]) -> None:
+        raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
+    workers = threads or _cores()
+    runner = _Runner(proto, tensors, inputs, producers, workers)
+    feeds = _feeds(batches, inputs)
+    total = getattr(batches, "samples", None)
+    samples = 0
+    pending: deque[tuple[Future[None], int]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
-        histogram.add(values)
-    except FloatingPointError as error:
-        raise CalibrationError(
-            f"{_where(name, producers)} isn't finite: {error}. Check the inputs and their preprocessing"
-        ) from None
+        with reporter.phase("calibrating", total if isinstance(total, int) else None) as phase:
+            for feed, fresh, copies in feeds:
+                if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
+                    done, count = pending.popleft()
+                    done.result()
+                    phase.advance(count)
+                pending.append((pool.submit(runner, feed, copies, samples), fresh))
+                samples += fresh
+            for done, count in pending:
+                done.result()
+                phase.advance(count)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    if not samples:
+        raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
+    histograms = runner.result()
+    _refuse_constant(histograms, producers, samples)
+    return Observation(histograms, samples)
 
 
-def _where(name: str, producers: Mapping[str, onnx.NodeProto]) -> str:
-    node = producers.get(name)
-    return f"the input {name}" if node is None else f"the tensor {name} (output of {node.op_type} {node.name})"
+class _Runner:
+    """Runs one feed and counts its tensors. Calls may overlap; each borrows one of `workers` sets of histograms."""
 
+    def __init__(
+        self,
+        proto: ModelProto,
+        tensors: Sequence[str],
+        inputs: Mapping[str, TensorInfo],
+        producers: Mapping[str, str],
+        workers: int,
+    ) -> None:
+        self.tensors, self.producers = tuple(tensors), producers
+        self.fed = [name for name in tensors if name in inputs]
+        self.computed = [name for name in tensors if name not in inputs]
+        self.session = _session(proto, self.computed) if self.computed else None
+        self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
+        for _ in range(workers):
+            self.sets.put({name: Histogram() for name in tensors})
 
-class _Session:
-    """ONNX Runtime with the observed tensors as outputs."""
-
-    def __init__(self, model: onnx.ModelProto, tensors: Sequence[str], folder: Path, threads: int | None) -> None:
-        ort = require("onnxruntime", "ort", "calibration")
-        shown = onnx.ModelProto()
-        shown.CopyFrom(model)
-        types = {value.name: value for value in infer_shapes(model).graph.value_info}
-        types |= {value.name: value for value in model.graph.output}
-        del shown.graph.output[:]
-        for name in tensors:
-            # An output's type is required; its shape isn't, and a symbolic one may be wrong after clean-ups.
-            kind = types[name].type.tensor_type.elem_type if name in types else onnx.TensorProto.FLOAT
-            shown.graph.output.append(onnx.helper.make_tensor_value_info(name, kind, None))
-        if not tensors:  # only inputs are observed: ONNX Runtime still wants an output
-            shown.graph.output.extend(model.graph.output)
-        path = folder / "observed.onnx"
-        save_model(shown, path)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or os.cpu_count() or 1
-        options.inter_op_num_threads = 1
-        options.enable_cpu_mem_arena = False  # an arena keeps the largest batch's memory for ever
-        options.log_severity_level = 3
-        # Extended fusions stay; the blocked layout (ALL) is left out: its last, padded block may round differently.
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    def __call__(self, feed: Feed, copies: int, sample: int) -> None:
+        outputs: list[Any] = []
+        if self.session is not None:
+            try:
+                outputs = self.session.run(self.computed, feed)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
+                raise CalibrationError(f"ONNX Runtime can't run the model on {shapes}: {error}") from error
+        histograms = self.sets.get()
         try:
-            self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # ONNX Runtime has no exception type of its own that is public
-            raise ModelError(f"ONNX Runtime can't load the model for calibration: {str(error)[:500]}") from error
-        self._names = list(tensors)
-        first = self._session.get_inputs()[0] if self._session.get_inputs() else None
-        size = first.shape[0] if first is not None and first.shape else None
-        self._static = size if isinstance(size, int) and size > 0 else None
-        self.fed = 0
+            for name in self.fed:
+                self._count(histograms, name, feed[name], copies, sample)
+            outputs.reverse()
+            for name in self.computed:
+                self._count(histograms, name, outputs.pop(), copies, sample)  # freed as soon as it is counted
+        finally:
+            self.sets.put(histograms)
 
-    def feeds(self, batch: Mapping[str, NDArray[Any]]) -> Iterable[tuple[dict[str, NDArray[Any]], int]]:
-        """`batch` cut to what the model takes, with the number of real samples in each piece."""
-        count = len(next(iter(batch.values())))
-        step = self._static or count
-        for start in range(0, count, step):
-            feed = {name: values[start : start + step] for name, values in batch.items()}
-            real = min(step, count - start)
-            if real < step:  # a static batch: repeat the last sample, and don't count what it gives
-                feed = {
-                    name: np.concatenate([values, np.repeat(values[-1:], step - real, 0)])
-                    for name, values in feed.items()
-                }
-            self.fed = step
-            yield feed, real
-
-    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _count(
+        self, histograms: Mapping[str, Histogram], name: str, values: NDArray[Any], copies: int, sample: int
+    ) -> None:
         try:
-            results = self._session.run(self._names or None, dict(feed))
+            if copies == 1:
+                histograms[name].add(values)
+            else:
+                repeated = Histogram()
+                repeated.add(values)
+                # A tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is.
+                histograms[name].merge(repeated.divided(copies) or repeated)
+        except FloatingPointError as error:
+            raise CalibrationError(
+                f"the tensor {name!r} ({_source(name, self.producers)}) isn't finite for sample {sample} (from 0): {error}; "
+                "check the preprocessing and the weights, or keep that node out with "
+                "--precision-override 'NODE=fp32'"
+            ) from None
+
+    def result(self) -> dict[str, Histogram]:
+        parts = []
+        while not self.sets.empty():
+            parts.append(self.sets.get())
+        return {name: merged(part[name] for part in parts) for name in self.tensors}
+
+
+def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    return {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
+
+
+def _session(proto: ModelProto, outputs: Sequence[str]) -> Any:
+    """An ONNX Runtime session that computes `outputs` and nothing that they don't need."""
+    ort = require("onnxruntime", "ort", "calibration")
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1  # samples run side by side instead: no partial sums that depend on threads
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    model = ModelProto()
+    model.CopyFrom(proto)
+    del model.graph.output[:]
+    model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        if model.ByteSize() < _INLINE:
+            source: Any = model.SerializeToString()
+        else:
+            source = str(Path(folder) / "model.onnx")
+            save_model(model, source, inline_limit=_INLINE)
+        del model
+        try:
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:
-            raise ModelError(f"ONNX Runtime can't run the model on the calibration data: {str(error)[:500]}") from error
-        return dict(zip(self._names, results))
+            raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error}") from error
+
+
+def _feeds(
+    batches: Iterable[Mapping[str, NDArray[Any]]], inputs: Mapping[str, TensorInfo]
+) -> Iterator[tuple[Feed, int, int]]:
+    """What to run: the arrays, how many new samples are in them, and how many times over.
+
+    One sample at a time where the batch size is free. A fixed batch size is filled with samples as they come; those left
+    over are run in numbers that divide it, each repeated to fill it, so that their counts can be divided exactly.
+    """
+    fixed = {item.shape[0] for item in inputs.values() if item.shape and isinstance(item.shape[0], int)}
+    sizes = sorted(size for size in fixed if isinstance(size, int) and size > 0)
+    if len(sizes) > 1:
+        raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
+    size = sizes[0] if sizes else 1
+    waiting: list[Feed] = []
+    for batch in batches:
+        for sample in _samples(batch, inputs):
+            waiting.append(sample)
+            if len(waiting) == size:
+                yield _joined(waiting), size, 1
+                waiting = []
+    while waiting:
+        count = max(divisor for divisor in range(1, len(waiting) + 1) if size % divisor == 0)
+        yield _joined(waiting[:count] * (size // count)), count, size // count
+        waiting = waiting[count:]
+
+
+def _samples(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]) -> Iterator[Feed]:
+    missing = [name for name in inputs if name not in batch]
+    if missing:
+        raise DataError(f"the data lacks the input {missing[0]!r}; it has {', '.join(batch) or 'nothing'}")
+    arrays: Feed = {}
+    for name, info in inputs.items():
+        array = np.asarray(batch[name])
+        if array.ndim == 0:
+            raise DataError(f"the data for {name!r} is one number; the first axis of an array must count samples")
+        if array.dtype != info.dtype:
+            if not np.can_cast(array.dtype, info.dtype, "same_kind"):
+                raise DataError(f"the input {name!r} is {info.dtype}; its data is {array.dtype}")
+            array = array.astype(info.dtype)
+        arrays[name] = array
+    counts = {name: len(array) for name, array in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise DataError(f"the inputs have different numbers of samples in one batch: {counts}")
+    for index in range(next(iter(counts.values()), 0)):
+        yield {name: array[index : index + 1] for name, array in arrays.items()}
+
+
+def _joined(samples: Sequence[Feed]) -> Feed:
+    if len(samples) == 1:
+        return samples[0]
+    try:
+        return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
+    except ValueError as error:
+        raise DataError(f"samples of different shapes can't share the model's fixed batch: {error}") from error
+
+
+def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str, str], samples: int) -> None:
+    bad = {name: item for name, item in histograms.items() if item.constant or item.absmax == 0}
+    if not bad:
+        return
+    name, histogram = next(iter(bad.items()))
+    seen = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
+    more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
+    raise CalibrationError(
+        f"the tensor {name!r} ({_source(name, producers)}) {seen} in {samples} samples{more}, which gives no scale: "
+        "calibrate on real, varied inputs, or keep its readers out with --precision-override 'NODE=fp32'"
+    )
+
+
+def _source(name: str, producers: Mapping[str, str]) -> str:
+    return f"from {producers[name]}" if name in producers else "a network input"
+
+
+def _cores() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -1,19 +1,21 @@
-"""The calibration table, `*.calib.json`: amax per tensor, and the histograms that any other method needs."""
+"""The calibration table, `*.calib.json`: amax per tensor, and the histograms from which any method chooses again."""
 
 from __future__ import annotations
 
 import base64
+import binascii
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from trtopt.about import __version__
-from trtopt.calibration.histogram import BINS, Histogram
+from trtopt.calibration.histogram import BINS, Histogram, merged
 from trtopt.calibration.thresholds import choose
 from trtopt.errors import CalibrationError
 from trtopt.files import existing_file, sha256_json, write_json
@@ -23,24 +25,28 @@ FORMAT = "trtopt.calib/1"
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor: its threshold, the method that gave it, and what was seen."""
+    """One tensor: its threshold, the method that gave it, and what was seen (None: the threshold came without data)."""
 
     amax: float
     method: str
-    histogram: Histogram
+    histogram: Histogram | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Measured scales of one model on one data set.
+    """The scales of one model, measured on one data set.
 
     Attributes:
-        tensors: in graph order.
-        groups: tensors that share one threshold.
-        model: name and fingerprint of the folded graph.
-        data: description of the samples (kind, count, content digest); preprocess: how they were prepared.
-        method: as asked; each entry says which was taken.
-        skipped: files left out, with the reason.
+        tensors: by name, in graph order.
+        groups: tensors that share one threshold, chosen from their counts together.
+        model: "name" and "fingerprint" (of the folded graph, so that the table fits before and after `check --fix`).
+        data: what the samples were: kind, count, a digest that doesn't depend on their order.
+        preprocess: how an image became an input; None for arrays.
+        method: as asked for; entries say which was taken.
+        samples: how many were read.
+        skipped: files left out: "name" and "reason".
+        seconds: that the measurement took.
+        version: of the trtopt that measured.
     """
 
     tensors: Mapping[str, Entry]
@@ -49,132 +55,187 @@ class Table:
     data: Mapping[str, Any]
     method: str
     samples: int
-    seconds: float
+    seconds: float = 0.0
     preprocess: Mapping[str, Any] | None = None
     skipped: tuple[Mapping[str, str], ...] = ()
+    version: str = __version__
 
     @property
     def amax(self) -> dict[str, float]:
+        """Tensor name → largest magnitude that INT8 will represent."""
         return {name: entry.amax for name, entry in self.tensors.items()}
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the scales alone: equal for equal results, however long they took."""
-        return sha256_json({"amax": self.amax, "model": self.model["fingerprint"]})
+        """SHA-256 of the scales and the model they are for: equal for equal results, however long they took."""
+        return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax})
 
     def with_method(self, method: str) -> Table:
-        """The same measurement with thresholds chosen by another method; no data is read."""
-        return replace(
-            self,
-            tensors=choose_all({n: e.histogram for n, e in self.tensors.items()}, self.groups, method),
-            method=method,
-        )
+        """The same measurement, thresholds chosen by another method. No data is read.
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it whole, or raise OutputError."""
-        write_json(path, self.to_json())
+        Raises:
+            CalibrationError: an entry has no histogram (an imported table).
+            UsageError: no such method.
+        """
+        histograms = {name: item.histogram for name, item in self.tensors.items() if item.histogram is not None}
+        bare = [name for name in self.tensors if name not in histograms]
+        if bare:
+            raise CalibrationError(
+                f"the table has thresholds without histograms ({', '.join(bare[:3])}{', …' if len(bare) > 3 else ''}), so "
+                f"--method {method} can't choose others: run trtopt calibrate on data, or leave the method out"
+            )
+        return replace(self, tensors=choose_all(histograms, self.groups, method), method=method)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "trtopt": __version__,
+            "trtopt": self.version,
             "model": dict(self.model),
             "data": dict(self.data),
-            "preprocess": self.preprocess,
+            "preprocess": None if self.preprocess is None else dict(self.preprocess),
             "method": self.method,
             "samples": self.samples,
-            "skipped": list(self.skipped),
+            "skipped": [dict(item) for item in self.skipped],
             "seconds": self.seconds,
             "groups": [list(group) for group in self.groups],
             "tensors": {name: _plain(entry) for name, entry in self.tensors.items()},
         }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it, whole or not at all.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Table:
         """Read a table.
 
         Raises:
-            UsageError: no such file.
-            CalibrationError: not a table, of another format, or damaged.
+            UsageError: there is no such file.
+            CalibrationError: it isn't a table, is of another format, or is damaged; the message says where.
         """
         file = existing_file(path, "the calibration table")
         try:
             content = json.loads(file.read_bytes())
-        except (OSError, ValueError) as error:
-            raise CalibrationError(
-                f"{file} isn't a calibration table ({error}); make one with trtopt calibrate"
-            ) from None
-        found = content.get("format") if isinstance(content, dict) else None
-        if found != FORMAT:
-            raise CalibrationError(f"{file} has format {found!r}; this trtopt reads {FORMAT!r}: calibrate again")
+        except (OSError, ValueError, RecursionError) as error:
+            raise CalibrationError(f"{file} isn't a calibration table: not JSON ({error}); {_MAKE}") from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, dict) else None
+            raise CalibrationError(f"{file} has the format {found!r}; {FORMAT!r} is needed: {_MAKE}")
         try:
-            tensors = {str(name): _entry(value) for name, value in content["tensors"].items()}
-            table = cls(
-                tensors=tensors,
-                groups=tuple(tuple(map(str, group)) for group in content["groups"]),
-                model=content["model"],
-                data=content["data"],
-                method=content["method"],
-                samples=content["samples"],
-                seconds=content["seconds"],
-                preprocess=content["preprocess"],
-                skipped=tuple(content["skipped"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-            raise CalibrationError(f"{file} is damaged ({type(error).__name__}: {error}); calibrate again") from None
-        bad = [name for name, entry in tensors.items() if not 0 < entry.amax < float("inf")]
-        if bad:
-            raise CalibrationError(f"{file}: amax of {', '.join(bad[:5])} isn't positive and finite; calibrate again")
-        return table
+            return _table(content)
+        except _Damaged as error:
+            raise CalibrationError(f"{file}: {error}; {_MAKE}") from None
 
 
-def choose_all(
-    histograms: Mapping[str, Histogram], groups: tuple[tuple[str, ...], ...], method: str
-) -> dict[str, Entry]:
-    """A threshold for each tensor, one for all members of a group from their counts together.
+_MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
+
+
+def choose_all(histograms: Mapping[str, Histogram], groups: Sequence[Sequence[str]], method: str) -> dict[str, Entry]:
+    """A threshold for every tensor; the members of a group get one, from their counts together.
 
     Raises:
-        CalibrationError: a tensor with nothing but zeros, by name.
+        CalibrationError: only zeros were seen of a tensor; it is named.
+        UsageError: no such method.
     """
-    together: dict[str, Histogram] = {}
+    shared: dict[str, Histogram] = {}
     for group in groups:
-        joint = Histogram()
-        for name in group:
-            joint.merge(histograms[name])
-        together.update(dict.fromkeys(group, joint))
-    entries = {}
+        shared.update(dict.fromkeys(group, merged(histograms[name] for name in group)))
+    chosen: dict[int, Any] = {}
+    entries: dict[str, Entry] = {}
     for name, histogram in histograms.items():
+        used = shared.get(name, histogram)
         try:
-            choice = choose(together.get(name, histogram), method)
+            choice = chosen[id(used)] if id(used) in chosen else chosen.setdefault(id(used), choose(used, method))
         except CalibrationError as error:
-            raise CalibrationError(f"the tensor {name}: {error}") from None
+            raise CalibrationError(f"the tensor {name!r}: {error}") from None
         entries[name] = Entry(choice.amax, choice.method, histogram)
     return entries
 
 
 def _plain(entry: Entry) -> dict[str, Any]:
-    seen = entry.histogram
-    used = int(np.flatnonzero(seen.counts)[-1]) + 1 if seen.counts.any() else 0
-    packed = zlib.compress(seen.counts[:used].astype("<i8").tobytes(), 6)
-    return {
-        "amax": entry.amax,
-        "method": entry.method,
-        "absmax": seen.absmax,
-        "minimum": seen.minimum,
-        "maximum": seen.maximum,
-        "count": seen.total,
-        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": base64.b64encode(packed).decode("ascii")},
-    }
+    plain: dict[str, Any] = {"amax": entry.amax, "method": entry.method}
+    if (seen := entry.histogram) is not None:
+        plain |= {"absmax": seen.absmax, "low": seen.low, "high": seen.high, "count": seen.total}
+        plain["histogram"] = {"bins": BINS, "exponent": seen.exponent, "counts": _packed(seen)}
+    return plain
 
 
-def _entry(value: Mapping[str, Any]) -> Entry:
-    packed = value["histogram"]
-    if packed["bins"] != BINS:
-        raise ValueError(f"{packed['bins']} bins, {BINS} expected")
-    some = np.frombuffer(zlib.decompress(base64.b64decode(packed["counts"], validate=True)), "<i8")
-    if some.size > BINS or int(some.sum()) != value["count"]:
-        raise ValueError("the counts don't add up")
+def _packed(histogram: Histogram) -> str:
+    """Counts to the last that isn't 0 as little-endian int64, byte planes apart (half the size), zlib, base64."""
+    counts = np.trim_zeros(histogram.counts, "b").astype("<i8")
+    planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
+    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
+
+
+class _Damaged(Exception):
+    """What is wrong with a table's content."""
+
+
+def _get(content: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """`content[key]`, which must be of that kind."""
+    if not isinstance(content, dict) or key not in content:
+        raise _Damaged(f"{where} lacks {key!r}")
+    value = content[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise _Damaged(f"{where}: {key!r} is {type(value).__name__} {str(value)[:40]!r}")
+    return value
+
+
+def _table(content: dict[str, Any]) -> Table:
+    here = "the table"
+    tensors = {name: _entry(value, name) for name, value in _get(content, "tensors", dict, here).items()}
+    if not tensors:
+        raise _Damaged("the table has no tensors")
+    groups = tuple(tuple(map(str, group)) for group in _get(content, "groups", list, here))
+    if strangers := [name for group in groups for name in group if name not in tensors]:
+        raise _Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
+    model = _get(content, "model", dict, here)
+    _get(model, "fingerprint", str, "the model")
+    return Table(
+        tensors=tensors,
+        groups=groups,
+        model=model,
+        data=_get(content, "data", dict, here),
+        method=_get(content, "method", str, here),
+        samples=_get(content, "samples", int, here),
+        seconds=_get(content, "seconds", (int, float), here),
+        preprocess=_get(content, "preprocess", (dict, type(None)), here),
+        skipped=tuple(_get(content, "skipped", list, here)),
+        version=_get(content, "trtopt", str, here),
+    )
+
+
+def _entry(value: Any, name: str) -> Entry:
+    where = f"the tensor {name!r}"
+    amax = float(_get(value, "amax", (int, float), where))
+    if not 0 < amax < math.inf:
+        raise _Damaged(f"{where} has amax {amax}, which isn't positive and finite")
+    method = _get(value, "method", str, where)
+    if value.get("histogram") is None:
+        return Entry(amax, method)
+    packed = _get(value, "histogram", dict, where)
+    if (bins := _get(packed, "bins", int, where)) != BINS:
+        raise _Damaged(f"{where} has a histogram of {bins} bins; this trtopt works with {BINS}")
     counts = np.zeros(BINS, np.int64)
+    try:
+        stream = zlib.decompressobj()
+        content = stream.decompress(base64.b64decode(_get(packed, "counts", str, where), validate=True), 8 * BINS)
+        planes = np.frombuffer(content, np.uint8).reshape(8, -1)
+        some = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise _Damaged(f"{where} has a damaged histogram ({error})") from None
     counts[: some.size] = some
-    seen = Histogram(counts, packed["exponent"], value["absmax"], value["minimum"], value["maximum"], value["count"])
-    return Entry(float(value["amax"]), str(value["method"]), seen)
+    total = _get(value, "count", int, where)
+    low, high = (float(_get(value, key, (int, float), where)) for key in ("low", "high"))
+    exponent = _get(packed, "exponent", (int, type(None)), where)
+    if not stream.eof or total <= 0 or int(some.sum()) != total or some.min(initial=0) < 0:
+        raise _Damaged(f"{where} has a damaged histogram (the counts add up to {int(some.sum())}, not {total})")
+    if not (-math.inf < low <= high < math.inf) or (exponent is None) != (low == high == 0):
+        raise _Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
+    if exponent is not None and max(high, -low) > math.ldexp(1.0, min(max(exponent, -1000), 1000)):
+        raise _Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
+    return Entry(amax, method, Histogram(counts, exponent, low, high, total))
