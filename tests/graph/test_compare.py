@@ -29,6 +29,7 @@ def test_equal_nan_and_infinity_are_no_difference() -> None:
     special = {"y": np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)}
     assert difference(special, special).absolute == 0
     assert difference(special, {"y": -special["y"]}).absolute == float("inf")
+    assert difference(special, {"y": np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)}).relative == 0.5
 
 
 def test_the_worst_output_is_named() -> None:

@@ -57,14 +57,15 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
     worst = Difference(0.0, 0.0, 0.0, next(iter(reference), ""))
     for name, expected in reference.items():
         absolute = relative = float("inf")
-        scale = float(np.abs(np.nan_to_num(expected.astype(np.float64))).max(initial=0.0))
+        finite = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+        scale = float(np.abs(finite).max(initial=0.0))
         found = actual.get(name)
         if found is not None and found.shape == expected.shape:
             a, b = expected.astype(np.float64), found.astype(np.float64)
             same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
             with np.errstate(invalid="ignore"):
                 gap = np.where(same, 0.0, np.abs(a - b))
-            absolute = float(np.nan_to_num(gap, nan=np.inf).max(initial=0.0))
+            absolute = float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
             relative = absolute / scale if scale else (float("inf") if absolute else 0.0)
         worst = Difference(
             max(worst.absolute, absolute),
