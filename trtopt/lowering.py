@@ -51,7 +51,7 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
     if table is not None:
         points = find_points(folded, spec.precision, base=spec.base, overrides=spec.overrides, excluded=can.float_only)
         base = spec.base if typed else Precision.FP32
-        proto = insert_qdq(folded, points, table.amax, base=base, float_weights=can.float_weights)
+        proto = insert_qdq(folded, points, table.amax, base=base)
     layer_precision: dict[str, Precision] = {}
     if typed:
         proto, in_fp32 = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)

@@ -78,8 +78,8 @@ def steps(generation: Generation, folder: Path) -> dict[str, Callable[[], Any]]:
         second = generation.build(plain, spec, quantized=False)
         cache.write_bytes(b"not a cache" * 9)
         third = generation.build(plain, spec, quantized=False)
-        assert any("timing cache" in warning for warning in third.warnings), third.warnings
-        return f"{size} bytes; {first.seconds:.1f} s, then {second.seconds:.1f} s, foreign {third.seconds:.1f} s"
+        said = [warning for warning in third.warnings if "timing cache" in warning]  # 8.6 takes anything, silently
+        return f"{size} bytes; {first.seconds:.1f} s, then {second.seconds:.1f} s, foreign {third.seconds:.1f} s {said}"
 
     def pinned() -> str:
         spec = replace(BASE, precision=Precision.FP16)

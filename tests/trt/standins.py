@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import types
 from pathlib import Path
 from typing import Any
@@ -360,6 +361,16 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         made._report = self._report
         return made
 
+    def profile_shape(self: Any, *which: Any) -> list[tuple[int, ...]]:
+        assert sorted(map(str, which)) == ["0", "x"]
+        return [(batch, 3, 32, 32) for batch in (1, 4, 8)]
+
+    def information(self: Any, form: Any) -> str:
+        # As 8.6 was seen to answer for a dynamic engine whose shapes aren't set.
+        context = self._set.get("execution_context")
+        known = context is not None and getattr(context, "_shape", None) is not None
+        return str(self._report) if known else _UNKNOWN_TYPE.sub(r'\1"N/A due to dynamic shapes"', self._report)
+
     return {
         "Builder": {
             "__init__": builder_init,
@@ -412,9 +423,21 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "__init__": lambda self, logger: setattr(self, "_logger", logger),
             "deserialize_cuda_engine": deserialize,
         },
-        "ICudaEngine": {"create_engine_inspector": inspector},
-        "EngineInspector": {"get_engine_information": lambda self, form: self._report},
+        "ICudaEngine": {
+            "create_engine_inspector": inspector,
+            "create_execution_context": lambda self: sim.module.IExecutionContext(),
+            "num_io_tensors": property(lambda self: 1),
+            "get_tensor_name": lambda self, index: "x",
+            "get_tensor_mode": lambda self, name: sim.module.TensorIOMode.INPUT,
+            "get_tensor_shape": lambda self, name: (-1, 3, 32, 32),
+            "get_tensor_profile_shape": profile_shape,
+        },
+        "IExecutionContext": {"set_input_shape": lambda self, name, shape: setattr(self, "_shape", shape)},
+        "EngineInspector": {"get_engine_information": information},
     }
+
+
+_UNKNOWN_TYPE = re.compile(r'("(?:Format/Datatype|Datatype|Format)": )"[^"]*"')
 
 
 def _calibrate(calibrator: Any, names: list[str]) -> None:

@@ -68,14 +68,12 @@ def insert_qdq(
     amax: Mapping[str, float],
     *,
     base: Precision = Precision.FP32,
-    float_weights: bool = False,
 ) -> onnx.ModelProto:
     """A copy of `proto` with a Q/DQ pair on every point and quantized weights; still FP32-typed.
 
     Args:
         amax: calibrated largest magnitude per activation tensor.
         base: the type the scales will later be held in (`graph.typed`); they are rounded to it here.
-        float_weights: keep FP32 weights behind Q/DQ pairs instead of storing their codes (for parsers that need it).
 
     Raises:
         CalibrationError: a point has no amax, or one that isn't positive and finite.
@@ -102,7 +100,7 @@ def insert_qdq(
     for weight in points.weights:
         key = (weight.name, weight.axis)
         if key not in stored:
-            stored[key] = _dequantized_weight(writer, weight, base, float_weights)
+            stored[key] = _dequantized_weight(writer, weight, base)
         writer.nodes[weight.node].replace_input_with(weight.slot, stored[key])
     for name in {weight.name for weight in points.weights}:
         value = model.graph.initializers.get(name)
@@ -126,14 +124,12 @@ def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
     return converted
 
 
-def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision, float_weights: bool) -> ir.Value:
+def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision) -> ir.Value:
     value = writer.nodes[weight.node].inputs[weight.slot]
     content = constant(value)
     assert content is not None and value is not None  # find_points only names constants
     content = content.astype(np.float32)
     scale = round_scale(weight_scales(content, weight.axis, writer.precision), base)
-    if float_weights:
-        return writer.pair(value, scale, weight.axis)
     return writer.dequantize(
         weight.name, quantize_weight(content, scale, weight.axis, writer.precision), scale, weight.axis
     )

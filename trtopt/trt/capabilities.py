@@ -29,7 +29,6 @@ class Capabilities:
         parser_names_nodes: parser errors carry the node's name and operator (else only its index).
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ.
-        float_weights: quantized weights must come as floating constants behind Q/DQ pairs, not as codes behind DQ.
     """
 
     typed_graph: bool
@@ -52,7 +51,6 @@ class Capabilities:
     parser_names_nodes: bool
     max_opset: int | None
     float_only: Mapping[str, str] = field(default_factory=dict)
-    float_weights: bool = False
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -116,7 +116,8 @@ def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:
                 said = tensor.get("Datatype") or tensor.get("Format/Datatype") or tensor.get("Format") or ""
                 if found := _precision(str(said), _TYPE_WORD):
                     return found
-    return None
+    weights = entry.get("Weights")  # what is left where the tensors' types depend on shapes that aren't set
+    return _precision(str(weights.get("Type")), _TYPE_WORD) if isinstance(weights, dict) else None
 
 
 def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | None) -> tuple[str, ...]:

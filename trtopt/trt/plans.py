@@ -52,6 +52,15 @@ class LoadedEngine:
     def inspect(self) -> str:
         """The inspector's JSON text, as TensorRT writes it (it holds raw control characters)."""
         inspector = self.engine.create_engine_inspector()
+        # Without a context at given shapes, the types in a dynamic engine are "N/A due to dynamic shapes" (seen on 8.6).
+        context = self.engine.create_execution_context()
+        if context is not None:
+            for index in range(self.engine.num_io_tensors):
+                name = self.engine.get_tensor_name(index)
+                given = self.engine.get_tensor_mode(name) == self.module.TensorIOMode.INPUT
+                if given and -1 in tuple(self.engine.get_tensor_shape(name)):
+                    context.set_input_shape(name, self.engine.get_tensor_profile_shape(name, 0)[1])
+            inspector.execution_context = context
         return str(inspector.get_engine_information(self.module.LayerInformationFormat.JSON))
 
 

@@ -16,8 +16,7 @@ class TensorRT8(Generation):
     family = "tensorrt8"
 
     def _capabilities(self, found: Capabilities) -> Capabilities:
-        # Much of opset 18 and later doesn't parse; its tools write Q/DQ pairs around float weights, and so do we.
-        return replace(found, max_opset=17, float_weights=True)
+        return replace(found, max_opset=17)  # much of 18 and later does not parse
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
