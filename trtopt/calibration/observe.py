@@ -1,9 +1,11 @@
 """Run the network once over the data and keep a histogram of every tensor asked for.
 
-Each sample is run alone, on one thread; several samples run side by side. ONNX Runtime's matrix products change in the last
-bits with the number of rows (24 of ViT's 50 tensors move with the batch size), so a batch would let its other samples
-touch a sample's values. This way values, and so the histograms, are the same whatever the batch size, order, sharding or
-number of threads; and one sample's tensors, a thread, are all that memory ever holds.
+Each sample is run alone, on one thread; several samples run side by side. So a sample's values, and with them the
+histograms, are the same whatever the batch size, order, sharding or number of threads by construction, not by the grace of
+ONNX Runtime's kernels: it promises nothing there (with 1.31 no tensor of EfficientNet-Lite0, ResNet-50 or ViT-B/16 moves with
+the batch size on an AVX-512 CPU; its matrix products do have a path of their own for one row). Memory never holds more than
+one sample's tensors a thread, and no tensor needs to say which of its axes is the batch (in ViT it is the second). It is
+also faster: ResNet-50, 48 images, two cores: 2.0 s against 4.0 s for batches of eight on two threads, then counted.
 """
 
 from __future__ import annotations

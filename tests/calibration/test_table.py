@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from skimage import data, filters
+
+from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.table import Entry, Table, choose_all
+from trtopt.calibration.text_cache import read_cache, write_cache
+from trtopt.calibration.thresholds import choose
+from trtopt.errors import CalibrationError, OutputError, UsageError
+from trtopt.spec import METHODS
+
+
+def counted(values: Any) -> Histogram:
+    histogram = Histogram()
+    histogram.add(np.asarray(values, np.float32))
+    return histogram
+
+
+@pytest.fixture(scope="module")
+def histograms() -> dict[str, Histogram]:
+    grey = data.camera() / 255
+    edges = filters.sobel(grey)
+    return {"image": counted(grey), "edges": counted(edges * 20), "corners: 1": counted(filters.laplace(grey))}
+
+
+@pytest.fixture
+def table(histograms: dict[str, Histogram]) -> Table:
+    groups = (("image", "edges"),)
+    return Table(
+        tensors=choose_all(histograms, groups, "auto"),
+        groups=groups,
+        model={"name": "net.onnx", "fingerprint": "ab" * 32},
+        data={"kind": "images", "count": 3, "digest": "cd"},
+        method="auto",
+        samples=3,
+        seconds=1.25,
+        preprocess={"size": [512, 512]},
+        skipped=({"name": "a.jpg", "reason": "the file is empty"},),
+    )
+
+
+def test_a_table_survives_its_file_to_the_bit(table: Table, tmp_path: Path) -> None:
+    path = tmp_path / "t.calib.json"
+    table.save(path)
+    loaded = Table.load(path)
+    assert loaded.to_json() == table.to_json()
+    assert loaded.digest == table.digest
+    for method in METHODS:
+        assert loaded.with_method(method).amax == table.with_method(method).amax
+    content = json.loads(path.read_bytes())
+    assert content["format"] == "trtopt.calib/1"
+    assert set(content["tensors"]["image"]) >= {"amax", "method", "absmax", "count", "histogram"}
+
+
+def test_another_method_needs_no_data(table: Table, histograms: dict[str, Histogram]) -> None:
+    widest = table.with_method("minmax")
+    assert widest.amax["corners: 1"] == histograms["corners: 1"].absmax
+    assert {entry.method for entry in widest.tensors.values()} == {"minmax"} == {widest.method}
+    assert widest.digest != table.with_method("entropy").digest
+    assert widest.samples == table.samples
+    with pytest.raises(UsageError, match="'median'"):
+        table.with_method("median")
+
+
+def test_a_group_has_one_threshold_from_its_counts_together(table: Table, histograms: dict[str, Histogram]) -> None:
+    both = merged([histograms["image"], histograms["edges"]])
+    for method in METHODS:
+        amax = table.with_method(method).amax
+        assert amax["image"] == amax["edges"] == choose(both, method).amax
+    assert choose(histograms["image"], "minmax").amax != choose(histograms["edges"], "minmax").amax
+    assert table.tensors["image"].histogram is histograms["image"]
+
+
+def test_zeros_are_refused_by_name() -> None:
+    with pytest.raises(CalibrationError, match="'dead': only zeros"):
+        choose_all({"dead": counted([0, 0])}, (), "auto")
+
+
+def test_thresholds_without_histograms_can_be_kept_but_not_chosen_again(tmp_path: Path, table: Table) -> None:
+    bare = Table({"a": Entry(1.5, "imported")}, (), {"name": "", "fingerprint": ""}, {}, "imported", 0)
+    bare.save(tmp_path / "t.json")
+    assert Table.load(tmp_path / "t.json").amax == {"a": 1.5}
+    with pytest.raises(CalibrationError, match="without histograms"):
+        bare.with_method("mse")
+
+
+def test_an_unwritable_place_leaves_nothing(table: Table, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="No such file"):
+        table.save(tmp_path / "absent" / "t.calib.json")
+    (tmp_path / "t.calib.json").write_text("old")
+    damaged = Table(table.tensors, (), table.model, {"count": math.nan}, "auto", 3)
+    with pytest.raises(ValueError, match="JSON"):
+        damaged.save(tmp_path / "t.calib.json")
+    assert [item.read_text() for item in tmp_path.iterdir()] == ["old"]
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def apply(path: Path) -> None:
+        content = json.loads(path.read_bytes())
+        change(content)
+        path.write_text(json.dumps(content))
+
+    return apply
+
+
+def in_image(key: str, value: Any) -> Callable[[Path], None]:
+    return edited(lambda content: content["tensors"]["image"].update({key: value}))
+
+
+def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
+    return edited(lambda content: content["tensors"]["image"]["histogram"].update({key: value}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: path.write_bytes(b""), "not JSON"),
+        (lambda path: path.write_bytes(os.urandom(100)), "not JSON"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not JSON"),
+        (lambda path: path.write_text("[]"), "the format None; 'trtopt.calib/1' is needed"),
+        (edited(lambda content: content.update(format="trtopt.calib/9")), "the format 'trtopt.calib/9'"),
+        (edited(lambda content: content.pop("tensors")), "the table lacks 'tensors'"),
+        (edited(lambda content: content.update(tensors={})), "has no tensors"),
+        (edited(lambda content: content.update(samples="many")), "'samples' is str 'many'"),
+        (edited(lambda content: content.update(groups=[["image", "other"]])), "a group with 'other'"),
+        (edited(lambda content: content["model"].pop("fingerprint")), "the model lacks 'fingerprint'"),
+        (edited(lambda content: content["tensors"].update(image=3)), "the tensor 'image' lacks 'amax'"),
+        (in_image("amax", 0), "'image' has amax 0.0, which isn't positive"),
+        (in_image("amax", -2.5), "'image' has amax -2.5"),
+        (in_image("amax", math.inf), "'image' has amax inf"),
+        (in_image("amax", True), "'amax' is bool"),
+        (in_image("count", 7), "the counts add up to"),
+        (in_image("high", 1e9), "'image' has a damaged histogram"),
+        (in_histogram("bins", 100), "a histogram of 100 bins"),
+        (in_histogram("counts", "AAAA"), "'image' has a damaged histogram"),
+        (in_histogram("counts", "not base64"), "'image' has a damaged histogram"),
+        (in_histogram("exponent", -50), "'image' has a damaged histogram"),
+    ],
+)
+def test_a_bad_file_is_refused_and_says_why(
+    damage: Callable[[Path], None], message: str, table: Table, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.calib.json"
+    table.save(path)
+    damage(path)
+    with pytest.raises(CalibrationError) as caught:
+        Table.load(path)
+    assert message in str(caught.value)
+    assert "t.calib.json" in str(caught.value)
+    assert "trtopt calibrate" in str(caught.value)
+
+
+def test_an_absent_file_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="doesn't exist"):
+        Table.load(tmp_path / "t.calib.json")
+
+
+def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
+    """Lines as TensorRT 8.6 writes them: 3d008912 is 1.0 / 127 × 3.985…, a constant's scale is 0."""
+    cache = tmp_path / "calib.cache"
+    cache.write_text("TRT-8600-EntropyCalibration2\ninput: 3c010204\na: b: 3d42\nconst: 0\n(Unnamed Layer* 3): 3F800000\n")
+    found = read_cache(cache)
+    assert list(found) == ["input", "a: b", "(Unnamed Layer* 3)"]
+    assert found["input"] == pytest.approx(1.0, rel=1e-6)
+    assert found["(Unnamed Layer* 3)"] == 127
+
+
+def test_a_written_cache_is_read_back(table: Table, tmp_path: Path) -> None:
+    cache = write_cache(table.amax, tmp_path / "calib.cache")
+    lines = cache.read_text().splitlines()
+    assert lines[0] == "TRT-8600-EntropyCalibration2"
+    scale = np.float32(table.amax["image"] / 127)
+    assert lines[1] == f"image: {scale.astype('>f4').tobytes().hex()}"
+    assert read_cache(cache) == pytest.approx(table.amax, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its first line is ''"),
+        (b"{}\n", "isn't a TensorRT calibration cache"),
+        (b"\xff\xfe\x00", "can't be read"),
+        (b"TRT-8600-EntropyCalibration2\n", "holds no scales"),
+        (b"TRT-8600-EntropyCalibration2\na 3c010204\n", "line 2: 'a 3c010204'"),
+        (b"TRT-8600-EntropyCalibration2\na: 3c010204\nb: xyz\n", "line 3"),
+        (b"TRT-8600-EntropyCalibration2\na: 7fc00000\n", "the scale of 'a' is nan"),
+        (b"TRT-8600-EntropyCalibration2\na: bc010204\n", "it must be 0 or positive"),
+    ],
+)
+def test_a_bad_cache_names_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_bytes(content)
+    with pytest.raises(CalibrationError, match=message):
+        read_cache(cache)
+
+
+def test_what_a_cache_cannot_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="line break"):
+        write_cache({"a\nb": 1.0}, tmp_path / "c")
+    with pytest.raises(CalibrationError, match="amax of 'a' is 0"):
+        write_cache({"a": 0.0}, tmp_path / "c")
+    assert not list(tmp_path.iterdir())
