@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
@@ -74,7 +74,7 @@ def _show(result: _Result, as_json: bool, text: Callable[[], None]) -> None:
         text()
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -101,7 +101,9 @@ def export(
     inputs: Annotated[
         list[str] | None,
         typer.Option(
-            "--inputs", metavar="NAME:batchx3x224x224", help="Shape of an input, names where dynamic; repeatable."
+            "--inputs",
+            metavar="NAME:batchx3x224x224",
+            help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",
         ),
     ] = None,
     dynamic: Annotated[
@@ -121,6 +123,7 @@ def export(
 ) -> None:
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
     import trtopt
+    from trtopt.exporter import parse_input
 
     result = trtopt.export(
         source,
@@ -128,7 +131,7 @@ def export(
         opset=opset,
         for_generation=for_generation,
         weights=weights,
-        inputs=dict(map(_input_shape, inputs)) if inputs else None,
+        inputs=[parse_input(item) for item in inputs] if inputs else None,
         dynamic=dict(map(_dynamic_axes, dynamic)) if dynamic else None,
         input_names=input_names,
         output_names=output_names,
@@ -149,15 +152,6 @@ def export(
             print("  not compared with PyTorch")
 
     _show(result, json_output, text)
-
-
-def _input_shape(text: str) -> tuple[str, tuple[int | str, ...]]:
-    from trtopt.errors import UsageError
-
-    name, colon, shape = text.rpartition(":")
-    if not colon or not name or not shape:
-        raise UsageError(f"--inputs {text!r} can't be read; write NAME:batchx3x224x224")
-    return name, tuple(int(size) if size.isdigit() else size for size in shape.split("x"))
 
 
 def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
@@ -241,9 +235,7 @@ def calibrate(
         methods = ", ".join(f"{count} {name}" for name, count in sorted(taken.items()))
         print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {result.samples} samples")
         if result.skipped:
-            print(
-                f"  {len(result.skipped)} files skipped: {', '.join(f'{item.name} ({item.reason})' for item in result.skipped[:5])}"
-            )
+            print(f"  {len(result.skipped)} files skipped, with the reasons above")
 
     _show(result, json_output, text)
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import onnx
 
+from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.data import Batches
 from trtopt.errors import TrtoptError, UsageError
@@ -41,7 +42,6 @@ from trtopt.spec import (
     parse_targets,
 )
 from trtopt.trt import BuiltPlan, Generation, select, validate_profiles
-from trtopt.about import __version__
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 

@@ -63,7 +63,8 @@ def conv_net(
     current = "x" if base == "fp32" else cast("x", kind, "x_cast")
     for number, channels in enumerate((3, 32), 1):
         parts = [qdq(current, 4.0), weights(f"w{number}", (32, channels, 3, 3))]
-        nodes.append(helper.make_node("Conv", parts, [f"c{number}"], name=f"conv{number}", pads=[1, 1, 1, 1]))
+        window = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
+        nodes.append(helper.make_node("Conv", parts, [f"c{number}"], name=f"conv{number}", **window))
         nodes.append(helper.make_node("Relu", [f"c{number}"], [f"r{number}"], name=f"relu{number}"))
         current = f"r{number}"
     nodes.append(helper.make_node("GlobalAveragePool", [current], ["pooled"], name="pool"))

@@ -79,16 +79,29 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
 class OnnxSession:
     """A model in ONNX Runtime on the CPU.
 
+    Args:
+        threads: within an operator, at most; None: one per core.
+        optimize: False runs the nodes as they stand.
+
+    Attributes:
+        inputs: name → ONNX Runtime's name of the type.
+        outputs: names.
+
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
         ModelError: it can't load the model; its message is quoted.
     """
 
-    def __init__(self, model: ModelProto | str | os.PathLike[str], *, threads: int = THREADS) -> None:
+    def __init__(
+        self, model: ModelProto | str | os.PathLike[str], *, threads: int | None = THREADS, optimize: bool = True
+    ) -> None:
         ort = require("onnxruntime", "ort", "running an ONNX model")
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        options.intra_op_num_threads = min(threads, os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        options.intra_op_num_threads = min(threads or cores, cores)
+        levels = ort.GraphOptimizationLevel
+        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
         with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
             source: Any = model
             if isinstance(model, ModelProto):
@@ -102,6 +115,7 @@ class OnnxSession:
                 self._session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+        self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -37,8 +37,8 @@ def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np
     up to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16.
     """
     dtype = _ROUNDED[base]
-    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)
-    return np.maximum(scale, smallest).astype(dtype).astype(np.float32)
+    smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
+    return np.asarray(np.maximum(scale, smallest).astype(dtype), np.float32)
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Precision) -> NDArray[np.float32]:
@@ -59,7 +59,7 @@ def quantize_weight(
     limit = LARGEST[precision]
     if precision is Precision.INT8:
         scaled = np.rint(scaled)
-    return np.clip(scaled, -limit, limit).astype(_STORED[precision])
+    return np.asarray(np.clip(scaled, -limit, limit), _STORED[precision])
 
 
 def insert_qdq(
@@ -101,7 +101,13 @@ def insert_qdq(
         key = (weight.name, weight.axis)
         if key not in stored:
             stored[key] = _dequantized_weight(writer, weight, base)
-        writer.nodes[weight.node].replace_input_with(weight.slot, stored[key])
+        node = writer.nodes[weight.node]
+        node.replace_input_with(weight.slot, stored[key])
+        if node.op_type in ("Conv", "ConvTranspose") and "kernel_shape" not in node.attributes:
+            # ONNX takes it from the weight; TensorRT 8.6 doesn't where the weight isn't a constant (seen on an H200).
+            shape = stored[key].shape
+            assert shape is not None
+            node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [int(size) for size in shape.numpy()[2:]])
     for name in {weight.name for weight in points.weights}:
         value = model.graph.initializers.get(name)
         if value is not None and not value.uses() and not value.is_graph_output():
@@ -128,10 +134,10 @@ def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision) -> ir.
     value = writer.nodes[weight.node].inputs[weight.slot]
     content = constant(value)
     assert content is not None and value is not None  # find_points only names constants
-    content = content.astype(np.float32)
-    scale = round_scale(weight_scales(content, weight.axis, writer.precision), base)
+    weights = np.asarray(content, np.float32)
+    scale = round_scale(weight_scales(weights, weight.axis, writer.precision), base)
     return writer.dequantize(
-        weight.name, quantize_weight(content, scale, weight.axis, writer.precision), scale, weight.axis
+        weight.name, quantize_weight(weights, scale, weight.axis, writer.precision), scale, weight.axis
     )
 
 

@@ -115,17 +115,18 @@ class VersionReport:
 def version() -> VersionReport:
     """What is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
     gpu = probe()
-    libraries: dict[str, str | None] = {}
-    for name in _LIBRARIES:
-        try:
-            libraries[name] = package_version(name)
-        except PackageNotFoundError:
-            libraries[name] = None
     return VersionReport(
         trtopt=__version__,
         python=sys.version.split()[0],
         platform=platform.platform(),
         gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
         generations=[generation.describe() for generation in installed()],
-        libraries=libraries,
+        libraries={name: _installed(name) for name in _LIBRARIES},
     )
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return package_version(name)
+    except PackageNotFoundError:
+        return None

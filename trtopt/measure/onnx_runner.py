@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.errors import DataError, ModelError, require
+from trtopt.errors import DataError, ModelError
 from trtopt.files import existing_file
-from trtopt.graph.io import save_model
+from trtopt.graph.compare import OnnxSession
 from trtopt.graph.proto import infer_shapes, subgraphs
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
-_INLINE = 1 << 30  # bytes; larger models go to ONNX Runtime as a file
 
 # ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
 _DTYPES = {
@@ -58,22 +56,10 @@ class OnnxRunner:
     def __init__(
         self, model: str | os.PathLike[str] | ModelProto, *, optimize: bool, threads: int | None = None
     ) -> None:
-        ort = require("onnxruntime", "ort", "comparing ONNX models")
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads or 0
-        levels = ort.GraphOptimizationLevel
-        options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-            source = _source(model, Path(folder))
-            try:
-                self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise ModelError(f"ONNX Runtime can't run {_name(model)}: {error}") from error
         self._what = _name(model)
-        self._types = {item.name: _DTYPES.get(item.type) for item in self._session.get_inputs()}
-        self.inputs = tuple(self._types)
-        self.outputs = tuple(item.name for item in self._session.get_outputs())
+        self._session = OnnxSession(_widened(model), threads=threads, optimize=optimize)
+        self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
+        self.inputs, self.outputs = tuple(self._types), self._session.outputs
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
@@ -94,8 +80,8 @@ class OnnxRunner:
                 array = array.astype(dtype)
             feed[name] = array
         try:
-            return dict(zip(self.outputs, self._session.run(list(self.outputs), feed)))
-        except Exception as error:
+            return self._session(feed)
+        except ModelError as error:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
 
@@ -104,23 +90,18 @@ def _name(model: str | os.PathLike[str] | ModelProto) -> str:
     return f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
 
 
-def _source(model: str | os.PathLike[str] | ModelProto, folder: Path) -> str | bytes:
-    """What to open a session with; may write to `folder`, which must live until the session is open."""
+def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
+    """`model` without FP16 and BF16; its path where it has none."""
     if not isinstance(model, ModelProto):
         path = existing_file(model, "the model")
         try:
             light = onnx.load(path, load_external_data=False)
         except Exception:  # not protobuf: ONNX Runtime's own message says so
-            return str(path)
+            return path
         if not has_half(light):
-            return str(path)
+            return path
         model = onnx.load(path)
-    if has_half(model):
-        model = widen(model)
-    if model.ByteSize() < _INLINE:
-        return bytes(model.SerializeToString())
-    save_model(model, folder / "model.onnx")
-    return str(folder / "model.onnx")
+    return widen(model) if has_half(model) else model
 
 
 def has_half(proto: ModelProto) -> bool:

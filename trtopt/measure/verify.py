@@ -233,7 +233,11 @@ class _Comparison:
             raise DataError("there are no samples to compare")
         outputs = tuple(
             OutputAgreement(
-                name, sums.snr_db, sums.max_abs, sums.cosine, sums.nonfinite,
+                name,
+                sums.snr_db,
+                sums.max_abs,
+                sums.cosine,
+                sums.nonfinite,
                 sums.same / self.samples if sums.classes else None,
             )
             for name, sums in self.sums.items()
