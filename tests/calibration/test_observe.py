@@ -103,9 +103,7 @@ def test_a_fixed_batch_is_filled_and_its_filling_not_counted(digits: Array, fixe
 
 def test_images_of_different_sizes_share_a_pass() -> None:
     weights = {"w": np.ones((1, 1, 3, 3), np.float32) / 9}
-    proto = network(
-        [node("Conv", "x w", "blurred"), node("Relu", "blurred", "y")], {"x": ["n", 1, "h", "w_"]}, weights
-    )
+    proto = network([node("Conv", "x w", "blurred"), node("Relu", "blurred", "y")], {"x": ["n", 1, "h", "w_"]}, weights)
     image = photos.camera().astype(np.float32)[None, None] / 255
     seen = observe(proto, ["blurred"], [{"x": image[..., :64, :80]}, {"x": image[..., 100:132, :32]}], threads=2)
     assert seen.histograms["blurred"].total == 62 * 78 + 30 * 30
@@ -144,9 +142,7 @@ def test_the_model_given_stays_as_it_is(digits: Array) -> None:
 
 def test_an_overflow_names_the_tensor_its_node_and_the_sample(digits: Array) -> None:
     weights = {"big": np.full((64, 4), 3e38, np.float32), "one": np.eye(4, dtype=np.float32)}
-    proto = network(
-        [node("MatMul", "x big", "wide"), node("MatMul", "wide one", "y")], {"x": ["n", 64]}, weights
-    )
+    proto = network([node("MatMul", "x big", "wide"), node("MatMul", "wide one", "y")], {"x": ["n", 64]}, weights)
     small = np.zeros((5, 64), np.float32)
     small[:, 0] = np.linspace(0.1, 0.5, 5)
     with pytest.raises(CalibrationError, match=r"'wide' \(from MatMul MatMul_wide\) isn't finite for sample 5"):
@@ -164,7 +160,9 @@ def test_a_dead_layer_and_a_constant_input_are_refused_by_name(digits: Array) ->
     scaled = [node("Mul", "x two", "a"), node("Neg", "a", "b")]
     proto = network(scaled, {"x": ["n", 4]}, {"two": np.array(2, np.float32)})
     flat = [{"x": np.full((40, 4), 0.25, np.float32)}]
-    with pytest.raises(CalibrationError, match=r"'x' \(a network input\) was 0.25 everywhere in 40 samples, and so were 2"):
+    with pytest.raises(
+        CalibrationError, match=r"'x' \(a network input\) was 0.25 everywhere in 40 samples, and so were 2"
+    ):
         observe(proto, ["x", "a", "b"], flat, threads=1)
 
 
@@ -185,20 +183,21 @@ def test_inputs_go_together_and_must_agree_in_number(digits: Array) -> None:
     proto = network([node("Sub", "a b", "y"), node("Relu", "y", "z")], {"a": ["n", 64], "b": ["n", 64]}, {})
     pair = [{"a": digits, "b": digits[::-1]}]
     assert observe(proto, ["y"], pair, threads=2).histograms["y"].high == (digits - digits[::-1]).max()
-    with pytest.raises(DataError, match="different numbers of samples in one batch: {'a': 61, 'b': 60}"):
+    with pytest.raises(DataError, match=r"different numbers of samples in one batch: {'a': 61, 'b': 60}"):
         observe(proto, ["y"], [{"a": digits, "b": digits[:-1]}], threads=1)
 
 
 def test_an_operator_that_onnxruntime_lacks_is_quoted(digits: Array) -> None:
     proto = network([node("Relu", "x", "r"), node("Frobnicate", "r", "y", domain="acme")], {"x": ["n", 64]}, {})
     proto.opset_import.append(helper.make_opsetid("acme", 1))
-    with pytest.raises(CalibrationError, match="can't load the model 'net'.*Frobnicate"):
+    with pytest.raises(CalibrationError, match=r"can't load the model 'net'.*Frobnicate"):
         observe(proto, ["r", "y"], cut(digits, 8), threads=1)
 
 
 def test_data_is_read_a_few_samples_ahead_and_stops_at_an_interrupt(digits: Array) -> None:
     class Watch(Reporter):
-        phases: list[Phase] = []
+        def __init__(self) -> None:
+            self.phases: list[Phase] = []
 
         def phase(self, name: str, total: int | None = None) -> Any:
             manager = super().phase(name, total)

@@ -27,7 +27,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.errors import CalibrationError, DataError, require
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import node_label, tensor_info
+from trtopt.graph.proto import model_size, node_label, tensor_info
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import TensorInfo
 
@@ -177,7 +177,7 @@ def _session(proto: ModelProto, outputs: Sequence[str]) -> Any:
     del model.graph.output[:]
     model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        if model.ByteSize() < _INLINE:
+        if model_size(model) < _INLINE:
             source: Any = model.SerializeToString()
         else:
             source = str(Path(folder) / "model.onnx")
