@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from trtopt.files import sha256_json
 from trtopt.spec import TensorInfo
 
 Arrays = Mapping[str, NDArray[Any]]
+_BLOCK = 1 << 24  # bytes checked at a time
 
 
 class ArrayBatches:
-    """See `trtopt.data.Batches`. Files are read one at a time, so that only the largest must fit into memory.
+    """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
+
+    .npy files and uncompressed .npz files (`np.savez`) are mapped, not read; of compressed ones the largest must fit into
+    memory. Which samples a `limit` takes is decided by their content.
 
     Raises:
         UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
@@ -33,52 +38,74 @@ class ArrayBatches:
     preprocess: Preprocess | None = None
 
     def __init__(self, source: Any, inputs: Sequence[TensorInfo], *, limit: int | None = None, batch: int = 8) -> None:
-        self._inputs, self._batch, self._limit = tuple(inputs), batch, limit
+        self._inputs, self._batch = tuple(inputs), batch
         self._parts = _parts(source, self._inputs)
-        digests: list[str] = []
-        for part in self._pieces():
-            count = len(next(iter(part.values())))
-            for index in range(count):
-                digest = hashlib.sha256()
-                for info in self._inputs:
-                    digest.update(np.ascontiguousarray(part[info.name][index]).tobytes())
-                digests.append(digest.hexdigest())
-        if not digests:
+        found: list[tuple[str, int, int]] = []  # digest, part, sample
+        for number, (where, load) in enumerate(self._parts):
+            found += [(digest, number, index) for index, digest in enumerate(_digests(load(), self._inputs, where))]
+        if not found:
             raise DataError("--data holds no samples (the first axis counts them)")
-        self._digests = digests
-        self.samples = len(digests)
+        taken = found if limit is None or limit >= len(found) else sorted(found)[:limit]
+        self._digests = [digest for digest, _, _ in taken]
+        self._taken: list[list[int]] = [[] for _ in self._parts]
+        for _, number, index in sorted(taken, key=lambda item: item[1:]):
+            self._taken[number].append(index)
+        self.samples = len(taken)
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "arrays", "count": self.samples, "digest": sha256_json(sorted(self._digests))}
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        pending: dict[str, NDArray[Any]] = {}
-        for part in self._pieces():
-            if pending and any(pending[name].shape[1:] != part[name].shape[1:] for name in pending):
-                yield pending  # another size: the samples can't share a batch
-                pending = {}
-            if pending:
-                part = {name: np.concatenate([pending[name], part[name]]) for name in part}
-            count = len(next(iter(part.values())))
-            whole = count - count % self._batch
-            for start in range(0, whole, self._batch):
-                yield {name: values[start : start + self._batch] for name, values in part.items()}
-            pending = {name: values[whole:] for name, values in part.items()} if whole < count else {}
+        pending: list[dict[str, NDArray[Any]]] = []
+        count = 0
+        for piece in self._pieces():
+            if pending and any(pending[0][name].shape[1:] != values.shape[1:] for name, values in piece.items()):
+                yield _joined(pending)  # another size: the samples can't share a batch
+                pending, count = [], 0
+            start, size = 0, _count(piece)
+            while start < size:
+                step = min(self._batch - count, size - start)
+                pending.append({name: values[start : start + step] for name, values in piece.items()})
+                start, count = start + step, count + step
+                if count == self._batch:
+                    yield _joined(pending)
+                    pending, count = [], 0
         if pending:
-            yield pending
+            yield _joined(pending)
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """The checked parts, cut off at the limit."""
-        left = self._limit
-        for where, load in self._parts:
-            part = _checked(load(), self._inputs, where)
-            if left is not None:
-                part = {name: values[:left] for name, values in part.items()}
-                left -= len(next(iter(part.values())))
-            if len(next(iter(part.values()))):
-                yield part
-            if left == 0:
-                return
+        """The samples taken, in order, at most a batch at a time, as the model takes them."""
+        for (where, load), taken in zip(self._parts, self._taken):
+            if not taken:
+                continue
+            part = _matched(load(), self._inputs, where)
+            for start in range(0, len(taken), self._batch):
+                rows = taken[start : start + self._batch]
+                # Rows in a row are a slice, which copies nothing where the array is in memory.
+                pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
+                yield {info.name: _converted(part[info.name][pick], info) for info in self._inputs}
+
+
+def _count(part: Arrays) -> int:
+    return len(next(iter(part.values())))
+
+
+def _joined(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    return pieces[0] if len(pieces) == 1 else {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
+
+
+def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str]:
+    """One digest per sample, over all inputs; checks every value on the way."""
+    matched = _matched(part, inputs, where)
+    found = [hashlib.sha256() for _ in range(_count(matched))]
+    for info in inputs:
+        values = matched[info.name]
+        rows = max(1, _BLOCK // max(1, values[:1].nbytes))
+        for start in range(0, len(values), rows):
+            block = _checked(values[start : start + rows], info, where, start)
+            for offset, sample in enumerate(block):
+                found[start + offset].update(np.ascontiguousarray(sample).tobytes())
+    return [digest.hexdigest() for digest in found]
 
 
 def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[tuple[str, Any]]:
@@ -118,15 +145,36 @@ def _load(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
     try:
         if path.suffix == ".npy":
             return {_only(inputs, f"{path.name}").name: np.load(path, mmap_mode="r", allow_pickle=False)}
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.error) as error:
+        with zipfile.ZipFile(path) as archive:
+            return {item.filename.removesuffix(".npy"): _member(path, archive, item) for item in archive.infolist()}
+    # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression.
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path} can't be read as {path.suffix} ({str(error)[:200]}); was it written completely?"
         ) from None
 
 
-def _checked(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str, NDArray[Any]]:
+def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> NDArray[Any]:
+    """One array of an .npz: mapped where it is stored uncompressed, as np.savez does, else read."""
+    with archive.open(item) as file:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError(f"{item.filename} holds Python objects")
+        header = file.tell()
+        if item.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
+            file.seek(0)
+            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+    with path.open("rb") as raw:
+        raw.seek(item.header_offset)
+        local = raw.read(30)  # the archive's own header of the member: fixed part, then name and extra field
+    start = item.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
+    return np.memmap(path, dtype, "r", start + header, shape, "F" if fortran else "C")
+
+
+def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str, NDArray[Any]]:
+    """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them."""
     if not isinstance(part, Mapping):
         raise UsageError(f"{where} is {type(part).__name__}; input name → array is needed")
     wanted = [info.name for info in inputs]
@@ -139,7 +187,7 @@ def _checked(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str
         raise UsageError(
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
-    found = {info.name: _fitting(np.asarray(part[info.name]), info, where) for info in inputs}
+    found = {info.name: _fitting(np.asanyarray(part[info.name]), info, where) for info in inputs}
     counts = {name: len(values) for name, values in found.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{where}: the inputs have different numbers of samples: {counts}")
@@ -155,17 +203,27 @@ def _fitting(values: NDArray[Any], info: TensorInfo, where: str) -> NDArray[Any]
         if isinstance(size, int) and size >= 0 and values.shape[axis] != size:
             given = "x".join(map(str, values.shape))
             raise UsageError(f"{what} has shape {given}, the model takes {shape}: dimension {axis} must be {size}")
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        sample = int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(1)))
-        raise DataError(f"{what} holds NaN or infinite values, first in sample {sample}")
-    if values.dtype == wanted:
-        return values
     same_kind = values.dtype.kind == wanted.kind or {values.dtype.kind, wanted.kind} == {"i", "u"}
-    if not same_kind or values.dtype.kind not in "fiu":
+    if values.dtype != wanted and (not same_kind or values.dtype.kind not in "fiu"):
         raise UsageError(f"{what} has dtype {values.dtype}, the model takes {info.dtype}: convert it with astype first")
-    with np.errstate(over="ignore"):
-        converted = values.astype(wanted)
-    lost = not np.isfinite(converted).all() if wanted.kind == "f" else not np.array_equal(converted, values)
+    return values
+
+
+def _checked(values: NDArray[Any], info: TensorInfo, where: str, first: int) -> NDArray[Any]:
+    """Some samples as the model takes them, every value checked; `first` is the number of the first one."""
+    what = f"{where}: {info.name}"
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        sample = first + int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(1)))
+        raise DataError(f"{what} holds NaN or infinite values, first in sample {sample}")
+    converted = _converted(values, info)
+    if values.dtype == converted.dtype:
+        return converted
+    lost = not np.isfinite(converted).all() if converted.dtype.kind == "f" else not np.array_equal(converted, values)
     if lost:
         raise DataError(f"{what} has {values.dtype} values that {info.dtype} can't hold")
     return converted
+
+
+def _converted(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
+    with np.errstate(over="ignore"):  # checked before
+        return np.asarray(np.ascontiguousarray(values, np.dtype(info.dtype)))

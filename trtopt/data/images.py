@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,7 +26,11 @@ EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif"
 class ImageBatches:
     """See `trtopt.data.Batches`. Every file is read and decoded when this is made, to know which can be used.
 
-    Which ones a `limit` takes is decided by their content, and identical files count once: neither names nor order matter.
+    Which ones a `limit` takes is decided by their content, different ones first: neither names nor order matter.
+
+    Attributes:
+        paths: the files used, in the order given (a folder's: by name).
+        repeated: how many of them have the same content as another.
 
     Raises:
         UsageError: no such folder, or an image input doesn't fit the model.
@@ -44,11 +49,13 @@ class ImageBatches:
     ) -> None:
         require("cv2", "ort", "reading images")
         self.name, self.batch = info.name, batch
-        self.preprocess: Preprocess | None = preprocess.fitted(info)
         self._prepare = preprocess.fitted(info)
+        self.preprocess: Preprocess | None = self._prepare
         self._threads = threads or min(4, os.cpu_count() or 1)
         listed = not isinstance(source, (str, os.PathLike))
         paths = [Path(item) for item in source] if listed else _images_in(Path(source))  # type: ignore[union-attr,arg-type]
+        if not paths:
+            raise DataError("the list of images is empty: give real photos")
         good: list[tuple[str, Path]] = []
         skipped: list[Skipped] = []
         with ThreadPoolExecutor(self._threads) as pool:
@@ -61,20 +68,16 @@ class ImageBatches:
         if not good:
             some = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:3])
             raise DataError(f"none of the {len(paths)} images can be used ({some}): give real photos")
-        if not listed:
-            good = [
-                good[index]
-                for index in sorted({digest: i for i, (digest, _) in reversed(list(enumerate(good)))}.values())
-            ]
-        if limit is not None and limit < len(good):
-            taken = set(sorted(digest for digest, _ in good)[:limit])
-            good = [item for item in good if item[0] in taken][:limit]
+        if limit is not None:
+            good = _chosen(good, limit)
         self.digests = tuple(digest for digest, _ in good)
         self.paths = tuple(path for _, path in good)
         self.samples = len(good)
+        self.repeated = len(good) - len(set(self.digests))
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
+        found = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
+        return found | ({"repeated": self.repeated} if self.repeated else {})
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         with ThreadPoolExecutor(self._threads) as pool:
@@ -115,19 +118,48 @@ def decode(content: bytes) -> NDArray[np.uint8] | str:
     cv2 = require("cv2", "ort", "reading images")
     if not content:
         return "the file is empty"
-    level = cv2.utils.logging.getLogLevel()
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    if content[:2] == b"\xff\xd8" and not _ends(content):
+        return "a JPEG cut off before its end"  # OpenCV 4 decodes what there is and fills the rest with grey
+    _quiet(cv2)
     try:
         image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)  # 8 bits, BGR, EXIF applied
     except cv2.error as error:
         return f"can't be decoded ({str(error).strip().splitlines()[-1][:80]})"
-    finally:
-        cv2.utils.logging.setLogLevel(level)
     if image is None:
         return "isn't an image that can be decoded"
-    if content[:2] == b"\xff\xd8" and b"\xff\xd9" not in content[-4096:]:
-        return "a JPEG cut off before its end"  # OpenCV decodes what there is and fills the rest with grey
     return np.asarray(image[:, :, ::-1], np.uint8)
+
+
+@functools.cache
+def _quiet(cv2: Any) -> None:
+    """Once for the process: turned on and off around each call, threads would restore each other's level."""
+    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what can't be decoded is reported by trtopt
+
+
+def _ends(jpeg: bytes) -> bool:
+    """The end-of-image marker follows the image data; more may follow it (phones append videos and depth maps).
+
+    Within the data 0xFF is followed by 0x00 or a restart marker, so the marker can't appear by chance; before it, in an
+    embedded thumbnail, it can.
+    """
+    at = 2
+    while at + 4 <= len(jpeg) and jpeg[at] == 0xFF:
+        kind = jpeg[at + 1]
+        if kind == 0xDA:  # start of scan
+            return jpeg.find(b"\xff\xd9", at) >= 0
+        # 0xFF may be repeated before a marker; the other segments give their length.
+        at += 1 if kind == 0xFF else 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big")
+    return jpeg.rfind(b"\xff\xd9") >= 0  # segments that only the decoder understands
+
+
+def _chosen(good: list[tuple[str, Path]], limit: int) -> list[tuple[str, Path]]:
+    """`limit` of the files by content, repetitions only when the different ones are used up; the order stays."""
+    seen: Counter[str] = Counter()
+    ranked: list[tuple[int, str, int]] = []
+    for index, (digest, _) in enumerate(good):
+        ranked.append((seen[digest], digest, index))
+        seen[digest] += 1
+    return [good[index] for index in sorted(index for _, _, index in sorted(ranked)[:limit])]
 
 
 def _read(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
 CHANNELS = ("rgb", "bgr", "gray")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
+_ANTIALIASED = ("bilinear", "bicubic", "lanczos")  # by Pillow, where `antialias` is set
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,18 @@ class Preprocess:
 
     Attributes:
         size: (height, width) of the input; None: the model's own.
-        resize: "stretch" to the size; "crop": cut out the centre `crop` × the shorter side, in the size's proportions, and
-            resize that; "letterbox": fit inside and fill the rest with `pad`.
-        crop: share of the shorter side that the crop keeps, such as 224/256.
-        interpolation: of the resize; shrinking bilinear and bicubic is antialiased as torchvision and Pillow do it.
+        resize: "stretch" to the size; "crop": the centre, `crop` × the shorter side, in the size's proportions; "letterbox":
+            fit inside and fill the rest with `pad`.
+        crop: share of the shorter side that the crop keeps: "resize to 256, crop 224" is 224/256.
+        interpolation: "nearest", "bilinear", "bicubic", "area" or "lanczos".
+        antialias: shrinking bilinear, bicubic and lanczos average over all pixels, as torchvision and Pillow do; without, they
+            read only the nearest ones, as OpenCV and TensorFlow do.
         channels: order of the input's channels, or "gray".
         scale: factor on pixels (0 to 255), such as 1/255.
         mean, std: one number, or one per channel, after the scale.
-        layout: "nchw" or "nhwc".  dtype: of the input.  pad: grey value of the letterbox, 0 to 255.
+        layout: "nchw" or "nhwc".
+        dtype: "float32", "float16" or "uint8" (raw pixels: no scale, mean or std); None: the model's own.
+        pad: grey value of the letterbox, 0 to 255.
 
     >>> Preprocess.load("imagenet").describe()["crop"]
     0.875
@@ -51,24 +57,27 @@ class Preprocess:
     resize: str = "stretch"
     crop: float = 1.0
     interpolation: str = "bilinear"
+    antialias: bool = True
     channels: str = "rgb"
     scale: float = 1.0
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     layout: str = "nchw"
-    dtype: str = "float32"
+    dtype: str | None = None
     pad: int = 114
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("resize", RESIZES),
-            ("interpolation", INTERPOLATIONS),
-            ("channels", CHANNELS),
-            ("layout", LAYOUTS),
-            ("dtype", DTYPES),
-        ):
-            if getattr(self, name) not in allowed:
-                raise UsageError(f"preprocessing: {name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        choices: dict[str, tuple[str, ...]] = {
+            "resize": RESIZES,
+            "interpolation": INTERPOLATIONS,
+            "channels": CHANNELS,
+            "layout": LAYOUTS,
+            "dtype": DTYPES,
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed and not (name == "dtype" and value is None):
+                raise UsageError(f"preprocessing: {name} is {value!r}; allowed: {', '.join(allowed)}")
         if not 0 < self.crop <= 1:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
@@ -79,8 +88,14 @@ class Preprocess:
                 raise UsageError(
                     f"preprocessing: {name} has {len(getattr(self, name))} values; 1 or {count} are needed"
                 )
-        if 0.0 in self.std:
-            raise UsageError("preprocessing: std holds 0, which would divide by zero")
+        if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))):
+            raise UsageError("preprocessing: scale, mean and std must be finite numbers")
+        if self.scale == 0 or 0.0 in self.std:
+            raise UsageError("preprocessing: scale or std is 0: every image would become the same")
+        if self.dtype == "uint8" and ((self.scale, set(self.mean), set(self.std)) != (1.0, {0.0}, {1.0})):
+            raise UsageError(
+                'preprocessing: dtype is uint8, raw pixels, but scale, mean or std is set: drop them or set dtype = "float32"'
+            )
         if not 0 <= self.pad <= 255:
             raise UsageError(f"preprocessing: pad is {self.pad}; 0 to 255 is needed")
 
@@ -120,18 +135,8 @@ class Preprocess:
             raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: preset, {', '.join(known)}")
         base = PRESETS[preset] if preset else cls()
         try:
-            for name in ("mean", "std"):
-                if name in content:
-                    given = content[name]
-                    content[name] = tuple(map(float, given if isinstance(given, Sequence) else [given]))
-            if content.get("size") is not None:
-                given = content["size"]
-                content["size"] = (int(given), int(given)) if isinstance(given, int) else tuple(map(int, given))
-            for name in ("scale", "crop"):
-                if name in content:
-                    content[name] = float(content[name])
-            return replace(base, **content)
-        except (TypeError, ValueError) as error:
+            return replace(base, **{name: _value(name, value) for name, value in content.items()})
+        except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{where}: {error}") from None
 
     def describe(self) -> dict[str, Any]:
@@ -164,6 +169,12 @@ class Preprocess:
                 f"the input {info.name} has {channels} channels in {self.layout.upper()}, the preprocessing gives {mine} "
                 f"({self.channels}): set channels or layout in the preprocessing"
             )
+        dtype = self.dtype or info.dtype
+        if dtype != info.dtype or dtype not in DTYPES:
+            raise UsageError(
+                f"the input {info.name} takes {info.dtype}, the preprocessing gives {self.dtype or ' or '.join(DTYPES)}: "
+                "set its dtype, or give --data instead"
+            )
         fixed = [size if isinstance(size, int) and size > 0 else None for size in (height, width)]
         if self.size is None:
             if None in fixed:
@@ -171,12 +182,12 @@ class Preprocess:
                     f"the input {info.name} leaves its size open ({height}x{width}): set size = [height, width] in a "
                     "--preprocess file"
                 )
-            return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)))
+            return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):
             raise UsageError(
                 f"the preprocessing makes {self.size[0]}x{self.size[1]} images, the input {info.name} takes {height}x{width}"
             )
-        return self
+        return replace(self, dtype=dtype)
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[Any]:
         """One image to one sample.
@@ -189,7 +200,7 @@ class Preprocess:
         """
         if self.size is None:
             raise UsageError("this preprocessing has no size: use fitted(input) or set size")
-        pixels = self._resized(image)
+        pixels: NDArray[Any] = self._resized(image)
         if self.channels == "bgr":
             pixels = pixels[:, :, ::-1]
         elif self.channels == "gray":
@@ -198,55 +209,97 @@ class Preprocess:
         if self.dtype == "uint8":
             result = np.rint(pixels).astype(np.uint8) if pixels.dtype != np.uint8 else pixels
         else:
-            values = pixels.astype(np.float32)
+            values: NDArray[Any] = pixels.astype(np.float32)
             if self.scale != 1.0:
                 values = values * np.float32(self.scale)
             values = (values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
-            result = values.astype(self.dtype)
+            result = values.astype(self.dtype or "float32")
         return np.ascontiguousarray(result.transpose(2, 0, 1) if self.layout == "nchw" else result)
 
     def _resized(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         assert self.size is not None
         height, width = self.size
-        if self.resize == "crop":
-            image = _centre(image, self.crop, height / width)
-        if self.resize != "letterbox":
-            return _resize(image, height, width, self.interpolation)
-        ratio = min(height / image.shape[0], width / image.shape[1])
-        inner = max(1, round(image.shape[0] * ratio)), max(1, round(image.shape[1] * ratio))
-        filled = np.full((height, width, 3), self.pad, np.uint8)
-        top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
-        filled[top : top + inner[0], left : left + inner[1]] = _resize(image, *inner, self.interpolation)
-        return filled
+        if self.resize == "letterbox":
+            ratio = min(height / image.shape[0], width / image.shape[1])
+            inner = max(1, round(image.shape[0] * ratio)), max(1, round(image.shape[1] * ratio))
+            filled = np.full((height, width, 3), self.pad, np.uint8)
+            top, left = (height - inner[0]) // 2, (width - inner[1]) // 2
+            filled[top : top + inner[0], left : left + inner[1]] = self._scaled(image, inner, None)
+            return filled
+        return self._scaled(image, (height, width), self.crop if self.resize == "crop" else None)
+
+    def _scaled(self, image: NDArray[np.uint8], size: tuple[int, int], share: float | None) -> NDArray[np.uint8]:
+        """`image`, or its centre if `share` is given, at `size` (height, width)."""
+        if self.antialias and self.interpolation in _ANTIALIASED:
+            pillow = require("PIL.Image", "ort", "antialiased resizing")
+            box = None if share is None else _window(image.shape[:2], size, share)
+            if box is None and image.shape[:2] == size:
+                return image
+            kind = getattr(pillow.Resampling, self.interpolation.upper())
+            return np.asarray(pillow.fromarray(np.ascontiguousarray(image)).resize(size[::-1], kind, box), np.uint8)
+        if share is not None:
+            image = _centre(image, share, size[0] / size[1])
+        if image.shape[:2] == size:
+            return image
+        cv2 = require("cv2", "ort", "resizing images")
+        kind = {
+            "nearest": cv2.INTER_NEAREST,
+            "bilinear": cv2.INTER_LINEAR,
+            "bicubic": cv2.INTER_CUBIC,
+            "area": cv2.INTER_AREA,
+            "lanczos": cv2.INTER_LANCZOS4,
+        }[self.interpolation]
+        return np.asarray(cv2.resize(np.ascontiguousarray(image), size[::-1], interpolation=kind), np.uint8)
+
+
+def _window(image: tuple[int, ...], size: tuple[int, int], share: float) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom, in pixels of the image, of what resizing and then cropping leaves.
+
+    Rounded where torchvision's Resize and CenterCrop round, so that one resize of this window equals the two.
+    """
+    full = [math.floor(target / share + 1e-9) for target in size]
+    short = 0 if full[0] / image[0] >= full[1] / image[1] else 1  # the axis that `share` is exact on
+    full[1 - short] = max(size[1 - short], int(full[short] * image[1 - short] / image[short]))
+    low = [round((whole - target) / 2) * pixels / whole for whole, target, pixels in zip(full, size, image)]
+    high = [
+        min(float(pixels), start + target * pixels / whole)
+        for start, whole, target, pixels in zip(low, full, size, image)
+    ]
+    return low[1], low[0], high[1], high[0]
 
 
 def _centre(image: NDArray[np.uint8], share: float, proportion: float) -> NDArray[np.uint8]:
-    """The largest centred rectangle of height / width = `proportion`, shrunk to `share`."""
+    """The largest centred rectangle of height / width = `proportion`, shrunk to `share`, in whole pixels.
+
+    Rounded as the EfficientNet reference does (`_decode_and_center_crop` of its preprocessing.py).
+    """
     height, width = image.shape[:2]
     wide = min(width, height / proportion) * share
-    h, w = max(1, round(wide * proportion)), max(1, round(wide))
-    h, w = min(h, height), min(w, width)
-    top, left = (height - h) // 2, (width - w) // 2
+    h, w = (max(1, min(limit, math.floor(side + 1e-9))) for limit, side in ((height, wide * proportion), (width, wide)))
+    top, left = (height - h + 1) // 2, (width - w + 1) // 2
     return image[top : top + h, left : left + w]
 
 
-def _resize(image: NDArray[np.uint8], height: int, width: int, interpolation: str) -> NDArray[np.uint8]:
-    if image.shape[:2] == (height, width):
-        return image
-    cv2 = require("cv2", "ort", "resizing images")
-    smaller = height < image.shape[0] and width < image.shape[1]
-    if smaller and interpolation in ("bilinear", "bicubic"):
-        # OpenCV's own bilinear and bicubic skip pixels when they shrink; torchvision and Pillow average over them.
-        interpolation = "area"
-    kinds = {
-        "nearest": cv2.INTER_NEAREST,
-        "bilinear": cv2.INTER_LINEAR,
-        "bicubic": cv2.INTER_CUBIC,
-        "area": cv2.INTER_AREA,
-        "lanczos": cv2.INTER_LANCZOS4,
-    }
-    resized = cv2.resize(np.ascontiguousarray(image), (width, height), interpolation=kinds[interpolation])
-    return np.asarray(resized, np.uint8)
+def _value(name: str, given: Any) -> Any:
+    """A value from TOML or JSON as the attribute has it; TypeError or ValueError name the attribute."""
+    many = isinstance(given, Sequence) and not isinstance(given, str)
+    if name in ("mean", "std"):
+        return tuple(_number(name, item, float) for item in (given if many else [given]))
+    if name == "size" and given is not None:
+        return tuple(_number(name, item, int) for item in given) if many else (_number(name, given, int),) * 2
+    if name in ("scale", "crop"):
+        return _number(name, given, float)
+    if name == "pad":
+        return _number(name, given, int)
+    if name == "antialias" and not isinstance(given, bool):
+        raise TypeError(f"antialias is {given!r}; true or false is needed")
+    return given
+
+
+def _number(name: str, given: Any, kind: type) -> Any:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or kind(given) != given:
+        raise TypeError(f"{name} holds {given!r}; {'a whole number' if kind is int else 'a finite number'} is needed")
+    return kind(given)
 
 
 PRESETS: dict[str, Preprocess] = {
@@ -258,7 +311,7 @@ PRESETS: dict[str, Preprocess] = {
         std=(0.229, 0.224, 0.225),
     ),
     "efficientnet-lite": Preprocess(
-        resize="crop", crop=224 / (224 + 32), interpolation="bicubic", mean=(127.0,), std=(128.0,)
+        resize="crop", crop=224 / (224 + 32), interpolation="bicubic", antialias=False, mean=(127.0,), std=(128.0,)
     ),
-    "yolo": Preprocess(resize="letterbox", scale=1 / 255, pad=114),
+    "yolo": Preprocess(resize="letterbox", antialias=False, scale=1 / 255, pad=114),
 }

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from skimage import data
+
+from trtopt.data import ImageBatches, open_data
+from trtopt.data import images as module
+from trtopt.data.images import decode
+from trtopt.data.preprocess import Preprocess
+from trtopt.errors import DataError, UsageError
+from trtopt.spec import TensorInfo
+
+INPUT = TensorInfo("input", "float32", ("batch", 3, 32, 32))
+PLAIN = Preprocess(size=(32, 32))
+
+
+def encoded(image: NDArray[Any], extension: str = ".png") -> bytes:
+    """`image` is RGB, RGBA or grey."""
+    if image.ndim == 3:
+        image = image[:, :, [2, 1, 0, *range(3, image.shape[2])]]
+    done, content = cv2.imencode(extension, np.ascontiguousarray(image))
+    assert done
+    return content.tobytes()
+
+
+def crops(count: int) -> list[NDArray[np.uint8]]:
+    photo = data.astronaut()
+    return [photo[16 * index : 16 * index + 100, 8 * index : 8 * index + 120] for index in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Nine crops of a photo, some in subfolders."""
+    root = tmp_path / "photos"
+    for index, crop in enumerate(crops(9)):
+        place = root / ("a" if index % 3 else "b/c")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{index}{'.JPG' if index % 2 else '.png'}").write_bytes(
+            encoded(crop, ".jpg" if index % 2 else ".png")
+        )
+    return root
+
+
+def read(source: Any, **options: Any) -> ImageBatches:
+    return ImageBatches(source, INPUT, PLAIN, **options)
+
+
+def test_gives_every_image_of_the_folder_and_below(folder: Path) -> None:
+    batches = read(folder, batch=4)
+    parts = list(batches)
+    assert [len(part["input"]) for part in parts] == [4, 4, 1]
+    assert batches.samples == 9
+    assert batches.skipped == ()
+    given = np.concatenate([part["input"] for part in parts])
+    assert given.shape == (9, 3, 32, 32)
+    assert given.dtype == np.float32
+    for image, path in zip(given, batches.paths):
+        assert np.array_equal(image, PLAIN(cv2.imread(str(path))[:, :, ::-1]))
+    assert len({image.tobytes() for image in given}) == 9
+
+
+def test_passes_are_equal_whatever_the_batch_and_the_threads(folder: Path) -> None:
+    first = read(folder, batch=4, threads=1)
+    expected = np.concatenate([part["input"] for part in first])
+    for batches in (first, read(folder, batch=1, threads=2), read(folder, batch=50, threads=3)):
+        assert np.array_equal(np.concatenate([part["input"] for part in batches]), expected)
+        assert batches.describe() == first.describe()
+
+
+def test_names_and_order_are_nothing_to_the_description_and_the_limit(folder: Path, tmp_path: Path) -> None:
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for index, path in enumerate(reversed(files)):
+        shutil.copy(path, renamed / f"{index}{path.suffix}")
+    for limit in (None, 1, 4, 9, 20):
+        one, other = read(folder, limit=limit), read(renamed, limit=limit)
+        assert one.samples == min(limit or 9, 9)
+        assert one.describe() == other.describe()
+        assert {hashlib.sha256(path.read_bytes()).hexdigest() for path in other.paths} == set(one.digests)
+    assert read(folder, limit=4).describe() != read(folder, limit=5).describe()
+    assert set(read(folder, limit=4).digests) < set(read(folder, limit=5).digests)
+
+
+def test_the_description_follows_the_content(folder: Path) -> None:
+    before = read(folder).describe()
+    path = next(folder.rglob("*.png"))
+    path.write_bytes(encoded(data.coffee()))
+    assert read(folder).describe() != before
+
+
+def test_what_is_no_image_is_left_out_with_its_reason(folder: Path) -> None:
+    good = [path for path in folder.rglob("*") if path.is_file()]
+    jpeg, png = encoded(data.rocket(), ".jpg"), encoded(data.rocket())
+    bad = {
+        "text.jpg": b"not an image at all\n" * 40,
+        "empty.png": b"",
+        "cut.jpg": jpeg[: len(jpeg) // 2],
+        "cut.png": png[: len(png) // 2],
+        "nearly.jpg": jpeg[:-2],
+    }
+    for name, content in bad.items():
+        (folder / name).write_bytes(content)
+    (folder / "notes.txt").write_text("no image by its name: not counted")
+    batches = read(folder)
+    assert set(batches.paths) == set(good)
+    assert {item.name for item in batches.skipped} == set(bad)
+    reasons = {item.name: item.reason for item in batches.skipped}
+    assert reasons["empty.png"] == "the file is empty"
+    assert "cut off" in reasons["nearly.jpg"]
+    assert "can be decoded" in reasons["text.jpg"]
+    assert sum(len(part["input"]) for part in batches) == 9
+
+
+def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
+    for index in range(3):
+        (tmp_path / f"{index}.jpg").write_bytes(b"text")
+    with pytest.raises(DataError, match=r"none of the 3 images can be used \(0.jpg: isn't an image"):
+        read(tmp_path)
+
+
+def test_empty_and_missing_folders(tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no image in .*empty.*\.png.*subfolders"):
+        read(tmp_path / "empty")
+    with pytest.raises(UsageError, match="doesn't exist"):
+        read(tmp_path / "absent")
+    with pytest.raises(UsageError, match="isn't a folder"):
+        read(next(folder.rglob("*.png")))
+    with pytest.raises(DataError, match="list of images is empty"):
+        read([])
+
+
+def test_a_list_keeps_its_order_and_its_repetitions(folder: Path) -> None:
+    files = sorted(folder.rglob("*.png"), reverse=True)
+    batches = read([files[0], files[1], files[0]])
+    assert list(batches.paths) == [files[0], files[1], files[0]]
+    (part,) = batches
+    assert np.array_equal(part["input"][0], part["input"][2])
+    missing = read([files[0], folder / "gone.png"])
+    assert [item.name for item in missing.skipped] == ["gone.png"]
+    assert missing.samples == 1
+
+
+def test_repetitions_are_counted_and_come_last(folder: Path) -> None:
+    for index in range(3):
+        shutil.copy(next(folder.rglob("*.png")), folder / f"again{index}.png")
+    batches = read(folder)
+    assert (batches.samples, batches.repeated) == (12, 3)
+    assert batches.describe()["repeated"] == 3
+    limited = read(folder, limit=9)
+    assert limited.repeated == 0
+    assert len(set(limited.digests)) == 9
+    assert read(folder, limit=10).repeated == 1
+
+
+def test_every_kind_of_pixel_becomes_eight_bit_rgb() -> None:
+    photo = data.coffee()[:64, :96]
+    grey = cv2.cvtColor(photo, cv2.COLOR_RGB2GRAY)
+    assert np.array_equal(decode(encoded(photo)), photo)
+    assert np.array_equal(decode(encoded(grey)), np.dstack([grey] * 3))
+    assert np.array_equal(decode(encoded(photo.astype(np.uint16) * 257)), photo)
+    assert np.array_equal(decode(encoded(grey.astype(np.uint16) * 257, ".tiff")), np.dstack([grey] * 3))
+    transparent = np.dstack([photo, np.full(photo.shape[:2], 7, np.uint8)])
+    assert np.array_equal(decode(encoded(transparent)), photo)
+    for extension in (".bmp", ".webp", ".tiff", ".ppm"):
+        found = decode(encoded(photo, extension))
+        assert isinstance(found, np.ndarray)
+        assert np.abs(found.astype(int) - photo).mean() < 3, extension
+
+
+def with_orientation(jpeg: bytes, orientation: int, thumbnail: bytes = b"") -> bytes:
+    """A JPEG with an EXIF segment: one tag, and a thumbnail's bytes after it."""
+    tiff = b"II*\0\x08\0\0\0" + b"\x01\0" + b"\x12\x01\x03\0\x01\0\0\0" + bytes([orientation, 0, 0, 0]) + b"\0\0\0\0"
+    exif = b"Exif\0\0" + tiff + thumbnail
+    return jpeg[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + jpeg[2:]
+
+
+def test_photos_are_turned_upright() -> None:
+    jpeg = encoded(data.coffee()[:48, :64], ".jpg")
+    plain = decode(jpeg)
+    assert isinstance(plain, np.ndarray)
+    for orientation, turned in ((1, plain), (3, np.rot90(plain, 2)), (6, np.rot90(plain, -1)), (8, np.rot90(plain))):
+        assert np.array_equal(decode(with_orientation(jpeg, orientation)), turned), orientation
+
+
+def test_the_end_of_a_jpeg_is_found_where_it_is() -> None:
+    jpeg = encoded(data.coffee(), ".jpg")
+    video = b"\0\0\0\x18ftypmp42" + bytes(100_000)  # phones append one to the photo
+    assert isinstance(decode(jpeg + video), np.ndarray)
+    assert isinstance(decode(jpeg + b"\0"), np.ndarray)
+    thumbnail = encoded(data.coffee()[:40, :40], ".jpg")
+    whole = with_orientation(jpeg, 1, thumbnail)
+    assert b"\xff\xd9" in whole[: len(whole) // 2]
+    assert isinstance(decode(whole), np.ndarray)
+    assert decode(whole[:-2]) == "a JPEG cut off before its end"
+    progressive = cv2.imencode(".jpg", data.coffee(), [cv2.IMWRITE_JPEG_PROGRESSIVE, 1])[1].tobytes()
+    assert isinstance(decode(progressive), np.ndarray)
+    assert isinstance(decode(progressive[:-2]), str)
+
+
+def test_decoding_runs_ahead_by_a_bounded_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory doesn't grow with the number of images: a reader that stops leaves the rest undecoded."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) * 10
+    batches = read(files, batch=2, threads=2)
+    loaded: list[Path] = []
+    lock, original = threading.Lock(), batches._load
+
+    def counting(path: Path) -> NDArray[Any]:
+        with lock:
+            loaded.append(path)
+        return original(path)
+
+    monkeypatch.setattr(batches, "_load", counting)
+    iterator = iter(batches)
+    next(iterator)
+    assert 2 <= len(loaded) <= 2 + 4 + 2
+    del iterator
+    assert len(loaded) <= 2 + 4 + 2
+
+
+def test_a_file_that_changes_meanwhile_is_named(folder: Path) -> None:
+    batches = read(folder)
+    next(folder.rglob("*.png")).write_bytes(b"")
+    with pytest.raises(DataError, match=r"changed while it was used: the file is empty"):
+        list(batches)
+
+
+def test_opencv_is_named_where_it_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str, extra: str, purpose: str) -> None:
+        raise UsageError(f"{name} {extra} {purpose}")
+
+    monkeypatch.setattr(module, "require", absent)
+    with pytest.raises(UsageError, match="cv2 ort reading images"):
+        read(folder)
+
+
+def test_open_data_refuses_what_does_not_go_together(folder: Path) -> None:
+    image = [INPUT]
+    with pytest.raises(UsageError, match="no data: give --images DIR or --data"):
+        open_data(image)
+    with pytest.raises(UsageError, match="both --images and --data"):
+        open_data(image, images=folder, data={"input": np.zeros((1, 3, 32, 32))})
+    with pytest.raises(UsageError, match=r"--images needs --preprocess.*imagenet, efficientnet-lite, yolo"):
+        open_data(image, images=folder)
+    with pytest.raises(UsageError, match="--preprocess is for --images"):
+        open_data(image, data={}, preprocess="imagenet")
+    for name in ("limit", "batch"):
+        with pytest.raises(UsageError, match=f"--{name} is 0; at least 1"):
+            open_data(image, images=folder, preprocess="imagenet", **{name: 0})
+    with pytest.raises(UsageError, match=r"one input; this one has input, other"):
+        open_data([*image, TensorInfo("other", "float32", ("n", 2))], images=folder, preprocess="imagenet")
+
+
+def test_open_data_fits_the_preprocessing_to_the_model(folder: Path) -> None:
+    batches = open_data([INPUT], images=folder, preprocess="imagenet", limit=3, batch=2)
+    assert batches.samples == 3
+    assert batches.preprocess is not None
+    assert batches.preprocess.size == (32, 32)
+    assert [part["input"].shape for part in batches] == [(2, 3, 32, 32), (1, 3, 32, 32)]

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from skimage import data
+
+from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.errors import UsageError
+from trtopt.spec import TensorInfo
+
+IMAGE = TensorInfo("input", "float32", ("batch", 3, 224, 224))
+PHOTOS = {name: getattr(data, name)() for name in ("astronaut", "chelsea", "coffee", "rocket")}
+
+
+def portrait() -> NDArray[np.uint8]:
+    return np.ascontiguousarray(PHOTOS["chelsea"].transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("name", PHOTOS)
+def test_imagenet_equals_torchvisions_reference_transforms(name: str) -> None:
+    """Resize(256), CenterCrop(224), /255, Normalize: equal but for rounding, at most one pixel level either way."""
+    from PIL import Image
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.v2 import functional as reference
+
+    preset = PRESETS["imagenet"]
+    for photo in (PHOTOS[name], np.ascontiguousarray(PHOTOS[name].transpose(1, 0, 2))):
+        resized = reference.resize(Image.fromarray(photo), [256], interpolation=InterpolationMode.BILINEAR)
+        pixels = np.asarray(reference.center_crop(resized, [224, 224]), np.float64) / 255
+        expected = ((pixels - preset.mean) / preset.std).transpose(2, 0, 1)
+        found = preset.fitted(IMAGE)(photo)
+        levels = (found - expected) * np.array(preset.std)[:, None, None] * 255
+        assert found.dtype == np.float32
+        assert np.abs(levels).max() < 1.01
+        assert abs(levels.mean()) < 0.01
+
+
+def test_efficientnet_lite_crops_as_its_reference_does() -> None:
+    photo = PHOTOS["coffee"]  # 400 × 600
+    side = int(224 / (224 + 32) * 400)
+    top, left = (400 - side + 1) // 2, (600 - side + 1) // 2
+    cut = photo[top : top + side, left : left + side]
+    resized = cv2.resize(cut, (224, 224), interpolation=cv2.INTER_CUBIC).astype(np.float32)
+    found = PRESETS["efficientnet-lite"].fitted(IMAGE)(photo)
+    np.testing.assert_allclose(found, ((resized - 127) / 128).transpose(2, 0, 1), atol=1e-6)
+
+
+def test_yolo_letterboxes_as_its_reference_does() -> None:
+    photo = PHOTOS["rocket"]  # 427 × 640
+    found = PRESETS["yolo"].fitted(TensorInfo("images", "float32", (1, 3, 640, 640)))(photo)
+    expected = np.full((640, 640, 3), 114, np.uint8)
+    expected[(640 - 427) // 2 : (640 - 427) // 2 + 427] = photo
+    np.testing.assert_allclose(found, expected.transpose(2, 0, 1) / 255, atol=1e-6)
+    tall = PRESETS["yolo"].fitted(TensorInfo("images", "float32", (1, 3, 320, 320)))(portrait())
+    assert np.allclose(tall[:, :, 0], 114 / 255)
+    assert np.allclose(tall[:, :, -1], 114 / 255)
+    assert tall[:, 0].std() > 0.01  # the photo reaches from top to bottom
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "area", "lanczos"])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_stretch_takes_the_whole_picture(interpolation: str, antialias: bool) -> None:
+    photo = PHOTOS["astronaut"]
+    found = Preprocess(size=(64, 96), interpolation=interpolation, antialias=antialias)(photo)
+    assert found.shape == (3, 64, 96)
+    whole = cv2.resize(photo, (96, 64), interpolation=cv2.INTER_AREA).transpose(2, 0, 1)
+    assert np.corrcoef(found.ravel(), whole.ravel())[0, 1] > 0.9
+
+
+def test_antialiasing_averages_over_all_pixels() -> None:
+    stripes = np.zeros((512, 512, 3), np.uint8)
+    stripes[:, ::2] = 255
+    smooth = Preprocess(size=(64, 64))(stripes)
+    assert smooth[:, :, 1:-1].std() < 3
+    assert smooth.mean() == pytest.approx(127.5, abs=1)
+    assert Preprocess(size=(64, 64), interpolation="nearest")(stripes).std() == 0  # what skipping pixels sees
+
+
+def test_channels_layout_and_dtype() -> None:
+    photo = PHOTOS["coffee"]
+    rgb = Preprocess(size=(32, 48))(photo)
+    assert np.array_equal(Preprocess(size=(32, 48), channels="bgr")(photo), rgb[::-1])
+    assert np.array_equal(Preprocess(size=(32, 48), layout="nhwc")(photo), rgb.transpose(1, 2, 0))
+    grey = Preprocess(size=(32, 48), channels="gray")(photo)
+    assert grey.shape == (1, 32, 48)
+    expected = cv2.cvtColor(rgb.transpose(1, 2, 0).astype(np.uint8), cv2.COLOR_RGB2GRAY)
+    assert np.abs(grey[0] - expected).max() <= 1
+    raw = Preprocess(size=(32, 48), dtype="uint8")(photo)
+    assert raw.dtype == np.uint8
+    assert np.array_equal(raw, rgb)
+    assert Preprocess(size=(32, 48), dtype="float16", scale=1 / 255)(photo).dtype == np.float16
+    assert rgb.flags["C_CONTIGUOUS"]
+
+
+def test_mean_and_std_are_per_channel_of_the_input() -> None:
+    photo = PHOTOS["coffee"]
+    plain = Preprocess(size=(8, 8), channels="bgr")(photo)
+    made = Preprocess(size=(8, 8), channels="bgr", mean=(1.0, 2.0, 3.0), std=(2.0, 4.0, 8.0))(photo)
+    for channel, (mean, std) in enumerate([(1, 2), (2, 4), (3, 8)]):
+        np.testing.assert_allclose(made[channel], (plain[channel] - mean) / std, rtol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(1, 40),
+    st.integers(1, 40),
+    st.sampled_from(["stretch", "crop", "letterbox"]),
+    st.floats(0.05, 1),
+    st.booleans(),
+)
+def test_any_image_gives_the_size(
+    height: int, width: int, rows: int, columns: int, resize: str, crop: float, antialias: bool
+) -> None:
+    photo = np.ascontiguousarray(PHOTOS["chelsea"][:height, :width])
+    found = Preprocess(size=(rows, columns), resize=resize, crop=crop, antialias=antialias)(photo)
+    assert found.shape == (3, rows, columns)
+    assert np.isfinite(found).all()
+    assert found.min() >= 0
+    assert found.max() <= 255
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_describe_round_trips_and_the_digest_follows_it(name: str) -> None:
+    fitted = PRESETS[name].fitted(IMAGE)
+    for item in (PRESETS[name], fitted):
+        again = Preprocess.load(json.loads(json.dumps(item.describe())))
+        assert again == item
+        assert again.digest == item.digest
+    assert fitted.digest != PRESETS[name].digest
+    assert replace(fitted, pad=0).digest != fitted.digest
+
+
+def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('preset = "imagenet"\nsize = 96\nmean = 0\nchannels = "bgr"\n')
+    expected = replace(PRESETS["imagenet"], size=(96, 96), mean=(0.0,), channels="bgr")
+    assert Preprocess.load(file) == expected
+    assert Preprocess.load(expected) is expected
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"resise": "crop"}, r"unknown key resise; known: preset, size, resize"),
+    ({"resize": "zoom"}, r"resize is 'zoom'; allowed: stretch, crop, letterbox"),
+    ({"preset": "imagnet"}, r"'imagnet' isn't known; there are imagenet, efficientnet-lite, yolo"),
+    ({"size": [224]}, r"size is \[224\]"),
+    ({"size": "big"}, r"size holds 'big'; a whole number"),
+    ({"mean": [1, 2]}, r"mean has 2 values; 1 or 3"),
+    ({"mean": "0.5"}, r"mean holds '0.5'"),
+    ({"std": 0}, r"std is 0"),
+    ({"scale": float("nan")}, r"scale"),
+    ({"scale": float("inf")}, r"finite"),
+    ({"crop": 1.5}, r"crop is 1.5"),
+    ({"pad": 300}, r"pad is 300"),
+    ({"pad": 1.5}, r"pad holds 1.5"),
+    ({"dtype": "int4"}, r"dtype is 'int4'; allowed: float32, float16, uint8"),
+    ({"preset": "imagenet", "dtype": "uint8"}, r"dtype is uint8, raw pixels"),
+    ({"antialias": 1}, r"antialias is 1; true or false"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
+def test_wrong_values_are_named(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Preprocess.load(content)
+
+
+def test_neither_a_preset_nor_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"'imagenett' is neither a preset \(imagenet"):
+        Preprocess.load("imagenett")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("size = [")
+    with pytest.raises(UsageError, match="not TOML"):
+        Preprocess.load(broken)
+
+
+def test_size_and_dtype_come_from_the_model() -> None:
+    preset = PRESETS["imagenet"]
+    fitted = preset.fitted(TensorInfo("x", "float16", (-1, 3, 192, 160)))
+    assert (fitted.size, fitted.dtype) == ((192, 160), "float16")
+    assert fitted(PHOTOS["coffee"]).dtype == np.float16
+    own = replace(preset, size=(96, 96)).fitted(TensorInfo("x", "float32", ("n", 3, "h", "w")))
+    assert own.size == (96, 96)
+    assert replace(preset, layout="nhwc").fitted(TensorInfo("x", "float32", (1, 64, 48, 3))).size == (64, 48)
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "shape", "dtype", "message"),
+    [
+        ({}, ("n", 1, 28, 28), "float32", r"has 1 channels in NCHW, the preprocessing gives 3 \(rgb\)"),
+        ({"channels": "gray"}, ("n", 3, 28, 28), "float32", r"has 3 channels in NCHW, the preprocessing gives 1"),
+        ({"layout": "nhwc"}, ("n", 3, 28, 28), "float32", r"has 28 channels in NHWC"),
+        ({}, ("n", 3, "h", "w"), "float32", r"leaves its size open \(hxw\): set size"),
+        ({"size": 64}, ("n", 3, 32, 32), "float32", r"makes 64x64 images, the input x takes 32x32"),
+        ({}, ("n", 16), "float32", r"has shape nx16; images need four dimensions"),
+        ({"dtype": "float16"}, ("n", 3, 8, 8), "float32", r"takes float32, the preprocessing gives float16"),
+        ({}, ("n", 3, 8, 8), "int64", r"takes int64"),
+        ({"scale": 2}, ("n", 3, 8, 8), "uint8", r"raw pixels"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(
+    preprocess: dict[str, Any], shape: tuple[int | str, ...], dtype: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        Preprocess.load(preprocess).fitted(TensorInfo("x", dtype, shape))
+
+
+def test_without_a_size_there_is_nothing_to_do() -> None:
+    with pytest.raises(UsageError, match="no size"):
+        PRESETS["yolo"](PHOTOS["coffee"])
