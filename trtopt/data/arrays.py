@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import zipfile
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, UsageError
+from trtopt.errors import DataError, TrtoptError, UsageError
 from trtopt.files import sha256_json
 from trtopt.spec import TensorInfo
 
@@ -147,8 +146,9 @@ def _load(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
             return {_only(inputs, f"{path.name}").name: np.load(path, mmap_mode="r", allow_pickle=False)}
         with zipfile.ZipFile(path) as archive:
             return {item.filename.removesuffix(".npy"): _member(path, archive, item) for item in archive.infolist()}
-    # zipfile raises RuntimeError for encrypted members and NotImplementedError for unknown compression.
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except TrtoptError:
+        raise
+    except Exception as error:  # NumPy parses damaged headers as Python: TokenError, SyntaxError and more come out
         raise DataError(
             f"{path} can't be read as {path.suffix} ({str(error)[:200]}); was it written completely?"
         ) from None

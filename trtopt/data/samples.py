@@ -80,28 +80,37 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
     """Write a recipe's crops as PNG files into `folder`, whole or not at all; a finished folder is left as it is.
 
     Raises:
-        UsageError: see `load_crops`; or `folder` holds something else.
+        UsageError: see `load_crops`; or `folder` holds something else, which is never touched.
         DataError: a photo can't be decoded.
         OutputError: the folder can't be written.
     """
     recipe, target = load_crops(name), Path(folder)
+    paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK
-    if mark.is_file() and mark.read_text().strip() == recipe.digest:
-        return tuple(sorted(target.glob("*.png")))
-    if target.exists() and not mark.is_file():
-        raise UsageError(f"{target} exists and wasn't made from a recipe: give another folder, or use it with --images")
+    if mark.is_file() and mark.read_text().strip() == recipe.digest and all(path.is_file() for path in paths):
+        return paths
+    if target.exists():
+        others = [] if mark.is_file() else [target.name]
+        others += [item.name for item in target.glob("*") if not item.match("crop_*.png") and item != mark]
+        if others:
+            raise UsageError(
+                f"{target} holds what wasn't made from a recipe ({', '.join(others[:3])}): give another folder, or use it "
+                "with --images"
+            )
     try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as made:
-            inner = Path(made) / target.name  # not `made` itself, which only its owner may enter
-            inner.mkdir()
-            _write(recipe, inner)
-            (inner / _MARK).write_text(recipe.digest + "\n")
+        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _write(recipe, made)
+            (made / _MARK).write_text(recipe.digest + "\n")
+            made.chmod(0o755)  # mkdtemp's own mode is for its owner alone
             if target.exists():
                 shutil.rmtree(target)
-            inner.rename(target)
+            made.rename(target)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"can't write the crops into {target}: {error.strerror or error}") from error
-    return tuple(sorted(target.glob("*.png")))
+    return paths
 
 
 def _write(recipe: CropRecipe, folder: Path) -> None:

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from trtopt.data import open_data
+from trtopt.data.arrays import ArrayBatches
+from trtopt.errors import DataError, UsageError
+from trtopt.spec import TensorInfo
+
+DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
+IMAGE = [TensorInfo("image", "float32", ("n", 1, 8, 8))]
+TEXT = [TensorInfo("ids", "int64", ("n", "length")), TensorInfo("mask", "int64", ("n", "length"))]
+IDS = np.arange(36, dtype=np.int64).reshape(6, 6)
+
+
+def together(batches: Any, name: str = "image") -> NDArray[Any]:
+    return np.concatenate([part[name] for part in batches])
+
+
+def forms(folder: Path) -> dict[str, Any]:
+    """The same fifty digits in every form that is taken."""
+    np.savez(folder / "plain.npz", image=DIGITS)
+    np.savez_compressed(folder / "packed.npz", image=DIGITS)
+    np.savez(folder / "fortran.npz", image=np.asfortranarray(DIGITS))
+    np.save(folder / "single.npy", DIGITS)
+    (folder / "parts" / "deep").mkdir(parents=True)
+    np.savez(folder / "parts" / "1.npz", image=DIGITS[:7])
+    np.save(folder / "parts" / "2.npy", DIGITS[7:30])
+    np.savez_compressed(folder / "parts" / "deep" / "3.npz", image=DIGITS[30:])
+    return {
+        **{name: folder / name for name in ("plain.npz", "packed.npz", "fortran.npz", "single.npy", "parts")},
+        "str": str(folder / "plain.npz"),
+        "array": DIGITS,
+        "mapping": {"image": DIGITS},
+        "float64": {"image": DIGITS.astype(np.float64)},
+        "list": [{"image": DIGITS[:20]}, {"image": DIGITS[20:]}],
+        "generator": ({"image": DIGITS[start : start + 9]} for start in range(0, 50, 9)),
+    }
+
+
+def test_every_form_gives_the_same_samples_on_every_pass(tmp_path: Path) -> None:
+    descriptions = set()
+    for form, source in forms(tmp_path).items():
+        batches = open_data(IMAGE, data=source, batch=8)
+        assert batches.samples == 50, form
+        for _ in range(2):
+            parts = list(batches)
+            assert [len(part["image"]) for part in parts] == [8] * 6 + [2], form
+            assert together(parts).dtype == np.float32
+            assert np.array_equal(together(parts), DIGITS), form
+        descriptions.add(str(batches.describe()))
+        assert batches.preprocess is None
+        assert batches.skipped == ()
+    assert len(descriptions) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(range(12)), st.integers(1, 15), st.integers(1, 14), st.integers(0, 12))
+def test_order_and_cutting_are_nothing_to_the_description_and_the_limit(
+    order: list[int], batch: int, limit: int, cut: int
+) -> None:
+    expected = ArrayBatches(DIGITS[:12], IMAGE, limit=limit)
+    shuffled = DIGITS[order]
+    parts = [{"image": part} for part in (shuffled[:cut], shuffled[cut:])]
+    found = ArrayBatches(parts, IMAGE, limit=limit, batch=batch)
+    assert found.describe() == expected.describe()
+    assert found.samples == min(limit, 12)
+    given_samples = together(found)
+    assert {item.tobytes() for item in given_samples} == {item.tobytes() for item in together(expected)}
+    positions = [next(i for i in range(12) if np.array_equal(shuffled[i], item)) for item in given_samples]
+    assert positions == sorted(positions)
+
+
+def test_the_description_follows_the_content() -> None:
+    changed = DIGITS.copy()
+    changed[31, 0, 4, 4] += 1
+    assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
+
+
+def test_uncompressed_files_are_mapped_and_not_read(tmp_path: Path) -> None:
+    made = forms(tmp_path)
+    for form, mapped in (("plain.npz", True), ("fortran.npz", True), ("single.npy", True), ("packed.npz", False)):
+        ((_, load),) = ArrayBatches(made[form], IMAGE)._parts
+        assert isinstance(load()["image"], np.memmap) is mapped, form
+        assert np.array_equal(load()["image"], DIGITS)
+
+
+def test_mapping_reads_the_member_where_it_is(tmp_path: Path) -> None:
+    """The local header of a member may be longer than the central directory says (alignment, extra fields)."""
+    np.save(tmp_path / "image.npy", DIGITS)
+    info = zipfile.ZipInfo("image.npy")
+    info.extra = b"\x99\x99\x05\x00hello"
+    with zipfile.ZipFile(tmp_path / "extra.npz", "w") as archive:
+        archive.writestr(info, (tmp_path / "image.npy").read_bytes())
+    assert np.array_equal(together(ArrayBatches(tmp_path / "extra.npz", IMAGE)), DIGITS)
+
+
+def test_several_inputs_stay_together(tmp_path: Path) -> None:
+    np.savez(tmp_path / "text.npz", mask=IDS % 2, ids=IDS)
+    parts = list(open_data(TEXT, data=tmp_path / "text.npz", batch=4))
+    assert [set(part) for part in parts] == [{"ids", "mask"}] * 2
+    assert np.array_equal(together(parts, "ids"), IDS)
+    assert np.array_equal(together(parts, "mask"), IDS % 2)
+    # One input alone doesn't tell samples apart.
+    same_ids = {"ids": np.zeros((2, 3), np.int64), "mask": np.array([[0, 0, 1], [0, 1, 1]])}
+    other = same_ids | {"mask": np.array([[0, 0, 1], [1, 1, 1]])}
+    assert ArrayBatches(same_ids, TEXT).describe() != ArrayBatches(other, TEXT).describe()
+
+
+def test_samples_of_other_sizes_get_batches_of_their_own() -> None:
+    source = [{"ids": IDS, "mask": IDS}, {"ids": IDS[:3, :4], "mask": IDS[:3, :4]}]
+    shapes = [part["ids"].shape for part in ArrayBatches(source, TEXT, batch=4)]
+    assert shapes == [(4, 6), (2, 6), (3, 4)]
+
+
+def test_integers_are_converted_where_nothing_is_lost() -> None:
+    small = {"ids": IDS.astype(np.uint8), "mask": IDS.astype(np.int32)}
+    (part,) = ArrayBatches(small, TEXT)
+    assert part["ids"].dtype == part["mask"].dtype == np.int64
+    narrow = [TensorInfo("ids", "int32", ("n", "length"))]
+    with pytest.raises(DataError, match=r"ids has int64 values that int32 can't hold"):
+        ArrayBatches({"ids": IDS + 2**40}, narrow)
+    with pytest.raises(DataError, match=r"float64 values that float32 can't hold"):
+        ArrayBatches({"image": DIGITS.astype(np.float64) * 1e300}, IMAGE)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("stored", ["array", "npz", "npy"])
+def test_what_is_not_finite_is_named(value: float, stored: str, tmp_path: Path) -> None:
+    broken = DIGITS.copy()
+    broken[37, 0, 2, 2] = value
+    source: Any = broken
+    if stored == "npz":
+        source = tmp_path / "a.npz"
+        np.savez(source, image=broken)
+    elif stored == "npy":
+        source = tmp_path / "a.npy"
+        np.save(source, broken)
+    with pytest.raises(DataError, match=r"image holds NaN or infinite values, first in sample 37$"):
+        ArrayBatches(source, IMAGE)
+
+
+def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.data.arrays._BLOCK", 3 * DIGITS[0].nbytes)
+    assert ArrayBatches(DIGITS, IMAGE).samples == 50
+    whole = ArrayBatches(DIGITS, IMAGE).describe()
+    monkeypatch.setattr("trtopt.data.arrays._BLOCK", 1)
+    assert ArrayBatches(DIGITS, IMAGE).describe() == whole
+    broken = DIGITS.copy()
+    broken[37] = np.nan
+    with pytest.raises(DataError, match="sample 37"):
+        ArrayBatches(broken, IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"picture": DIGITS}, r"lacks image; it has picture, the model's inputs are image"),
+        ({"image": DIGITS, "more": DIGITS}, r"has more, which is no input; the model's inputs are image"),
+        ({"image": DIGITS[:, 0]}, r"image has shape 50x8x8, the model takes nx1x8x8"),
+        ({"image": DIGITS[..., :7]}, r"50x1x8x7, the model takes nx1x8x8: dimension 3 must be 8"),
+        ({"image": np.float32(1)}, r"shape scalar"),
+        ({"image": DIGITS.astype(np.uint8)}, r"dtype uint8, the model takes float32: convert it with astype"),
+        ({"image": DIGITS.astype(str)}, r"the model takes float32"),
+        ([DIGITS], r"batch 0 is ndarray; input name → array"),
+        (3, r"data is int; a path, an array, a mapping"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(source: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        ArrayBatches(source, IMAGE)
+
+
+def test_inputs_must_have_as_many_samples_as_each_other() -> None:
+    with pytest.raises(DataError, match=r"different numbers of samples: {'ids': 6, 'mask': 5}"):
+        ArrayBatches({"ids": IDS, "mask": IDS[:5]}, TEXT)
+
+
+def test_an_array_without_names_fits_one_input_only(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", IDS)
+    for source in (IDS, tmp_path / "a.npy"):
+        with pytest.raises(UsageError, match=r"one input; this one has ids, mask: give an .npz"):
+            ArrayBatches(source, TEXT)
+
+
+@pytest.mark.parametrize("source", [DIGITS[:0], {"image": DIGITS[:0]}, [], [{"image": DIGITS[:0]}]])
+def test_no_samples_is_an_error(source: Any) -> None:
+    with pytest.raises(DataError, match="holds no samples"):
+        ArrayBatches(source, IMAGE)
+
+
+def test_files_that_are_missing_or_something_else(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.csv").write_text("1,2")
+    with pytest.raises(UsageError, match="doesn't exist"):
+        ArrayBatches(tmp_path / "gone.npz", IMAGE)
+    with pytest.raises(DataError, match=r"no .npz or .npy file in"):
+        ArrayBatches(tmp_path / "empty", IMAGE)
+    with pytest.raises(UsageError, match=r"a.csv is neither .npz nor .npy"):
+        ArrayBatches(tmp_path / "a.csv", IMAGE)
+
+
+@pytest.mark.parametrize("name", ["plain.npz", "packed.npz", "single.npy"])
+@pytest.mark.parametrize("damage", ["empty", "text", "half", "middle"])
+def test_damaged_files_are_named(name: str, damage: str, tmp_path: Path) -> None:
+    path: Path = forms(tmp_path)[name]
+    content = path.read_bytes()
+    broken = {
+        "empty": b"",
+        "text": b"no array\n" * 50,
+        "half": content[: len(content) // 2],
+        "middle": content[:60] + b"\xff" * 60 + content[120:],
+    }[damage]
+    path.write_bytes(broken)
+    with pytest.raises(DataError, match=rf"{name} can't be read as .*written completely"):
+        ArrayBatches(path, IMAGE)
+
+
+def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "a.npz", image=np.array([{"a": 1}], dtype=object))
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(DataError, match="can't be read"):
+            ArrayBatches(tmp_path / name, IMAGE)

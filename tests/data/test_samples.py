@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from trtopt.data import open_data
+from trtopt.data.samples import FOLDER, load_crops, write_crops
+from trtopt.errors import DataError, MissingDependency, OutputError, UsageError
+from trtopt.spec import TensorInfo
+
+RECIPE = FOLDER / "imagenet-crops.toml"
+SMALL = """
+count = 6
+seed = 3
+size = 40
+scale = [0.3, 0.9]
+photos = ["package:skimage/data/coffee.png", "package:sklearn/datasets/images/china.jpg"]
+"""
+
+
+def recipe(folder: Path, text: str = SMALL) -> Path:
+    path = folder / "small.toml"
+    path.write_text(text)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.png")}
+
+
+def test_the_recipe_of_the_quickstart_gives_64_different_real_crops(tmp_path: Path) -> None:
+    paths = write_crops("imagenet-crops", tmp_path / "crops")
+    assert len(paths) == 64
+    made = contents(tmp_path / "crops")
+    assert len(set(made.values())) == 64
+    images = [cv2.imread(str(path)) for path in paths]
+    assert {image.shape for image in images} == {(256, 256, 3)}
+    assert np.mean([image.std() for image in images]) > 20
+    # Photos are smooth where noise isn't: neighbouring pixels are alike.
+    assert np.mean([np.corrcoef(image[:, :-1].ravel(), image[:, 1:].ravel())[0, 1] for image in images]) > 0.9
+    batches = open_data(
+        [TensorInfo("input", "float32", ("n", 3, 224, 224))],
+        images=tmp_path / "crops",
+        preprocess="efficientnet-lite",
+    )
+    assert (batches.samples, batches.skipped) == (64, ())
+
+
+def test_crops_are_the_same_every_time_and_follow_the_seed(tmp_path: Path) -> None:
+    path = recipe(tmp_path)
+    write_crops(path, tmp_path / "one")
+    write_crops(path, tmp_path / "two")
+    assert len(contents(tmp_path / "one")) == 6
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    write_crops(recipe(tmp_path, SMALL.replace("seed = 3", "seed = 4")), tmp_path / "other")
+    assert not set(contents(tmp_path / "one").values()) & set(contents(tmp_path / "other").values())
+
+
+def test_a_finished_folder_is_left_and_an_outdated_one_made_again(tmp_path: Path) -> None:
+    target = tmp_path / "crops"
+    first = write_crops(recipe(tmp_path), target)
+    before = {path: path.stat().st_mtime_ns for path in first}
+    assert write_crops(recipe(tmp_path), target) == first
+    assert {path: path.stat().st_mtime_ns for path in first} == before
+    assert len(write_crops(recipe(tmp_path, SMALL.replace("count = 6", "count = 2")), target)) == 2
+    assert len(contents(target)) == 2
+
+
+def test_what_a_folder_lost_is_made_again(tmp_path: Path) -> None:
+    target = tmp_path / "crops"
+    first = write_crops(recipe(tmp_path), target)
+    whole = contents(target)
+    first[2].unlink()
+    write_crops(recipe(tmp_path), target)
+    assert contents(target) == whole
+
+
+def test_somebody_elses_folder_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "holiday.jpg").write_bytes(b"precious")
+    with pytest.raises(UsageError, match="wasn't made from a recipe"):
+        write_crops(recipe(tmp_path), tmp_path / "mine")
+    assert (tmp_path / "mine" / "holiday.jpg").read_bytes() == b"precious"
+    write_crops(recipe(tmp_path), tmp_path / "crops")
+    (tmp_path / "crops" / "mine.jpg").write_bytes(b"precious")
+    with pytest.raises(UsageError, match=r"\(mine.jpg\)"):
+        write_crops(recipe(tmp_path, SMALL.replace("seed = 3", "seed = 4")), tmp_path / "crops")
+    with pytest.raises(OutputError, match="can't write the crops into"):
+        write_crops(recipe(tmp_path), tmp_path / "absent" / "crops")
+
+
+def test_nothing_is_left_behind_when_a_photo_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.data.samples.decode", lambda content: "isn't an image that can be decoded")
+    path = recipe(tmp_path)
+    with pytest.raises(DataError, match=r"coffee.png isn't an image"):
+        write_crops(path, tmp_path / "crops")
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        (SMALL + "colour = 1", UsageError, r"unknown key colour; known: count, description"),
+        (SMALL.replace("count = 6", ""), UsageError, "KeyError: 'count'"),
+        (SMALL.replace("count = 6", "count = 0"), UsageError, "count and size must be there"),
+        (SMALL.replace("[0.3, 0.9]", "[0.9, 0.3]"), UsageError, r"scale\[0\] ≤ scale\[1\]"),
+        (SMALL.replace("[0.3, 0.9]", "0.5"), UsageError, "TypeError"),
+        (SMALL.replace("skimage/data/coffee.png", "no_such_package/a.png"), MissingDependency, "no_such_package"),
+        (SMALL.replace("coffee.png", "tea.png"), MissingDependency, "has no data/tea.png"),
+        ("count = [", UsageError, "not TOML"),
+    ],
+)
+def test_wrong_recipes_are_refused(text: str, error: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        load_crops(recipe(tmp_path, text))
+
+
+def test_an_unknown_recipe_names_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"no calibration recipe 'imagenet'; under calibration/: .*imagenet-crops"):
+        load_crops("imagenet")
+
+
+def test_the_shipped_recipe_holds_what_it_says() -> None:
+    found: Any = load_crops(RECIPE)
+    assert len(found.photos) == 7
+    assert all(path.is_file() for path in found.photos)
+    assert found.digest == load_crops("imagenet-crops").digest
