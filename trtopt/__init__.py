@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from trtopt.about import __version__
     from trtopt.calibration.calibrator import CalibrateResult, calibrate
     from trtopt.calibration.table import Table
+    from trtopt.checker import CheckReport, check
     from trtopt.data.preprocess import Preprocess
     from trtopt.engine import BuildResult, build
     from trtopt.errors import TrtoptError
     from trtopt.exporter import ExportResult, export
-    from trtopt.graph.lint import CheckReport, check
     from trtopt.manifest import Manifest, load_manifest
     from trtopt.measure.inspection import EngineReport, inspect, version
     from trtopt.measure.verify import Agreement, verify
@@ -34,7 +34,7 @@ _HOMES = {
     "engine": ("BuildResult", "build"),
     "errors": ("TrtoptError",),
     "exporter": ("ExportResult", "export"),
-    "graph.lint": ("CheckReport", "check"),
+    "checker": ("CheckReport", "check"),
     "manifest": ("Manifest", "load_manifest"),
     "measure.inspection": ("EngineReport", "inspect", "version"),
     "measure.verify": ("Agreement", "verify"),

@@ -8,11 +8,12 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
+from trtopt import trt
 from trtopt.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.files import check_writable
 from trtopt.graph.compare import OnnxSession, difference, synthetic_inputs
@@ -22,9 +23,6 @@ from trtopt.graph.opset import lower_opset
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
-
-if TYPE_CHECKING:
-    from trtopt.trt import Generation
 
 __all__ = ["CheckReport", "Finding", "check"]
 
@@ -178,18 +176,16 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         )
 
 
-def _generation(backend: str) -> tuple[Generation | None, str]:
-    from trtopt.trt import select
-
+def _generation(backend: str) -> tuple[trt.Generation | None, str]:
     try:
-        return select(backend), ""
+        return trt.select(backend), ""
     except NoBackend as error:
         if backend != "auto":
             raise
         return None, str(error)
 
 
-def _ask(generation: Generation | None, reason: str, folded: ModelProto) -> tuple[bool, list[Finding]]:
+def _ask(generation: trt.Generation | None, reason: str, folded: ModelProto) -> tuple[bool, list[Finding]]:
     """Whether the installed parser was asked, and what it refuses."""
     if generation is not None:
         with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
@@ -221,12 +217,10 @@ class _Cautions(Reporter):
 
 
 def _request(
-    generation: Generation | None, model: Model, targets: tuple[int, ...], profiles: Sequence[Profile]
+    generation: trt.Generation | None, model: Model, targets: tuple[int, ...], profiles: Sequence[Profile]
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
-    from trtopt.trt import profile_problems
-
-    for problem in profile_problems(model.inputs, profiles) if profiles else ():
+    for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
         yield Finding("error", "shapes", "", "", problem, "write --shapes NAME:MIN,OPT,MAX")
     if targets and generation is not None:
         cautions = _Cautions()

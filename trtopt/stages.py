@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.about import __version__
+from trtopt.checker import check
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.engine import BuildResult, build
@@ -19,7 +20,6 @@ from trtopt.errors import BackendError, EngineError, InvalidModel, OutputError, 
 from trtopt.exporter import export
 from trtopt.files import existing_file, sha256_file, sha256_json, write_json
 from trtopt.graph.io import load_model
-from trtopt.graph.lint import check
 from trtopt.measure.verify import verify
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import Recipe, load_recipe

@@ -13,10 +13,10 @@ from graphs import conv_relu, model, node, rapidocr, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import trtopt.trt
+from trtopt.checker import check
 from trtopt.errors import NoBackend, OutputError, UsageError
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.lint import check
 from trtopt.graph.rules import Finding, find
 from trtopt.spec import ShapeRange
 from trtopt.trt import ParserIssue
@@ -276,7 +276,7 @@ def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatc
         result.graph.initializer[1].CopyFrom(numpy_helper.from_array(array, result.graph.initializer[1].name))
         return result, report
 
-    monkeypatch.setattr("trtopt.graph.lint.fold", broken)
+    monkeypatch.setattr("trtopt.checker.fold", broken)
     report = check(conv_relu(), fix=tmp_path / "clean.onnx")
     assert not report.ok and report.findings[0].code == "fix-changed-outputs"
     assert list(tmp_path.iterdir()) == [] and report.fixed is None

@@ -1,0 +1,113 @@
+"""The house rules that keep it readable: imports run downward, and foreign libraries stay in their rooms."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trtopt
+
+ROOT = Path(trtopt.__file__).parent
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
+# Lower rooms first; a module may import from its own room and from those before it.
+ROOMS = (
+    ("errors", "about"),
+    ("files", "progress"),
+    ("spec",),
+    ("recipes", "modules"),
+    ("data",),
+    ("graph",),
+    ("exporter", "calibration"),
+    ("runtime.device",),
+    ("trt",),
+    ("runtime",),
+    ("manifest",),
+    ("checker", "scales", "lowering"),
+    ("engine",),
+    ("measure",),
+    ("stages",),
+    ("cli",),
+)
+OWNERS = {  # foreign module → the only rooms that import it
+    "tensorrt": ("trt",),
+    "tensorrt_rtx": ("trt",),
+    "cuda": ("runtime.device",),
+    "torch": ("modules", "exporter"),
+    "torchvision": ("modules",),
+}
+HEAVY = {"tensorrt", "tensorrt_rtx", "cuda", "torch", "torchvision", "onnxruntime", "cv2", "onnxscript", "onnxslim"}
+
+
+def _level(module: str) -> int:
+    found = [
+        (len(name), level)
+        for level, room in enumerate(ROOMS)
+        for name in room
+        if module == name or module.startswith(f"{name}.")
+    ]
+    assert found, f"{module} has no room: name it in ROOMS"
+    return max(found)[1]
+
+
+def _imports(tree: ast.Module, *, only_at_import: bool = False) -> Iterator[str]:
+    """Names of imported modules, those for type checking left out."""
+    ignored = {
+        inner
+        for outer in ast.walk(tree)
+        if isinstance(outer, ast.If) and isinstance(outer.test, ast.Name) and outer.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(outer)
+    }
+    if only_at_import:
+        ignored |= {
+            inner
+            for outer in ast.walk(tree)
+            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef))
+            for inner in ast.walk(outer)
+        }
+    for item in ast.walk(tree):
+        if item in ignored:
+            continue
+        if isinstance(item, ast.Import):
+            yield from (alias.name for alias in item.names)
+        elif isinstance(item, ast.ImportFrom) and item.module and item.level == 0:
+            yield item.module
+            if item.module == "trtopt":
+                yield from (f"trtopt.{alias.name}" for alias in item.names)
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name not in ("__init__", "__main__")])
+def test_imports_run_downward(module: str) -> None:
+    own = _level(module.removesuffix(".__init__"))
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    ours = [name.removeprefix("trtopt.") for name in _imports(tree) if name.startswith("trtopt.")]
+    upward = [name for name in ours if _level(name) > own]
+    assert upward == []
+
+
+def test_every_module_is_looked_at() -> None:
+    assert len(MODULES) > 40
+    assert {"cli", "trt.generation", "graph.quantize"} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_foreign_libraries_stay_in_their_rooms(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    for name in _imports(tree):
+        top = name.partition(".")[0]
+        rooms = OWNERS.get(top)
+        assert rooms is None or any(module == room or module.startswith(f"{room}.") for room in rooms), name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    heavy = [name for name in _imports(tree, only_at_import=True) if name.partition(".")[0] in HEAVY]
+    assert heavy == []
+
+
+def test_no_module_shadows_a_public_function() -> None:
+    assert set(trtopt.__all__) & {name.partition(".")[0] for name in MODULES} == set()
+    assert all(callable(getattr(trtopt, name)) or name.startswith("__") for name in trtopt.__all__)

@@ -1,0 +1,74 @@
+"""The README's walkthrough, run as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtopt.data.samples import write_crops
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(heading: str, language: str) -> list[str]:
+    section = README.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return re.findall(rf"```{language}\n(.*?)```", section, re.S)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    made = tmp_path_factory.mktemp("readme")
+    write_crops("imagenet-crops", made / "photos")
+    return made
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+
+def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:
+    (commands,) = _blocks("Walkthrough", "bash")
+    assert commands.count("trtopt ") == 6
+    done = subprocess.run(
+        ["bash", "-ec", commands], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "49 of 49 convolutions INT8; 1 of 1 matrix products INT8" in done.stdout
+    assert "Traceback" not in done.stderr
+    made = {path.name for path in folder.iterdir()}
+    assert {"lite0.onnx", "lite0.clean.onnx", "lite0.calib.json", "lite0.engine", "lite0.engine.json"} <= made
+    (script,) = _blocks("Walkthrough", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line, said in zip(done.stdout.splitlines(), re.findall(r"print\(.*?\)\s+# (.*)", script)):
+        assert line == said
+
+
+def test_every_command_is_in_the_table() -> None:
+    from trtopt.cli import app
+
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert names == set(re.findall(r"^\| `(\w+)` \| [a-zA-Z]", README.split("## Install")[0], re.M))
+
+
+def test_the_two_commands_exist() -> None:
+    (commands,) = _blocks("Two commands", "bash")
+    scripts = re.findall(r"^(scripts/\w+)", commands, re.M)
+    assert scripts == ["scripts/quickstart", "scripts/test"]
+    assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
+
+
+def test_links_lead_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert len(links) >= 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
