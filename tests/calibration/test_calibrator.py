@@ -131,6 +131,15 @@ def test_bad_images_are_left_out_and_counted(lite0: Lite0, tmp_path: Path) -> No
     assert result.notes == tuple(reporter.warned)
 
 
+def test_repeated_images_are_used_and_told(lite0: Lite0, tmp_path: Path) -> None:
+    file = next(lite0.crops.glob("*.png"))
+    for index in range(2):
+        shutil.copy(file, tmp_path / f"{index}.png")
+    result = calibrate(lite0.path, images=tmp_path, preprocess=PRESET, threads=2)
+    assert result.samples == 2
+    assert any("1 of the 2 images are copies" in note for note in result.notes)
+
+
 # --- a small classifier of real digits ---
 
 

@@ -205,6 +205,8 @@ def _notes(table: Table) -> tuple[str, ...]:
         some = "; ".join(f"{item['name']}: {item['reason']}" for item in table.skipped[:3])
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
+    if repeated := table.data.get("repeated"):
+        notes.append(f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen")
     return tuple(notes)
 
 
