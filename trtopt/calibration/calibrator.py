@@ -206,7 +206,9 @@ def _notes(table: Table) -> tuple[str, ...]:
         more = "; …" if len(table.skipped) > 3 else ""
         notes.append(f"{len(table.skipped)} files can't be used and were left out ({some}{more})")
     if repeated := table.data.get("repeated"):
-        notes.append(f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen")
+        notes.append(
+            f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen"
+        )
     return tuple(notes)
 
 
