@@ -48,7 +48,16 @@ DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimen
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What `build` made. `precision` counts the layers that do the arithmetic, as the engine reports them."""
+    """What `build` made.
+
+    Attributes:
+        precision: counts of the layers that do the arithmetic, as the engine reports them; `truth` says it in a line.
+        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
+        cached: the engine was up to date and wasn't built again.
+        kept: nodes that stay in a higher precision than asked for, with the reason.
+        onnx: the graph that TensorRT was given, where it was asked for.
+        table: the calibration it was quantized with.
+    """
 
     engine: Path
     manifest: Path
@@ -56,6 +65,7 @@ class BuildResult:
     truth: str
     seconds: float
     cached: bool
+    targets: tuple[str, ...] = ()
     kept: tuple[Kept, ...] = ()
     warnings: tuple[str, ...] = ()
     onnx: Path | None = None
@@ -67,6 +77,7 @@ class BuildResult:
             "manifest": str(self.manifest),
             "precision": dict(self.precision),
             "truth": self.truth,
+            "targets": list(self.targets),
             "kept": [_plain(item) for item in self.kept],
             "warnings": list(self.warnings),
             "onnx": str(self.onnx) if self.onnx else None,
@@ -236,34 +247,32 @@ class _Work:
         return manifest
 
     def write(self, built: BuiltPlan, lowered: Lowered, seconds: float) -> Manifest:
-        """Write the plan, then the manifest that vouches for it."""
+        """Write the plan and the manifest that vouches for it: both, or neither."""
         found = found_precision(built.layers, lowered.kept, built.layers_unknown)
-        key = self.key()
+        described, table = self.generation.describe(), self.table
         with writing(self.output) as partial:
             partial.write_bytes(built.plan)
-            digest, size = sha256_file(partial), partial.stat().st_size
-        described, table = self.generation.describe(), self.table
-        manifest = Manifest(
-            generation={name: described[name] for name in ("family", "product", "version", "gpu")},
-            targets=[f"sm{target}" for target in built.targets],
-            spec=self.spec.describe(),
-            precision=found.counts,
-            truth=found.truth,
-            layers=[_plain(layer) for layer in found.layers],
-            kept=[_plain(item) for item in lowered.kept],
-            inputs=[asdict(item) for item in self.model.inputs],
-            outputs=[asdict(item) for item in self.model.outputs],
-            profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
-            source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
-            plan={"sha256": digest, "bytes": size},
-            key=key,
-            seconds=round(seconds, 3),
-            trtopt=__version__,
-            preprocess=self.scales.preprocessing(table, self.native),
-            calibration=_summary(table),
-            warnings=list(built.warnings),
-        )
-        manifest.save(self.output)
+            manifest = Manifest(
+                generation={name: described[name] for name in ("family", "product", "version", "gpu")},
+                targets=[f"sm{target}" for target in built.targets],
+                spec=self.spec.describe(),
+                precision=found.counts,
+                truth=found.truth,
+                layers=[_plain(layer) for layer in found.layers],
+                kept=[_plain(item) for item in lowered.kept],
+                inputs=[asdict(item) for item in self.model.inputs],
+                outputs=[asdict(item) for item in self.model.outputs],
+                profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
+                source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
+                plan={"sha256": sha256_file(partial), "bytes": partial.stat().st_size},
+                key=self.key(),
+                seconds=round(seconds, 3),
+                trtopt=__version__,
+                preprocess=self.scales.preprocessing(table, self.native),
+                calibration=_summary(table),
+                warnings=list(built.warnings),
+            )
+            manifest.save(self.output)  # before the plan takes its name: a full disk then leaves neither
         return manifest
 
     def result(self, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
@@ -274,6 +283,7 @@ class _Work:
             truth=manifest.truth,
             seconds=seconds,
             cached=cached,
+            targets=tuple(manifest.targets),
             kept=tuple(Kept(**{**item, "precision": Precision(item["precision"])}) for item in manifest.kept),
             warnings=tuple(manifest.warnings),
             onnx=self.save_onnx,

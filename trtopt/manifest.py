@@ -32,7 +32,7 @@ class Found:
     """What the built engine computes in.
 
     `counts` are over the layers that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine
-    itself reports them; empty with a reason in `unknown` where it can't be read.
+    itself reports them; all 0, with a reason in `unknown`, where it can't be read.
     """
 
     counts: Mapping[str, int]
@@ -44,9 +44,9 @@ class Found:
 def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "") -> Found:
     """Count what the layers run in and say it in one line."""
     if not layers:
-        return Found(
-            {}, f"the engine's layers can't be read: {unknown or 'it reports none'}", (), unknown or "no layers"
-        )
+        unknown = unknown or "it reports none"
+        none = dict.fromkeys(("int8", "fp16", "fp32", "total"), 0)
+        return Found(none, f"the engine's layers can't be read: {unknown}", (), unknown)
     heavy = [layer for layer in layers if layer.kind in HEAVY]
     counts = Counter(str(layer.precision) for layer in heavy)
     plain = {name: counts.get(name, 0) for name in ("int8", "fp16", "fp32")}

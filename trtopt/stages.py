@@ -61,7 +61,7 @@ class PipelineResult:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {self.build.truth}"]
+        lines = [f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}"]
         if self.agreement is not None:
             found = self.agreement
             line = f"agreement with FP32 on {found['samples']} labelled photos: {found['snr_db']:.1f} dB"
