@@ -14,7 +14,7 @@ from skimage import data
 
 from trtopt.data import ImageBatches, open_data
 from trtopt.data import images as module
-from trtopt.data.images import decode
+from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError
 from trtopt.spec import TensorInfo

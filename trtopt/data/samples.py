@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.data.images import decode
+from trtopt.data.decoding import decode
 from trtopt.errors import DataError, OutputError, UsageError, require
 from trtopt.files import sha256_file, sha256_json
 from trtopt.recipes import package_file
