@@ -1,0 +1,226 @@
+"""Placement rules, on graphs small enough to read and on real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import rapidocr
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from trtopt.exporter import export
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
+from trtopt.graph.placement import Points, find_points
+from trtopt.spec import Override, Precision
+
+
+class Net:
+    """Writes a network node by node; every weight is seeded and constant."""
+
+    def __init__(self, shape: tuple[int | str, ...] = ("batch", 32, 8, 8)) -> None:
+        self.shape = shape
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[TensorProto] = []
+        self.random = np.random.default_rng(3)
+
+    def add(self, op: str, *inputs: str, out: str, **attributes: object) -> str:
+        self.nodes.append(helper.make_node(op, list(inputs), [out], name=f"{out}_node", **attributes))
+        return out
+
+    def const(self, name: str, values: object, dtype: str = "float32") -> str:
+        self.weights.append(numpy_helper.from_array(np.asarray(values, dtype), name))
+        return name
+
+    def conv(self, source: str, out: str, shape: tuple[int, ...] = (32, 32, 1, 1), **attributes: object) -> str:
+        weight = self.const(f"{out}_w", self.random.normal(size=shape))
+        return self.add("Conv", source, weight, out=out, **attributes)
+
+    def model(self, *outputs: str) -> ModelProto:
+        results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+        start = [helper.make_tensor_value_info("x", TensorProto.FLOAT, self.shape)]
+        graph = helper.make_graph(self.nodes, "net", start, results, self.weights)
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        proto = onnx.shape_inference.infer_shapes(proto, strict_mode=True)
+        onnx.checker.check_model(proto, full_check=True)
+        return proto
+
+
+def _reasons(points: Points) -> dict[str, str]:
+    return {item.node: item.reason for item in points.kept}
+
+
+def test_a_layer_reads_its_input_quantized_after_the_activation() -> None:
+    net = Net()
+    net.conv("x", "c1")
+    net.add("Relu", "c1", out="r1")
+    net.conv("r1", "c2")
+    points = find_points(net.model("c2"))
+    assert points.reads == {"x": (("c1_node", 0),), "r1": (("c2_node", 0),)}
+    assert [(weight.node, weight.axis) for weight in points.weights] == [("c1_node", 0), ("c2_node", 0)]
+    assert points.kept == ()
+
+
+def test_only_the_skip_of_a_residual_is_quantized() -> None:
+    net = Net()
+    net.conv("x", "c0")
+    net.add("Relu", "c0", out="skip")
+    net.conv("skip", "c1")
+    net.add("Add", "c1", "skip", out="sum")
+    net.add("Relu", "sum", out="r")
+    net.conv("r", "c2")
+    points = find_points(net.model("c2"))
+    assert points.reads["skip"] == (("c1_node", 0), ("sum_node", 1))
+    assert "c1" not in points.reads
+    assert "sum" not in points.reads  # it is read after its ReLU
+
+
+def test_of_two_convolutions_that_are_added_the_shorter_branch_is_the_skip() -> None:
+    net = Net()
+    net.add("Relu", "x", out="start")
+    net.conv("start", "a1")
+    net.conv("a1", "a2")
+    net.conv("start", "short")
+    net.add("Add", "short", "a2", out="sum")
+    net.conv("sum", "last")
+    points = find_points(net.model("last"))
+    assert points.reads["short"] == (("sum_node", 0),)
+    assert "a2" not in points.reads
+
+
+def test_broadcast_additions_are_left_alone() -> None:
+    net = Net()
+    net.conv("x", "c1")
+    net.add("GlobalAveragePool", "x", out="pooled")
+    net.add("Add", "c1", "pooled", out="sum")
+    points = find_points(net.model("sum"))
+    assert all(node != "sum_node" for readers in points.reads.values() for node, _ in readers)
+
+
+def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
+    net = Net()
+    net.add("Relu", "x", out="start")
+    net.conv("start", "a")
+    net.conv("start", "b")
+    net.add("Concat", "a", "b", out="joined", axis=1)
+    net.add("MaxPool", "joined", out="pooled", kernel_shape=[2, 2])
+    net.conv("pooled", "last", (32, 64, 1, 1))
+    points = find_points(net.model("last"))
+    assert points.groups == (("a", "b", "pooled"),)
+    assert points.reads["a"] == (("joined_node", 0),)
+    assert points.reads["b"] == (("joined_node", 1),)
+
+
+def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_point() -> None:
+    net = Net()
+    net.conv("x", "c1")
+    net.add("Relu", "c1", out="r1")
+    net.add("GlobalAveragePool", "r1", out="pooled")
+    assert find_points(net.model("pooled")).reads["r1"] == (("pooled_node", 0),)
+    net.add("Mul", "r1", "pooled", out="scaled")  # squeeze-and-excite
+    assert "r1" not in find_points(net.model("scaled")).reads
+
+
+def test_what_does_not_pay_is_kept_with_its_reason() -> None:
+    net = Net()
+    net.conv("x", "first", (8, 32, 1, 1))
+    net.conv("first", "narrow", (32, 8, 1, 1))
+    net.conv("narrow", "depthwise", (32, 1, 3, 3), group=32, pads=[1, 1, 1, 1])
+    net.add("GlobalAveragePool", "depthwise", out="pooled")
+    net.conv("pooled", "squeeze")
+    net.add("Add", "depthwise", "squeeze", out="y")
+    points = find_points(net.model("y"))
+    assert set(points.quantized) == {"first_node", "depthwise_node"}
+    reasons = _reasons(points)
+    assert "8 → 32 channels" in reasons["narrow_node"]
+    assert "1×1" in reasons["squeeze_node"]
+    assert all(item.precision is Precision.FP16 for item in points.kept)
+
+
+@pytest.mark.parametrize(("trans", "shape", "axis"), [(0, (32, 16), 1), (1, (16, 32), 0)])
+def test_gemm_weights_are_quantized_per_output_channel(trans: int, shape: tuple[int, int], axis: int) -> None:
+    net = Net(("batch", 32))
+    weight = net.const("w", net.random.normal(size=shape))
+    net.add("Gemm", "x", weight, out="y", transB=trans)
+    points = find_points(net.model("y"))
+    assert [weight.axis for weight in points.weights] == [axis]
+
+
+def test_matrix_products_too_small_or_of_one_row_are_kept() -> None:
+    net = Net((1, 32))
+    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 32))), out="row")
+    assert "one row" in _reasons(find_points(net.model("row")))["row_node"]
+    net = Net(("batch", 32))
+    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="narrow")
+    assert "N=8" in _reasons(find_points(net.model("narrow")))["narrow_node"]
+
+
+def test_attention_products_quantize_both_operands_or_none() -> None:
+    net = Net(("batch", 4, 32, 32))
+    net.add("Transpose", "x", out="t", perm=[0, 1, 3, 2])
+    net.add("MatMul", "x", "t", out="scores")
+    model = net.model("scores")
+    assert find_points(model).reads == {}
+    assert "attention" in _reasons(find_points(model))["scores_node"]
+    forced = find_points(model, overrides=[Override("scores_node", Precision.INT8)])
+    assert forced.reads == {"x": (("scores_node", 0),), "t": (("scores_node", 1),)}
+
+
+def test_overrides_take_nodes_out_by_name_or_operator_and_the_last_one_wins() -> None:
+    net = Net()
+    net.conv("x", "c1")
+    net.conv("c1", "c2")
+    model = net.model("c2")
+    out = find_points(model, overrides=[Override("c1_*", Precision.FP32)])
+    assert out.quantized == ("c2_node",)
+    assert [(item.node, item.precision) for item in out.kept] == [("c1_node", Precision.FP32)]
+    assert find_points(model, overrides=[Override("Conv", Precision.FP16)]).quantized == ()
+    back = [Override("Conv", Precision.FP16), Override("c2_node", Precision.INT8)]
+    assert find_points(model, overrides=back).quantized == ("c2_node",)
+
+
+def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
+    net = Net()
+    net.add("ConvTranspose", "x", net.const("w", net.random.normal(size=(32, 32, 2, 2))), out="up", strides=[2, 2])
+    model = net.model("up")
+    (weight,) = find_points(model).weights
+    assert weight.axis == 1
+    assert _reasons(find_points(model, excluded={"ConvTranspose": "planned in float"})) == {
+        "up_node": "planned in float"
+    }
+
+
+def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
+    net = Net()
+    net.conv("x", "c0")
+    net.add("Relu", "c0", out="skip")
+    net.conv("skip", "c1")
+    net.add("Add", "c1", "skip", out="sum")
+    points = find_points(net.model("sum"), Precision.FP8)
+    assert points.reads == {"x": (("c0_node", 0),), "skip": (("c1_node", 0),)}
+    assert [weight.axis for weight in points.weights] == [None, None]
+
+
+def test_a_real_detector_loses_no_convolution_without_a_reason() -> None:
+    folded, _ = fold(load_model(rapidocr("det")).proto)
+    points = find_points(folded)
+    heavy = {node.name for node in folded.graph.node if node.op_type in ("Conv", "ConvTranspose")}
+    assert len(heavy) == 64
+    assert set(points.quantized) | {item.node for item in points.kept} == heavy
+    assert all(item.reason for item in points.kept)
+    outputs = {value.name for value in folded.graph.output}
+    assert outputs.isdisjoint(points.reads)
+
+
+def test_resnet50_has_one_quantized_branch_at_each_residual(tmp_path: Path) -> None:
+    export("torchvision:resnet50", tmp_path / "net.onnx", verify=False)
+    folded, _ = fold(load_model(tmp_path / "net.onnx").proto)
+    points = find_points(folded)
+    adds = [node.name for node in folded.graph.node if node.op_type == "Add"]
+    read = [node for readers in points.reads.values() for node, _ in readers if node in adds]
+    assert len(adds) == 16
+    assert sorted(read) == sorted(adds)
+    assert len(points.quantized) == 54
+    assert points.kept == ()

@@ -1,0 +1,229 @@
+"""FP16 and BF16 graphs: valid, typed throughout, FP32 where it must stay, and near FP32 in value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import conv_relu, model, node, values
+from onnx import TensorProto, helper, numpy_helper
+
+from trtopt.graph.compare import OnnxSession
+from trtopt.graph.placement import find_points
+from trtopt.graph.quantize import insert_qdq
+from trtopt.graph.typed import keep_fp32, to_typed
+from trtopt.measure.onnx_runner import OnnxRunner
+from trtopt.spec import Override, Precision
+
+ONNX_TYPES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
+
+
+def _typed(proto: onnx.ModelProto, base: Precision = Precision.FP16, **options: Any) -> onnx.ModelProto:
+    made, _ = to_typed(proto, base, **options)
+    onnx.checker.check_model(made, full_check=True)
+    names = [item.name for item in made.graph.node]
+    assert len(set(names)) == len(names)
+    return made
+
+
+def _types(proto: onnx.ModelProto) -> dict[str, int]:
+    inferred = onnx.shape_inference.infer_shapes(proto)
+    graph = inferred.graph
+    found = {item.name: item.type.tensor_type.elem_type for item in (*graph.value_info, *graph.input, *graph.output)}
+    return found | {item.name: item.data_type for item in graph.initializer}
+
+
+def _reasons(proto: onnx.ModelProto, base: Precision = Precision.FP16) -> dict[str, str]:
+    return {item.node: item.reason for item in keep_fp32(proto, base)}
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("fp32_io", [True, False])
+def test_every_tensor_has_the_type_and_io_keeps_its_own(base: Precision, fp32_io: bool) -> None:
+    proto = conv_relu()
+    made = _typed(proto, base, io_fp32=fp32_io)
+    types = _types(made)
+    io = TensorProto.FLOAT if fp32_io else ONNX_TYPES[base]
+    assert (types["x"], types["y"]) == (io, io)
+    assert {kind for name, kind in types.items() if name not in "xy"} == {ONNX_TYPES[base]}
+    assert [item.name for item in made.graph.input] == ["x"]
+    assert [item.name for item in made.graph.output] == ["y"]
+    x = values(2, 3, 8, 8, seed=3)
+    expected = OnnxSession(proto, threads=1)({"x": x})["y"]
+    actual = np.asarray(OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"], np.float32)
+    np.testing.assert_allclose(actual, expected, atol={Precision.FP16: 0.02, Precision.BF16: 0.15}[base])
+
+
+def test_fp32_returns_the_graph_itself() -> None:
+    proto = conv_relu()
+    assert to_typed(proto, Precision.FP32) == (proto, ())
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+def test_quantized_graphs_get_typed_scales_and_keep_their_codes(base: Precision) -> None:
+    proto = conv_relu()
+    points = find_points(proto, overrides=[Override("*", Precision.INT8)])
+    quantized = insert_qdq(proto, points, {"x": 4.0}, base=base)
+    made = _typed(quantized, base)
+    tensors = {item.name: item for item in made.graph.initializer}
+    scales = [item for name, item in tensors.items() if "_scale" in name]
+    assert {item.data_type for item in scales} == {ONNX_TYPES[base]}
+    assert {item.data_type for name, item in tensors.items() if "w_quantized" in name} == {TensorProto.INT8}
+    x = values(2, 3, 8, 8, seed=3)
+    expected = OnnxSession(quantized, threads=1, optimize=False)({"x": x})["y"]
+    actual = OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"]
+    assert np.abs(actual - expected).mean() < 0.02
+
+
+def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
+    proto = model(
+        [
+            node("Mul", "x x", "squares", "square"),
+            node("ReduceMean", "squares", "mean", "mean", axes=[3]),
+            node("Add", "mean eps", "shifted", "shift"),
+            node("Sqrt", "shifted", "root", "root"),
+            node("Div", "x root", "normal", "divide"),
+            node("Mul", "normal gain", "y", "gain"),
+        ],
+        weights={"eps": np.array(1e-6, np.float32), "gain": np.array(2.0, np.float32)},
+    )
+    reasons = _reasons(proto)
+    assert set(reasons) == {"square", "mean", "shift", "root", "divide"}
+    x = values(1, 3, 8, 8) * 400  # squares pass 65504
+    actual = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})["y"]
+    expected = OnnxSession(proto, threads=1)({"x": x})["y"]
+    np.testing.assert_allclose(actual, expected, rtol=5e-3, atol=5e-3)
+
+
+def test_a_mask_of_minus_infinity_makes_no_nan() -> None:
+    proto = model(
+        [
+            node("Sub", "one x", "gap", "gap"),
+            node("Mul", "gap low", "mask", "mask"),
+            node("Softmax", "mask", "y", axis=3),
+        ],
+        weights={"one": np.array(1.0, np.float32), "low": np.array(np.finfo(np.float32).min, np.float32)},
+    )
+    x = np.ones((1, 3, 8, 8), np.float32)
+    x[..., 5:] = 0
+    made = _typed(proto)
+    actual = OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"]
+    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=1e-3)
+    assert "mask" not in _reasons(proto)  # the sentinel is clamped: the node itself runs in FP16
+
+
+def test_a_constant_that_fp16_cannot_hold_keeps_its_node() -> None:
+    proto = model([node("Mul", "x big", "y", "scale")], weights={"big": np.array(1e5, np.float32)})
+    assert "1e+05" in _reasons(proto)["scale"]
+    x = values(1, 3, 8, 8) * 1e-3
+    actual = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": x})["y"]
+    np.testing.assert_allclose(actual, x * 1e5, rtol=2e-3, atol=1e-2)
+    assert _reasons(proto, Precision.BF16) == {}
+
+
+def test_operators_without_bf16_kernels_stay_fp32() -> None:
+    proto = model([node("Relu", "x", "r", "relu"), node("HardSwish", "r", "y", "swish")])
+    assert set(_reasons(proto, Precision.BF16)) == {"swish"}
+    assert _reasons(proto, Precision.FP16) == {}
+    types = _types(_typed(proto, Precision.BF16))
+    assert types["r"] == TensorProto.BFLOAT16
+
+
+def test_inputs_that_onnx_defines_as_fp32_stay_so() -> None:
+    proto = model(
+        [node("Relu", "x", "r", "relu"), helper.make_node("Resize", ["r", "", "s"], ["y"], "up", mode="nearest")],
+        weights={"s": np.array([1, 1, 2, 2], np.float32)},
+    )
+    made = _typed(proto)
+    (resize,) = [item for item in made.graph.node if item.op_type == "Resize"]
+    tensors = {item.name: item for item in made.graph.initializer}
+    assert tensors[resize.input[2]].data_type == TensorProto.FLOAT
+    assert numpy_helper.to_array(tensors[resize.input[2]]).tolist() == [1, 1, 2, 2]
+
+
+def test_sizes_are_computed_in_fp32() -> None:
+    proto = model(
+        [
+            node("Shape", "x", "shape", "shape"),
+            node("Cast", "shape", "sizes", "to_float", to=TensorProto.FLOAT),
+            node("Mul", "sizes half", "halves", "halve"),
+            node("ReduceMax", "halves", "largest", "largest", keepdims=0),
+            node("Mul", "x largest", "y", "use"),
+        ],
+        weights={"half": np.array(0.5, np.float32)},
+    )
+    assert set(_reasons(proto)) == {"to_float", "halve", "largest"}
+    x = np.ones((1, 1, 1, 4098), np.float32)  # 2049 isn't an FP16 number
+    free = model(
+        list(proto.graph.node), inputs={"x": ["a", "b", "c", "d"]}, weights={"half": np.array(0.5, np.float32)}
+    )
+    actual = OnnxRunner(_typed(free), optimize=False, threads=1)({"x": x})["y"]
+    assert actual.max() == np.float16(2049.0)
+
+
+def test_one_constant_serves_both_types() -> None:
+    proto = model(
+        [node("Add", "x c", "a", "plain"), node("Pow", "a c", "y", "power")],
+        weights={"c": np.array(2.0, np.float32)},
+    )
+    made = _typed(proto)
+    kinds = {item.data_type for item in made.graph.initializer}
+    assert kinds == {TensorProto.FLOAT, TensorProto.FLOAT16}
+
+
+def test_an_output_that_others_read_keeps_its_name_and_type() -> None:
+    proto = model(
+        [node("Relu", "x", "y", "relu"), node("Sigmoid", "y", "z", "sigmoid")],
+        outputs={"y": None, "z": None},  # type: ignore[dict-item]
+    )
+    made = _typed(onnx.shape_inference.infer_shapes(proto))
+    types = _types(made)
+    assert (types["y"], types["z"]) == (TensorProto.FLOAT, TensorProto.FLOAT)
+    outputs = OnnxRunner(made, optimize=False, threads=1)({"x": values(1, 3, 8, 8)})
+    assert list(outputs) == ["y", "z"]
+
+
+def test_an_input_that_is_an_output_passes_through() -> None:
+    proto = model(
+        [node("Relu", "x", "y", "relu"), node("Identity", "x", "same", "copy")], outputs={"y": None, "same": None}
+    )  # type: ignore[dict-item]
+    x = values(1, 3, 8, 8)
+    outputs = OnnxRunner(_typed(onnx.shape_inference.infer_shapes(proto)), optimize=False, threads=1)({"x": x})
+    np.testing.assert_allclose(outputs["same"], x, rtol=1e-3)
+
+
+def test_bodies_of_control_flow_stay_as_they_are() -> None:
+    def branch(op: str) -> onnx.GraphProto:
+        out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+        return helper.make_graph([helper.make_node(op, ["r"], ["out"], f"{op}_inside")], op, [], [out])
+
+    proto = model(
+        [
+            node("Relu", "x", "r", "relu"),
+            node("ReduceSum", "r", "total", "total", keepdims=0),
+            node("Greater", "total limit", "large", "large"),
+            node("If", "large", "chosen", "choose", then_branch=branch("Neg"), else_branch=branch("Abs")),
+            node("Add", "chosen r", "y", "sum"),
+        ],
+        weights={"limit": np.array(1.0, np.float32)},
+    )
+    made = to_typed(proto, Precision.FP16)[0]
+    x = values(1, 3, 8, 8)
+    actual = OnnxSession(made, threads=1)({"x": x})["y"]
+    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=5e-3)
+
+
+def test_overrides_keep_nodes_in_fp32_by_name() -> None:
+    proto = conv_relu()
+    made, kept = to_typed(proto, Precision.FP16, overrides=[Override("c", Precision.FP32)])
+    assert [(item.node, item.precision) for item in kept] == [("c", Precision.FP32)]
+    assert _types(made)["h"] == TensorProto.FLOAT
+
+
+def test_the_original_is_not_changed() -> None:
+    proto = conv_relu()
+    before = proto.SerializeToString(deterministic=True)
+    _typed(proto)
+    assert proto.SerializeToString(deterministic=True) == before
