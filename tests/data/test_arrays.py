@@ -172,12 +172,19 @@ def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.Monke
         ({"image": DIGITS.astype(np.uint8)}, r"dtype uint8, the model takes float32: convert it with astype"),
         ({"image": DIGITS.astype(str)}, r"the model takes float32"),
         ([DIGITS], r"batch 0 is ndarray; input name → array"),
+        ({"image": [[1.0, 2.0], [1.0]]}, r"image is no array \(.*give samples of one size"),
         (3, r"data is int; a path, an array, a mapping"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(source: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         ArrayBatches(source, IMAGE)
+
+
+def test_an_input_without_axes_cannot_count_samples() -> None:
+    inputs = [*IMAGE, TensorInfo("level", "float32", ())]
+    with pytest.raises(UsageError, match=r"input level is a single number.*constant of the model"):
+        ArrayBatches({"image": DIGITS, "level": np.float32(1)}, inputs)
 
 
 def test_inputs_must_have_as_many_samples_as_each_other() -> None:
@@ -222,6 +229,17 @@ def test_damaged_files_are_named(name: str, damage: str, tmp_path: Path) -> None
     }[damage]
     path.write_bytes(broken)
     with pytest.raises(DataError, match=rf"{name} can't be read as .*written completely"):
+        ArrayBatches(path, IMAGE)
+
+
+@pytest.mark.parametrize("name", ["plain.npz", "packed.npz"])
+def test_one_changed_bit_is_noticed(name: str, tmp_path: Path) -> None:
+    """np.load would notice as well: the archive keeps a checksum."""
+    path: Path = forms(tmp_path)[name]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name} can't be read as .npz"):
         ArrayBatches(path, IMAGE)
 
 

@@ -152,6 +152,7 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"resise": "crop"}, r"unknown key resise; known: preset, size, resize"),
     ({"resize": "zoom"}, r"resize is 'zoom'; allowed: stretch, crop, letterbox"),
+    ({"preset": ["imagenet"]}, r"\['imagenet'\] isn't known"),
     ({"preset": "imagnet"}, r"'imagnet' isn't known; there are imagenet, efficientnet-lite, yolo"),
     ({"size": [224]}, r"size is \[224\]"),
     ({"size": "big"}, r"size holds 'big'; a whole number"),
@@ -182,6 +183,30 @@ def test_neither_a_preset_nor_a_file(tmp_path: Path) -> None:
     broken.write_text("size = [")
     with pytest.raises(UsageError, match="not TOML"):
         Preprocess.load(broken)
+
+
+def test_lists_and_single_numbers_are_taken_by_the_class_too() -> None:
+    made = Preprocess(size=[48, 64], mean=0.5, std=[1, 2, 3])  # type: ignore[arg-type]
+    assert made == Preprocess.load({"size": [48, 64], "mean": 0.5, "std": [1, 2, 3]})
+    assert (made.size, made.mean, made.std) == ((48, 64), (0.5,), (1.0, 2.0, 3.0))
+    with pytest.raises(UsageError, match="mean holds 'x'"):
+        Preprocess(mean="x")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"preprocess is int; a preset \(imagenet"):
+        Preprocess.load(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        PHOTOS["coffee"][:, :, 0],
+        PHOTOS["coffee"].astype(np.float32),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((0, 8, 3), np.uint8),
+    ],
+)
+def test_other_kinds_of_image_are_refused(image: NDArray[Any]) -> None:
+    with pytest.raises(UsageError, match="uint8 height x width x 3 in RGB is needed"):
+        Preprocess(size=(8, 8))(image)
 
 
 def test_size_and_dtype_come_from_the_model() -> None:

@@ -166,6 +166,8 @@ def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> NDAr
         if item.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
             file.seek(0)
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+        while file.read(_BLOCK):  # to its end, where the archive's checksum is compared
+            pass
     with path.open("rb") as raw:
         raw.seek(item.header_offset)
         local = raw.read(30)  # the archive's own header of the member: fixed part, then name and extra field
@@ -187,17 +189,28 @@ def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str
         raise UsageError(
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
-    found = {info.name: _fitting(np.asanyarray(part[info.name]), info, where) for info in inputs}
+    found = {info.name: _fitting(_array(part[info.name], f"{where}: {info.name}"), info, where) for info in inputs}
     counts = {name: len(values) for name, values in found.items()}
     if len(set(counts.values())) > 1:
         raise DataError(f"{where}: the inputs have different numbers of samples: {counts}")
     return found
 
 
+def _array(given: Any, what: str) -> NDArray[Any]:
+    try:
+        return np.asanyarray(given)
+    except ValueError as error:  # nested lists of different lengths
+        raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
+
+
 def _fitting(values: NDArray[Any], info: TensorInfo, where: str) -> NDArray[Any]:
     what = f"{where}: {info.name}"
     wanted, shape = np.dtype(info.dtype), "x".join(map(str, info.shape)) or "scalar"
-    if values.ndim != len(info.shape) or values.ndim == 0:
+    if not info.shape:
+        raise UsageError(
+            f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
+        )
+    if values.ndim != len(info.shape):
         raise UsageError(f"{what} has shape {'x'.join(map(str, values.shape)) or 'scalar'}, the model takes {shape}")
     for axis, size in enumerate(info.shape[1:], start=1):  # the first axis counts samples
         if isinstance(size, int) and size >= 0 and values.shape[axis] != size:

@@ -67,6 +67,11 @@ class Preprocess:
     pad: int = 114
 
     def __post_init__(self) -> None:
+        try:
+            for item in fields(self):  # lists and single numbers become what the attribute holds
+                object.__setattr__(self, item.name, _value(item.name, getattr(self, item.name)))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(f"preprocessing: {error}") from None
         choices: dict[str, tuple[str, ...]] = {
             "resize": RESIZES,
             "interpolation": INTERPOLATIONS,
@@ -112,6 +117,10 @@ class Preprocess:
             return source
         if isinstance(source, Mapping):
             return cls._from(dict(source), "preprocessing")
+        if not isinstance(source, (str, os.PathLike)):
+            raise UsageError(
+                f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
+            )
         name = os.fspath(source)
         if name in PRESETS:
             return PRESETS[name]
@@ -127,7 +136,7 @@ class Preprocess:
     @classmethod
     def _from(cls, content: dict[str, Any], where: str) -> Preprocess:
         preset = content.pop("preset", None)
-        if preset is not None and preset not in PRESETS:
+        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise UsageError(f"{where}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
         known = [item.name for item in fields(cls)]
         unknown = sorted(set(content) - set(known))
@@ -197,9 +206,16 @@ class Preprocess:
 
         Returns:
             The sample without its batch axis: channels × height × width ("nchw") or height × width × channels.
+
+        Raises:
+            UsageError: the image is of another kind, or there is no size.
         """
         if self.size is None:
             raise UsageError("this preprocessing has no size: use fitted(input) or set size")
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+            raise UsageError(
+                f"an image is {image.dtype} {'x'.join(map(str, image.shape))}; uint8 height x width x 3 in RGB is needed"
+            )
         pixels: NDArray[Any] = self._resized(image)
         if self.channels == "bgr":
             pixels = pixels[:, :, ::-1]
