@@ -434,13 +434,14 @@ def version(json_output: Json = False) -> None:
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     try:
-        app()
+        status = app(standalone_mode=False)
     except Exception as error:
         sys.exit(_failure(error))
     except KeyboardInterrupt:
+        status = 130
+    if status == 130:
         print("stopped", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+    sys.exit(status if isinstance(status, int) else 0)
 
 
 def _failure(error: Exception) -> int:
@@ -452,6 +453,13 @@ def _failure(error: Exception) -> int:
         traceback.print_exc()
     if isinstance(error, TrtoptError):
         kind, message, status = type(error).__name__, str(error), error.exit_code
+    elif type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
+        return 2
+    elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
+        context = getattr(error, "ctx", None)
+        kind, status = "UsageError", 2
+        message = f"{error.format_message()} Try '{context.command_path if context else 'trtopt'} -h'."
     else:
         kind, status = "InternalError", 70
         message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"

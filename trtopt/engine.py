@@ -19,8 +19,8 @@ import onnx
 from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.data import Batches
-from trtopt.errors import TrtoptError, UsageError
-from trtopt.files import check_writable, sha256_file, sha256_json, writing
+from trtopt.errors import ModelError, TrtoptError, UsageError
+from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, writing
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.quantize import is_quantized
@@ -186,20 +186,21 @@ def build(
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         graph = Path(folder) / "model.onnx"
         save_model(lowered.proto, graph)
-        built = generation.build(
-            graph,
-            spec,
-            quantized=lowered.quantized,
-            layer_precision=lowered.layer_precision or None,
-            calibration=native,
-            calibration_batch=batch,
-            reporter=reporter,
-        )
+        try:
+            built = generation.build(
+                graph,
+                spec,
+                quantized=lowered.quantized,
+                layer_precision=lowered.layer_precision or None,
+                calibration=native,
+                calibration_batch=scales.native_batch(loaded),
+                reporter=reporter,
+            )
+        except ModelError as error:  # it names the temporary file
+            raise type(error)(str(error).replace(str(graph), str(loaded.path or "the model"))) from error
     judge(built.layers, lowered, spec, generation, reporter)
     for warning in built.warnings:
         reporter.warn(warning)
-    if save_onnx:
-        save_model(lowered.proto, save_onnx)
     manifest = work.write(built, lowered, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
 
@@ -247,10 +248,10 @@ class _Work:
         return manifest
 
     def write(self, built: BuiltPlan, lowered: Lowered, seconds: float) -> Manifest:
-        """Write the plan and the manifest that vouches for it: both, or neither."""
+        """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         found = found_precision(built.layers, lowered.kept, built.layers_unknown)
         described, table = self.generation.describe(), self.table
-        with writing(self.output) as partial:
+        with writing(self.output) as partial, writing(manifest_path(self.output)) as partial_manifest:
             partial.write_bytes(built.plan)
             manifest = Manifest(
                 generation={name: described[name] for name in ("family", "product", "version", "gpu")},
@@ -272,7 +273,10 @@ class _Work:
                 calibration=_summary(table),
                 warnings=list(built.warnings),
             )
-            manifest.save(self.output)  # before the plan takes its name: a full disk then leaves neither
+            partial_manifest.write_bytes(json_bytes(asdict(manifest)))
+            if self.save_onnx:
+                save_model(lowered.proto, self.save_onnx)
+            # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
         return manifest
 
     def result(self, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:

@@ -46,11 +46,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         OutputError: it is a folder, its folder is missing, or it isn't writable.
     """
     target = Path(path)
-    if target.is_dir():
-        raise OutputError(f"can't write {target}: it is a folder; give a file name")
-    if not target.parent.is_dir():
-        raise OutputError(f"can't write {target}: the folder {target.parent} doesn't exist; mkdir -p {target.parent}")
     try:
+        if target.is_dir():
+            raise OutputError(f"can't write {target}: it is a folder; give a file name")
+        if not target.parent.is_dir():
+            raise OutputError(
+                f"can't write {target}: the folder {target.parent} doesn't exist; mkdir -p {target.parent}"
+            )
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
     except OSError as error:
         raise _output_error(target, error) from error
@@ -64,7 +66,12 @@ def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> No
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON value as files here hold it."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def sha256_file(path: str | os.PathLike[str]) -> str:
@@ -102,7 +109,11 @@ def cache_folder(*parts: str) -> Path:
 def existing_file(path: str | os.PathLike[str], what: str) -> Path:
     """`path` as a Path, or a UsageError that says what was looked for."""
     found = Path(path)
-    if not found.exists():
+    try:
+        there = found.exists()
+    except OSError as error:  # such as a name too long
+        raise UsageError(f"{what} {found} can't be read: {error.strerror}") from error
+    if not there:
         raise UsageError(f"{what} {found} doesn't exist")
     if not found.is_file():
         raise UsageError(f"{what} {found} is a folder; a file is needed")

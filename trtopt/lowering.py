@@ -15,7 +15,7 @@ from trtopt.graph.quantize import insert_qdq, is_quantized
 from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
 from trtopt.progress import Reporter
-from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision
+from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision, overriding
 from trtopt.trt import Generation
 
 
@@ -52,17 +52,24 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
         points = find_points(folded, spec.precision, base=spec.base, overrides=spec.overrides, excluded=can.float_only)
         base = spec.base if typed else Precision.FP32
         proto = insert_qdq(folded, points, table.amax, base=base)
+    named = {
+        node.name: wanted
+        for node in folded.graph.node
+        if (wanted := overriding(spec.overrides, node.name, node.op_type)) is not None
+    }
     layer_precision: dict[str, Precision] = {}
     if typed:
         proto, in_fp32 = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
+        layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
     asked = dict.fromkeys(points.quantized, spec.precision)
     if typed and not spec.precision.quantized:
         out = {item.node for item in in_fp32}
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
         asked = {name: spec.base for name in heavy if name not in out}
+    asked |= named
     return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision)
 
 
@@ -78,11 +85,13 @@ def judge(
         return
     lost = lost_precision(layers, lowered.asked)
     heavy = [layer for layer in layers if layer.kind in HEAVY]
+    # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
+    wanted = not lowered.asked or spec.precision in lowered.asked.values()
     if lost:
-        some = ", ".join(f"{node} ({precision})" for node, precision in list(lost.items())[:5])
+        some = ", ".join(f"{node} ({lowered.asked[node]} → {found})" for node, found in list(lost.items())[:5])
         more = ", …" if len(lost) > 5 else ""
-        what = f"{len(lost)} of {len(lowered.asked)} layers asked for in {spec.precision} run otherwise: {some}{more}"
-    elif heavy and not any(layer.precision is spec.precision for layer in heavy):
+        what = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}{more}"
+    elif heavy and wanted and not any(layer.precision is spec.precision for layer in heavy):
         what = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         if lowered.kept:
             what += f" (kept: {lowered.kept[0].node}: {lowered.kept[0].reason})"

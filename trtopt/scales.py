@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.calibrator import calibrate, check_enough
 from trtopt.calibration.table import Table
 from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
@@ -83,14 +83,21 @@ class Scales:
         """The batches for TensorRT's own calibrator, where it is asked for."""
         if spec.calibrator != "native":
             return None
-        return open_data(
+        batches = open_data(
             model.inputs,
             images=self.images,
             data=self.data,
             preprocess=self.preprocess,
             limit=self.limit,
-            batch=self.batch,
+            batch=self.native_batch(model),
         )
+        check_enough(batches)
+        return batches
+
+    def native_batch(self, model: Model) -> int:
+        """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed."""
+        size = model.inputs[0].shape[0] if model.inputs and model.inputs[0].shape else None
+        return size if isinstance(size, int) and size > 0 else self.batch
 
     def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
         """How an image becomes the network's input, for the manifest."""

@@ -152,6 +152,15 @@ class Override:
         return fnmatch.fnmatchcase(node_name, self.pattern) or self.pattern == op_type
 
 
+def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> Precision | None:
+    """The precision that the last matching override asks for; None: none matches."""
+    asked = None
+    for item in overrides:
+        if item.matches(node_name, op_type):
+            asked = item.precision
+    return asked
+
+
 @dataclass(frozen=True)
 class BuildSpec:
     """Everything a build depends on except the model and the scales.

@@ -17,7 +17,7 @@ from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import observe
 from trtopt.calibration.table import Table, choose_all
 from trtopt.data import Batches, Skipped, open_data
-from trtopt.errors import CalibrationError, OutputError, TrtoptError, UsageError, require
+from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError, require
 from trtopt.files import cache_folder, check_writable, sha256_json
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
@@ -27,6 +27,7 @@ from trtopt.graph.quantize import is_quantized
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import METHODS, Override, choice
 
+LEAST = 2  # samples: a scale from one is that sample's own
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
 
@@ -129,6 +130,7 @@ def calibrate(
     batches = open_data(
         loaded.inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch, threads=threads
     )
+    check_enough(batches)
     folded, _ = fold(loaded.proto, reporter=reporter)
     points = find_points(folded, overrides=overrides)
     if not points.activations:
@@ -158,6 +160,15 @@ def calibrate(
         table.save(output)
     path = Path(output) if output is not None else None
     return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes)
+
+
+def check_enough(batches: Batches) -> None:
+    """Raise DataError where there are too few samples to calibrate on at all."""
+    if batches.samples < LEAST:
+        raise DataError(
+            f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
+            "that look like what the network will see give good scales (the first axis of an array counts samples)"
+        )
 
 
 def observe_and_choose(

@@ -86,6 +86,7 @@ class OnnxSession:
     Attributes:
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
+        batch: the size that every input's first axis is fixed to; None: dynamic, or not the same for all.
 
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
@@ -116,6 +117,9 @@ class OnnxSession:
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
+        first = {item.shape[0] if item.shape else None for item in self._session.get_inputs()}
+        size = first.pop() if len(first) == 1 else None
+        self.batch = size if isinstance(size, int) and size > 0 else None
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

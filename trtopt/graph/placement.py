@@ -15,7 +15,7 @@ import onnx
 import onnx_ir as ir
 
 from trtopt.graph.view import constant, int_attribute, is_float, linked, sizes
-from trtopt.spec import Kept, Override, Precision
+from trtopt.spec import Kept, Override, Precision, overriding
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 SCALE_PRESERVING = frozenset(
@@ -134,14 +134,12 @@ def _values(graph: ir.Graph) -> Iterable[ir.Value]:
         yield from node.outputs
 
 
-def override_for(overrides: Sequence[Override], node: ir.Node) -> Precision | None:
-    """The precision the last matching override asks for."""
-    matching = [item.precision for item in overrides if item.matches(node.name or "", node.op_type)]
-    return matching[-1] if matching else None
+def _override(search: _Search, node: ir.Node) -> Precision | None:
+    return overriding(search.overrides, node.name or "", node.op_type)
 
 
 def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
-    asked = override_for(search.overrides, node)
+    asked = _override(search, node)
     forced = asked is not None and asked.quantized
     kept_in = search.base
     weight = constant(node.inputs[1])
@@ -225,7 +223,7 @@ def _residuals(search: _Search) -> None:
         )
 
     for node in search.model.graph:
-        if node.op_type != "Add" or node.domain or override_for(search.overrides, node) is not None:
+        if node.op_type != "Add" or node.domain or _override(search, node) is not None:
             continue
         branches = [value for value in node.inputs if value is not None and constant(value) is None]
         if len(branches) != 2 or branches[0] is branches[1] or not all(map(is_float, branches)):
@@ -253,7 +251,7 @@ def _poolings(search: _Search) -> None:
     quantized = {node.name for node in search.quantized}
 
     def pools(node: ir.Node) -> bool:
-        if node.op_type not in POOLING or override_for(search.overrides, node) is not None:
+        if node.op_type not in POOLING or _override(search, node) is not None:
             return False
         shape = sizes(node.inputs[0])
         if shape is None or len(shape) != 4:
@@ -316,7 +314,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
             source = node.inputs[0]
             assert source is not None
             value = source
-        if node is None or node.op_type != "Concat" or override_for(search.overrides, node) is not None:
+        if node is None or node.op_type != "Concat" or _override(search, node) is not None:
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and constant(item) is None]
         if len(slots) < 2:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import CalibrationError
 from trtopt.graph.placement import Points, Weight
-from trtopt.graph.view import constant, linked
+from trtopt.graph.view import constant, fresh_names, linked
 from trtopt.spec import Precision
 
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
@@ -42,10 +42,11 @@ def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Precision) -> NDArray[np.float32]:
-    """amax / largest code, per output channel (`axis`) or per tensor; 1.0 where a whole channel is zero."""
+    """amax / largest code, per output channel (`axis`) or per tensor; 1.0 where a whole channel is (next to) zero."""
     others = None if axis is None else tuple(index for index in range(weight.ndim) if index != axis)
     amax = np.abs(weight).max(axis=others)
-    return np.where(amax > 0, amax / LARGEST[precision], 1.0).astype(np.float32)
+    scale = np.asarray(amax / LARGEST[precision], np.float32)
+    return np.where(scale > 0, scale, np.float32(1.0))
 
 
 def quantize_weight(
@@ -93,7 +94,7 @@ def insert_qdq(
     values = {value.name: value for value in _every_value(model.graph)}
     for name, readers in points.reads.items():
         scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
-        dequantized = writer.pair(values[name], scale, None)
+        dequantized = writer.pair(values[name], scale)
         for node_name, slot in readers:
             writer.nodes[node_name].replace_input_with(slot, dequantized)
     stored: dict[tuple[str, int | None], ir.Value] = {}
@@ -153,50 +154,49 @@ class _Writer:
     def __init__(self, model: ir.Model, precision: Precision) -> None:
         self.graph, self.precision = model.graph, precision
         self.nodes = {str(node.name): node for node in model.graph}
+        self.fresh = fresh_names(model.graph)
 
-    def initializer(self, name: str, content: NDArray[Any]) -> ir.Value:
+    def pair(self, value: ir.Value, scale: NDArray[np.float32]) -> ir.Value:
+        """Q and DQ, one scale, right behind the producer of `value`; returns what its readers read."""
+        stored = np.dtype(_STORED[self.precision])
+        scales, zero = self._parameters(str(value.name), scale, stored)
+        codes = self._value(f"{value.name}_quantized", ir.DataType.from_numpy(stored), value)
+        result = self._value(f"{value.name}_dequantized", ir.DataType.FLOAT, value)
+        nodes = [
+            self._node("QuantizeLinear", [value, scales, zero], codes),
+            self._node("DequantizeLinear", [codes, scales, zero], result),
+        ]
+        producer = value.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, nodes)
+        else:
+            self.graph.insert_before(self.graph[0], nodes)
+        return result
+
+    def dequantize(self, name: str, codes: NDArray[Any], scale: NDArray[np.float32], axis: int | None) -> ir.Value:
+        """DQ over stored codes; returns its output."""
+        stored = self._initializer(f"{name}_quantized", codes)
+        scales, zero = self._parameters(name, scale, codes.dtype)
+        result = self._value(f"{name}_dequantized", ir.DataType.FLOAT, stored)
+        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
+        self.graph.insert_before(
+            self.graph[0], [self._node("DequantizeLinear", [stored, scales, zero], result, attributes)]
+        )
+        return result
+
+    def _parameters(self, name: str, scale: NDArray[np.float32], stored: np.dtype[Any]) -> tuple[ir.Value, ir.Value]:
+        zero = np.zeros(scale.shape, stored)
+        return self._initializer(f"{name}_scale", scale), self._initializer(f"{name}_zero_point", zero)
+
+    def _initializer(self, name: str, content: NDArray[Any]) -> ir.Value:
+        name = self.fresh(name)
         tensor = ir.tensor(np.ascontiguousarray(content) if content.ndim else content, name=name)
         value = ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
         self.graph.register_initializer(value)
         return value
 
-    def _node(
-        self, op: str, name: str, inputs: list[ir.Value], axis: int | None, dtype: ir.DataType, like: ir.Value
-    ) -> ir.Node:
-        output = ir.Value(name=name, type=ir.TensorType(dtype), shape=like.shape)
-        attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
-        return ir.Node("", op, inputs, attributes, outputs=[output], name=f"{name}/{op}")
+    def _value(self, name: str, dtype: ir.DataType, like: ir.Value) -> ir.Value:
+        return ir.Value(name=self.fresh(name), type=ir.TensorType(dtype), shape=like.shape)
 
-    def pair(self, value: ir.Value, scale: NDArray[np.float32], axis: int | None) -> ir.Value:
-        """Q and DQ right behind the producer of `value`; returns what its readers read."""
-        name, stored = str(value.name), np.dtype(_STORED[self.precision])
-        scales = self.initializer(f"{name}_scale", scale)
-        zero = self.initializer(f"{name}_zero_point", np.zeros(scale.shape, stored))
-        quantize = self._node(
-            "QuantizeLinear", f"{name}_quantized", [value, scales, zero], axis, ir.DataType.from_numpy(stored), value
-        )
-        dequantize = self._node(
-            "DequantizeLinear",
-            f"{name}_dequantized",
-            [quantize.outputs[0], scales, zero],
-            axis,
-            ir.DataType.FLOAT,
-            value,
-        )
-        producer = value.producer()
-        if producer is not None:
-            self.graph.insert_after(producer, [quantize, dequantize])
-        else:
-            self.graph.insert_before(self.graph[0], [quantize, dequantize])
-        return dequantize.outputs[0]
-
-    def dequantize(self, name: str, codes: NDArray[Any], scale: NDArray[np.float32], axis: int | None) -> ir.Value:
-        suffix = "" if axis is None else f"_axis{axis}"
-        stored = self.initializer(f"{name}_quantized{suffix}", codes)
-        scales = self.initializer(f"{name}_scale{suffix}", scale)
-        zero = self.initializer(f"{name}_zero_point{suffix}", np.zeros(scale.shape, codes.dtype))
-        node = self._node(
-            "DequantizeLinear", f"{name}_dequantized{suffix}", [stored, scales, zero], axis, ir.DataType.FLOAT, stored
-        )
-        self.graph.insert_before(self.graph[0], [node])
-        return node.outputs[0]
+    def _node(self, op: str, inputs: list[ir.Value], output: ir.Value, attributes: Sequence[ir.Attr] = ()) -> ir.Node:
+        return ir.Node("", op, inputs, attributes, outputs=[output], name=self.fresh(f"{output.name}/{op}"))

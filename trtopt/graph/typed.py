@@ -14,10 +14,9 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from trtopt.graph.placement import override_for
 from trtopt.graph.quantize import is_quantized, upgraded
-from trtopt.graph.view import constant, is_float, linked, outer_values, subgraphs
-from trtopt.spec import Kept, Override, Precision
+from trtopt.graph.view import constant, fresh_names, is_float, linked, outer_values, subgraphs
+from trtopt.spec import Kept, Override, Precision, overriding
 
 FP16_MAX = 65504.0
 SENTINEL = 1e30  # beyond this a constant means "minus infinity" (attention masks), not a quantity
@@ -100,7 +99,7 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
 
     from_shape = _shape_arithmetic(model.graph)
     for node in model.graph:
-        asked = override_for(overrides, node)
+        asked = overriding(overrides, node.name or "", node.op_type)
         if asked is Precision.FP32:
             keep(node, "--precision-override asks for fp32")
             continue
@@ -177,6 +176,7 @@ class _Typing:
     def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
         self.model, self.graph, self.io_fp32, self.kept = model, model.graph, io_fp32, kept
         self.base = _IR_TYPES[base]
+        self.fresh = fresh_names(model.graph)
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self.converted: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
 
@@ -257,7 +257,7 @@ class _Typing:
             return self._initializer(value, wanted)
         key = (value, wanted)
         if key not in self.casts:
-            name = f"{value.name}_{wanted.name.lower()}"
+            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
             output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
             cast = ir.Node(
                 "", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast"
@@ -274,7 +274,7 @@ class _Typing:
         key = (value, wanted)
         if key not in self.converted:
             assert value.const_value is not None
-            name = f"{value.name}_{wanted.name.lower()}"
+            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
             content = value.const_value.numpy()
             tensor = ir.tensor(_narrowed(content.astype(np.float32), wanted), dtype=wanted, name=name)
             copy = ir.Value(name=name, const_value=tensor, type=ir.TensorType(wanted), shape=tensor.shape)
@@ -286,7 +286,7 @@ class _Typing:
         """Cast back behind the producer, under the output's own name."""
         name, producer = str(value.name), value.producer()
         assert producer is not None
-        value.name = f"{name}_{self.base.name.lower()}"
+        value.name = self.fresh(f"{name}_{self.base.name.lower()}")
         output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
         cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast")
         self.graph.insert_after(producer, [cast])

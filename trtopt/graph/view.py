@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx
@@ -44,6 +44,23 @@ def is_float(value: ir.Value | None) -> bool:
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
+
+
+def fresh_names(graph: ir.Graph) -> Callable[[str], str]:
+    """A function that gives a wished name, or that name with a number where the graph (or an earlier call) has it."""
+    taken = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
+    for node in graph:
+        taken.add(str(node.name))
+        taken.update(str(value.name) for value in node.outputs)
+
+    def fresh(wished: str) -> str:
+        name, number = wished, 1
+        while name in taken:
+            name, number = f"{wished}_{number}", number + 1
+        taken.add(name)
+        return name
+
+    return fresh
 
 
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.about import __version__
-from trtopt.errors import EngineError, EngineMismatch, TrtoptError
+from trtopt.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
 from trtopt.files import existing_file
 from trtopt.manifest import Manifest, found_precision, load_manifest
 from trtopt.runtime.device import probe
@@ -69,7 +69,8 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
     Raises:
         UsageError: there is no such file.
         EngineError: it isn't a TensorRT plan, or its manifest can't be read.
-        EngineMismatch: the plan isn't the one its manifest describes.
+        EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
+            isn't installed.
     """
     path = existing_file(engine, "the engine")
     manifest = load_manifest(path)
@@ -92,6 +93,10 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
         return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
     except EngineMismatch:
         raise
+    except NoBackend as error:  # its maker isn't here; what is can't read it
+        raise EngineMismatch(
+            f"{path} was made by {header}, which isn't here to read it ({error}); or build it again"
+        ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
         return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))

@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from trtopt.errors import DataError, ModelError
 from trtopt.files import existing_file
 from trtopt.graph.compare import OnnxSession
+from trtopt.graph.io import load_model
 from trtopt.graph.proto import infer_shapes, subgraphs
 
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -48,6 +49,7 @@ class OnnxRunner:
         threads: threads within an operator; None: ONNX Runtime's default, one per core.
 
     Raises:
+        InvalidModel: it isn't a valid ONNX model.
         ModelError: ONNX Runtime can't run it; its message is quoted.
         UsageError: the file doesn't exist.
         MissingDependency: ONNX Runtime isn't installed.
@@ -80,10 +82,22 @@ class OnnxRunner:
                 array = array.astype(dtype)
             feed[name] = array
         try:
-            return self._session(feed)
+            return self._in_pieces(feed) if self._session.batch else self._session(feed)
         except ModelError as error:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
+
+    def _in_pieces(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run a model of a fixed batch on any number of samples: the last piece is filled up, and what that gives dropped."""
+        size, count = self._session.batch or 1, len(next(iter(feed.values())))
+        results: dict[str, list[NDArray[Any]]] = {name: [] for name in self.outputs}
+        for start in range(0, count, size):
+            piece = {name: array[start : start + size] for name, array in feed.items()}
+            real = min(size, count - start)
+            piece = {name: np.concatenate([array, *[array[-1:]] * (size - real)]) for name, array in piece.items()}
+            for name, array in self._session(piece).items():
+                results[name].append(array[:real] if array.ndim and len(array) == size else array)
+        return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in results.items()}
 
 
 def _name(model: str | os.PathLike[str] | ModelProto) -> str:
@@ -93,14 +107,10 @@ def _name(model: str | os.PathLike[str] | ModelProto) -> str:
 def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
     """`model` without FP16 and BF16; its path where it has none."""
     if not isinstance(model, ModelProto):
-        path = existing_file(model, "the model")
-        try:
-            light = onnx.load(path, load_external_data=False)
-        except Exception:  # not protobuf: ONNX Runtime's own message says so
-            return path
-        if not has_half(light):
-            return path
-        model = onnx.load(path)
+        loaded = load_model(model)  # says what is wrong with a file by name, which ONNX Runtime often doesn't
+        if not has_half(loaded.proto):
+            return existing_file(model, "the model")
+        model = loaded.proto
     return widen(model) if has_half(model) else model
 
 

@@ -1,0 +1,115 @@
+"""The command line is the API: same names, same defaults; lean to start, one JSON object, examples in the help."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import trtopt
+from trtopt import cli
+
+COMMANDS = {command.callback.__name__: command.callback for command in cli.app.registered_commands if command.callback}
+# API parameters that the command line gives in its own way.
+ELSEWHERE = {"reporter"}
+ONLY_CLI = {"json_output"}
+# trtopt.verify takes open batches; the command opens them from these.
+INSTEAD = {"verify": ({"batches", "labels"}, {"images", "data", "preprocess", "limit", "batch"})}
+
+
+def _parameters(function: Any) -> dict[str, Any]:
+    return {name: item.default for name, item in inspect.signature(function).parameters.items()}
+
+
+def test_every_public_function_has_its_command() -> None:
+    functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
+    assert set(COMMANDS) == functions - {"load_manifest"}
+    assert len(COMMANDS) == 8
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
+    command, function = _parameters(COMMANDS[name]), _parameters(getattr(trtopt, name))
+    only_api, only_cli = INSTEAD.get(name, (set(), set()))
+    assert set(command) - ONLY_CLI - only_cli == set(function) - ELSEWHERE - only_api
+    required = {inspect.Parameter.empty, "no default"}
+    for parameter in set(command) & set(function):
+        mine, other = command[parameter], function[parameter]
+        if other == () and mine is None:  # a repeatable option that wasn't given
+            continue
+        if parameter == "output" and name == "calibrate":  # the API can keep the table in memory
+            continue
+        assert mine == other or {mine, other} <= required, parameter
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_help_shows_an_example(name: str) -> None:
+    result = CliRunner().invoke(cli.app, [name, "--help"])
+    assert result.exit_code == 0
+    assert f"Example: trtopt {name}" in " ".join(result.output.split())
+
+
+def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    result = CliRunner().invoke(cli.app, ["version", "--json"])
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["trtopt"] == trtopt.__version__
+
+
+def test_an_unexpected_error_is_one_line_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("the sky fell")
+
+    monkeypatch.setattr(trtopt, "version", broken, raising=False)
+    monkeypatch.setattr(sys, "argv", ["trtopt", "version"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 70
+    written = capsys.readouterr()
+    assert "internal error" in written.err
+    assert "the sky fell" in written.err
+    assert "Traceback" not in written.err
+
+
+def test_ctrl_c_says_so_and_exits_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(**_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", stopped)
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 130
+    assert "stopped" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import trtopt; trtopt.__all__"], ["-m", "trtopt", "--help"]])
+def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
+    heavy = ["torch", "onnxruntime", "tensorrt", "tensorrt_rtx", "cv2", "onnx", "numpy", "rich.table"]
+    code = (
+        "import runpy, sys, atexit\n"
+        f"atexit.register(lambda: print([name for name in {heavy} if name in sys.modules], file=sys.stderr))\n"
+    )
+    if arguments[0] == "-c":
+        code += arguments[1]
+    else:
+        code += "sys.argv = ['trtopt', '--help']\nrunpy.run_module('trtopt', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith("[]"), done.stderr
+
+
+def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
+    monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:a"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "NAME:0=batch" in capsys.readouterr().err
+    assert not Path("m.onnx").exists()

@@ -1,0 +1,274 @@
+"""build() on the real TensorRT-RTX, which needs no GPU: what is written, found, cached, and refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from trtopt.calibration.calibrator import calibrate
+from trtopt.engine import BuildResult, build
+from trtopt.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
+from trtopt.manifest import load_manifest
+from trtopt.measure.inspection import inspect
+from trtopt.progress import Reporter
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+TARGET = "sm89"
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """net.onnx (two convolutions and a Gemm, dynamic batch) and data.npz, smooth ramps of different slope."""
+    folder = tmp_path_factory.mktemp("net")
+    random = np.random.default_rng(1)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        scale = np.sqrt(2 / np.prod(shape[1:]))
+        return numpy_helper.from_array((random.normal(size=shape) * scale).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3"], ["y"], "fc", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
+        [weight("w1", 32, 3, 3, 3), weight("w2", 32, 32, 3, 3), weight("w3", 16, 32)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "net.onnx")
+    ramp = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(1, 3, 16, 16)
+    np.savez(folder / "data.npz", x=np.concatenate([ramp * (1 + index / 10) for index in range(12)]))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+
+
+def _build(files: Path, output: Path, **options: Any) -> BuildResult:
+    if options.get("int8") or options.get("fp8"):
+        options.setdefault("data", files / "data.npz")
+    return build(files / "net.onnx", output, target=options.pop("target", TARGET), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"int8": 0, "fp16": 0, "fp32": 3, "total": 3}),
+        ({"fp16": True}, {"int8": 0, "fp16": 3, "fp32": 0, "total": 3}),
+        ({"bf16": True}, {"int8": 0, "fp16": 0, "fp32": 0, "bf16": 3, "total": 3}),
+        ({"int8": True}, {"int8": 3, "fp16": 0, "fp32": 0, "total": 3}),
+        ({"int8": True, "bf16": True}, {"int8": 3, "fp16": 0, "fp32": 0, "total": 3}),
+        ({"fp8": True}, {"int8": 0, "fp16": 1, "fp32": 0, "fp8": 2, "total": 3}),  # conv1 has 3 channels
+    ],
+)
+def test_the_engine_runs_what_was_asked(
+    files: Path, tmp_path: Path, options: dict[str, bool], expected: dict[str, int]
+) -> None:
+    result = _build(files, tmp_path / "net.engine", **options)
+    assert dict(result.precision) == expected
+    plain = json.loads(json.dumps(result.to_json()))
+    assert {"engine", "manifest", "precision", "seconds", "cached"} <= set(plain)
+    assert plain["cached"] is False
+    assert (tmp_path / "net.engine").stat().st_size > 1000
+
+
+def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
+    result = _build(files, tmp_path / "net.engine", int8=True)
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    assert manifest.truth == "2 of 2 convolutions INT8; 1 of 1 matrix products INT8" == result.truth
+    assert manifest.generation["family"] == "rtx"
+    assert manifest.targets == ["sm89"]
+    assert manifest.inputs == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 16, 16]}]
+    assert manifest.profiles == [{"x": "1x3x16x16,8x3x16x16,32x3x16x16"}]
+    assert manifest.spec["precision"] == "int8"
+    assert manifest.calibration is not None
+    assert manifest.calibration["samples"] == 12
+    assert {layer["precision"] for layer in manifest.layers if layer["kind"] != "other"} == {"int8"}
+    report = inspect(result.engine)
+    assert report.maker == "TensorRT-RTX 1.7.1.116"
+    assert report.truth == manifest.truth
+
+
+def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    first = _build(files, engine, int8=True)
+    written = engine.stat().st_mtime_ns
+    heard = Heard()
+    again = _build(files, engine, int8=True, reporter=heard)
+    assert again.cached
+    assert (again.precision, again.truth, again.targets) == (first.precision, first.truth, first.targets)
+    assert engine.stat().st_mtime_ns == written
+    assert any("up to date" in note for note in heard.notes)
+    assert not _build(files, engine, int8=True, force=True).cached
+    assert not _build(files, engine, fp16=True).cached
+    assert not _build(files, engine, fp16=True, target="sm120").cached
+    assert not _build(files, engine, fp16=True, target="sm120", save_onnx=tmp_path / "graph.onnx").cached
+    engine.write_bytes(engine.read_bytes() + b"x")
+    assert not _build(files, engine, fp16=True, target="sm120").cached
+
+
+def test_the_graph_that_tensorrt_got_is_kept_on_request(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
+    saved = onnx.load(tmp_path / "graph.onnx")
+    onnx.checker.check_model(saved, full_check=True)
+    assert [item.op_type for item in saved.graph.node].count("QuantizeLinear") == 4  # x, r1, r2 (pooled), f
+
+
+def test_a_model_that_holds_qdq_needs_no_calibration(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
+    result = build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, target=TARGET)
+    assert result.precision["int8"] == 3
+    with pytest.raises(UsageError, match=r"already holds Q/DQ.*drop --data"):
+        build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, data=files / "data.npz", target=TARGET)
+
+
+def test_a_table_gives_the_same_engine_as_its_data(files: Path, tmp_path: Path) -> None:
+    calibrate(files / "net.onnx", tmp_path / "net.calib.json", data=files / "data.npz", threads=1)
+    by_table = _build(files, tmp_path / "a.engine", int8=True, calib=tmp_path / "net.calib.json", data=None)
+    by_data = _build(files, tmp_path / "b.engine", int8=True)
+    assert by_table.engine.read_bytes() == by_data.engine.read_bytes()
+    again = _build(
+        files, tmp_path / "a.engine", int8=True, calib=tmp_path / "net.calib.json", data=None, method="minmax"
+    )
+    assert not again.cached
+    assert again.table is not None
+    assert {entry.method for entry in again.table.tensors.values()} == {"minmax"}
+
+
+def test_another_models_table_is_refused(files: Path, tmp_path: Path) -> None:
+    table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
+    other = onnx.load(files / "net.onnx")
+    for node in other.graph.node:
+        node.output[:] = [f"{name}_" if name != "y" else name for name in node.output]
+        node.input[:] = [f"{name}_" if name not in ("x", "w1", "w2", "w3") else name for name in node.input]
+    with pytest.raises(CalibrationError, match=r"no scale for 3 of 4 tensors.*trtopt calibrate"):
+        build(other, tmp_path / "net.engine", int8=True, calib=table, target=TARGET)
+    assert list(tmp_path.glob("net*")) == []
+
+
+def test_overrides_are_kept_and_said(files: Path, tmp_path: Path) -> None:
+    result = _build(files, tmp_path / "net.engine", int8=True, precision_override=["conv2=fp16", "Gemm=fp16"])
+    assert dict(result.precision) == {"int8": 1, "fp16": 2, "fp32": 0, "total": 3}
+    assert {(item.node, str(item.precision)) for item in result.kept} >= {("conv2", "fp16"), ("fc", "fp16")}
+    result = _build(files, tmp_path / "net.engine", fp16=True, precision_override=["*=fp32"])
+    assert dict(result.precision) == {"int8": 0, "fp16": 0, "fp32": 3, "total": 3}
+
+
+def test_an_override_that_the_builder_ignores_is_lost_precision(files: Path, tmp_path: Path) -> None:
+    """TensorRT-RTX 1.7 runs an FP32 convolution between FP16 layers in FP16, casts and all."""
+    options = {"int8": True, "precision_override": ["conv2=fp32"]}
+    with pytest.raises(PrecisionLost, match=r"conv2 \(fp32 → fp16\)"):
+        _build(files, tmp_path / "net.engine", **options)
+    heard = Heard()
+    result = _build(files, tmp_path / "net.engine", **options, allow_precision_fallback=True, reporter=heard)
+    assert result.precision["fp16"] == 1
+    assert any("conv2 (fp32 → fp16)" in warning for warning in heard.warnings)
+
+
+def test_lost_precision_is_an_error_unless_it_is_allowed(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"sm75.*--allow-precision-fallback"):
+        _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
+    heard = Heard()
+    result = _build(
+        files, tmp_path / "net.engine", int8=True, target="sm75,sm89", allow_precision_fallback=True, reporter=heard
+    )
+    assert result.precision["int8"] < 3
+    assert any("don't run in the precision asked for" in warning for warning in heard.warnings)
+
+
+def test_precision_that_the_builder_lost_silently_is_found(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtopt.trt import select
+
+    generation = select("rtx")
+    monkeypatch.setattr(generation, "_refusals", lambda spec: [])
+    with pytest.raises(PrecisionLost, match=r"2 of 3 layers don't run in the precision asked for: conv1 \(int8 → fp"):
+        _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
+    assert list(tmp_path.glob("net*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"int8": True, "fp8": True}, "--int8 and --fp8"),
+        ({"fp16": True, "bf16": True}, "--fp16 and --bf16"),
+        ({"fp16": True, "data": "data.npz"}, "--data calibrates, but the build is fp16"),
+        ({"int8": True, "data": None}, "no data was given.*--images DIR, --data F.npz or --calib"),
+        ({"int8": True, "calib": "table.json"}, "--data and --calib are given"),
+        ({"calibrator": "native"}, "native calibrates INT8"),
+        ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs --int8"),
+        ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
+        ({"workspace": "much"}, "'much' isn't a size"),
+        ({"optimization_level": 9}, "allowed: 0 to 5"),
+        ({"shapes": "y:1x3x16x16"}, "no input 'y'"),
+        ({"shapes": "x:8x3x16x16,4x3x16x16,32x3x16x16"}, "min ≤ opt ≤ max"),
+        ({"shapes": "x:1x4x16x16"}, "fixed size of 3 in dimension 1"),
+        ({"target": "ada"}, "isn't a compute capability"),
+    ],
+)
+def test_requests_that_can_not_be_right_are_refused_before_any_work(
+    files: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        _build(files, tmp_path / "net.engine", **options)
+    assert list(tmp_path.glob("net*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"int8": True, "calibrator": "native"}, "--calibrator native"),
+        ({"target": "sm90"}, "sm90.*sm75, sm80, sm86, sm89, sm120"),
+        ({"fp8": True, "target": "sm86"}, "sm86.*fp8 needs sm89"),
+        ({"hardware_compatibility": "ampere_plus"}, "--hardware-compatibility ampere_plus"),
+    ],
+)
+def test_what_this_generation_can_not_honour_is_refused_by_name(
+    files: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedRequest, match=said):
+        _build(files, tmp_path / "net.engine", **options)
+    assert list(tmp_path.glob("net*")) == []
+
+
+def test_a_full_disk_leaves_neither_plan_nor_manifest(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trtopt.engine.json_bytes", full)
+    with pytest.raises(OutputError, match=r"No space left on device; nothing was left behind"):
+        _build(files, tmp_path / "net.engine", save_onnx=tmp_path / "net.onnx")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
