@@ -176,6 +176,19 @@ def test_another_models_table_is_refused(files: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob("net*")) == []
 
 
+def test_a_table_for_other_weights_is_used_with_a_warning(files: Path, tmp_path: Path) -> None:
+    table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
+    tuned = onnx.load(files / "net.onnx")
+    weight = numpy_helper.to_array(tuned.graph.initializer[0]) * np.float32(1.01)
+    tuned.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w1"))
+    heard = Heard()
+    build(tuned, tmp_path / "net.engine", int8=True, calib=table, target=TARGET, reporter=heard)
+    assert any("another model, or for other weights" in warning for warning in heard.warnings)
+    heard = Heard()
+    _build(files, tmp_path / "own.engine", int8=True, calib=table, data=None, reporter=heard)
+    assert heard.warnings == []
+
+
 def test_overrides_are_kept_and_said(files: Path, tmp_path: Path) -> None:
     result = _build(files, tmp_path / "net.engine", int8=True, precision_override=["conv2=fp16", "Gemm=fp16"])
     assert dict(result.precision) == {"int8": 1, "fp16": 2, "fp32": 0, "total": 3}

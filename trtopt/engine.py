@@ -23,6 +23,7 @@ from trtopt.errors import ModelError, TrtoptError, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, writing
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
 from trtopt.lowering import Lowered, judge, lower
 from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
@@ -182,6 +183,8 @@ def build(
         reporter.note(f"{output} is up to date")
         return work.result(done, time.monotonic() - started, cached=True)
     folded, _ = fold(loaded.proto, reporter=reporter)
+    if table is not None and table.model["fingerprint"] != fingerprint(folded):
+        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     lowered = lower(folded, spec, generation, table)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         graph = Path(folder) / "model.onnx"

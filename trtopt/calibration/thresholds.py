@@ -75,7 +75,7 @@ def percentile(histogram: Histogram, share: float = PERCENTILE) -> float:
 
 def mse(histogram: Histogram) -> float:
     """The threshold of least `quantization_error`: a sweep in steps of 4 % over coarse bins, then two finer ones."""
-    sweep = histogram.absmax * np.geomspace(1.0, LEAST, 142)
+    sweep = np.asarray(histogram.absmax * np.geomspace(1.0, LEAST, 142), np.float64)
     grid, edges, mass = sweep, *_bins(histogram, 1024)
     for _ in range(3):
         errors = _mean_error(edges, mass, grid)

@@ -157,15 +157,16 @@ def _load(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
 def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> NDArray[Any]:
     """One array of an .npz: mapped where it is stored uncompressed, as np.savez does, else read."""
     with archive.open(item) as file:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
+        version = layout.read_magic(file)
+        read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
         shape, fortran, dtype = read(file)
         if dtype.hasobject:
             raise ValueError(f"{item.filename} holds Python objects")
         header = file.tell()
         if item.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
             file.seek(0)
-            return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
+            return np.asarray(layout.read_array(file, allow_pickle=False))
         while file.read(_BLOCK):  # to its end, where the archive's checksum is compared
             pass
     with path.open("rb") as raw:
