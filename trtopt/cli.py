@@ -434,7 +434,7 @@ def version(json_output: Json = False) -> None:
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name="trtopt", standalone_mode=False)
     except Exception as error:
         sys.exit(_failure(error))
     except KeyboardInterrupt:
@@ -459,7 +459,7 @@ def _failure(error: Exception) -> int:
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         context = getattr(error, "ctx", None)
         kind, status = "UsageError", 2
-        message = f"{error.format_message()} Try '{context.command_path if context else 'trtopt'} -h'."
+        message = f"{error.format_message().rstrip('.')}; try '{context.command_path if context else 'trtopt'} -h'"
     else:
         kind, status = "InternalError", 70
         message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"

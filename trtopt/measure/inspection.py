@@ -95,7 +95,8 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
         raise EngineMismatch(
-            f"{path} was made by {header}, which isn't here to read it ({error}); or build it again"
+            f"{path} was made by {header}, which isn't here to read it ({error}), and there is no manifest beside it: "
+            "install that generation, or build the engine again"
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")

@@ -1,0 +1,242 @@
+"""Outputs that can't be written, packages that aren't installed, files that are no engine: errors of the same kind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+from world import RTX, World, has, net, samples
+
+from trtopt.errors import EngineError, EngineMismatch
+from trtopt.files import sha256_file
+
+# --- outputs ---
+
+
+def commands(world: World, output: Path) -> list[list[object]]:
+    """Every command that writes, writing to `output`."""
+    return [
+        ["calibrate", world.model, "--data", world.arrays, "-o", output],
+        ["build", world.model, "--fp16", *RTX, "-o", output],
+        ["build", world.model, "--fp16", *RTX, "-o", world.output / "m.engine", "--save-onnx", output],
+        ["check", world.model, "--backend", "rtx", "--fix", output],
+    ]
+
+
+@pytest.mark.usefixtures("rtx")
+def test_outputs_that_cannot_be_written(world: World) -> None:
+    folder, file = world.output / "folder", world.output / "file"
+    folder.mkdir()
+    file.write_text("mine")
+    for command in commands(world, folder):
+        has(world.refused(*command), f"can't write {folder}", "it is a folder; give a file name")
+    for command in commands(world, world.output / "gone" / "m.out"):
+        has(world.refused(*command), "can't write", "gone doesn't exist; mkdir -p")
+    for command in commands(world, file / "m.out"):
+        has(world.refused(*command), "can't write", f"{file}")
+    for command in commands(world, world.output / ("long" * 100)):
+        has(world.refused(*command), "can't write", "name too long")
+    manifest = world.output / "b.engine.json"
+    manifest.mkdir()
+    has(world.refused("build", world.model, "--fp16", "-o", world.output / "b.engine"), f"can't write {manifest}")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.usefixtures("rtx")
+def test_a_folder_without_permission(world: World) -> None:
+    world.output.chmod(0o555)
+    try:
+        for command in commands(world, world.output / "m.out"):
+            has(world.refused(*command), "can't write", "Permission denied")
+    finally:
+        world.output.chmod(0o755)
+
+
+@pytest.mark.parametrize("which", ["m.engine.json", "m.engine", "m.onnx", "clean.onnx", "t.calib.json"])
+@pytest.mark.usefixtures("rtx")
+def test_a_full_disk_leaves_nothing(world: World, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of the file is written, then the disk is full."""
+    write, failed = Path.write_bytes, []
+
+    def full(path: Path, content: bytes | memoryview) -> int:
+        name = path.name.lstrip(".")
+        if path.parent != world.output or not name.startswith(f"{which}.") or name.startswith(f"{which}.json."):
+            return write(path, content)
+        write(path, memoryview(content)[: len(content) // 2])
+        failed.append(path)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    command: list[object] = {
+        "t.calib.json": ["calibrate", world.model, "--data", world.arrays, "-o", world.output / which],
+        "clean.onnx": ["check", world.model, "--backend", "rtx", "--fix", world.output / which],
+    }.get(which) or [
+        "build", world.model, "--fp16", *RTX,
+        "-o", world.output / "m.engine", "--save-onnx", world.output / "m.onnx",
+    ]  # fmt: skip
+    has(world.refused(*command), f"can't write {world.output / which}", "No space left on device", "nothing was left")
+    assert failed
+    # What was there before stays as it was: here, of an earlier build.
+    monkeypatch.setattr(Path, "write_bytes", write)
+    assert world.run(*command).status == 0
+    assert world.contents()
+    onnx.save(helper.make_model(net().graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), world.model)
+    np.savez(world.arrays, x=samples(36))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    has(world.refused(*command), "No space left on device")
+
+
+@pytest.mark.usefixtures("rtx")
+def test_a_file_size_limit_leaves_nothing(world: World) -> None:
+    """The system itself refuses to write more than 4 KiB to any file."""
+    script = (
+        "import resource, signal, sys\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "from trtopt.cli import main\n"
+        "main()\n"
+    )
+    engine = world.output / "m.engine"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            script,
+            "build",
+            world.model,
+            "--fp16",
+            "--backend",
+            "rtx",
+            "--target",
+            "sm89",
+            "-o",
+            engine,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    has(said, "can't write", "File too large")
+    assert world.contents() == {}
+
+
+def test_a_cache_folder_that_cannot_be_made(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(world.model / "cache"))
+    message = world.refused("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.calib.json")
+    has(message, "cache folder", "model.onnx/cache", "set TRTOPT_CACHE to another")
+
+
+# --- what isn't installed ---
+
+
+def test_without_any_tensorrt(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tensorrt", "tensorrt_rtx"):
+        monkeypatch.setitem(sys.modules, module, None)
+    engine = world.output / "m.engine"
+    message = world.refused("build", world.model, "--fp16", "-o", engine)
+    has(message, "no TensorRT can be used", "pip install 'trtopt[rtx]'", "'trtopt[trt8]'", "'trtopt[trt10]'")
+    message = world.refused("build", world.model, "--fp16", "--backend", "rtx", "-o", engine)
+    has(message, "tensorrt_rtx isn't installed", "pip install 'trtopt[rtx]'")
+    message = world.refused("build", world.model, "--fp16", "--backend", "tensorrt", "-o", engine)
+    has(message, "tensorrt isn't installed", "'trtopt[trt8]'", "'trtopt[trt11]'")
+    # The rest works without: a check says that no parser was asked.
+    found = world.run("check", world.model, "--json")
+    assert found.status == 0
+    assert "trtopt[rtx]" in found.out
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        ("onnxruntime", ["--data", "data.npz"], ("calibration needs onnxruntime", "pip install 'trtopt[ort]'")),
+        ("cv2", ["--images", "photos", "--preprocess", "imagenet"], ("images needs cv2", "pip install 'trtopt[ort]'")),
+    ],
+)
+def test_without_an_optional_package(
+    world: World, monkeypatch: pytest.MonkeyPatch, module: str, arguments: list[str], words: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.chdir(world.folder)
+    has(world.refused("calibrate", world.model, *arguments, "-o", world.output / "t.calib.json"), *words)
+
+
+def test_export_without_pytorch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = world.refused("export", "torchvision:resnet18", "-o", world.output / "m.onnx")
+    has(message, "needs torch", "pip install 'trtopt[torch]'")
+
+
+# --- engines ---
+
+
+def plan(tag: bytes, version: tuple[int, int, int, int]) -> bytes:
+    """The header of a plan as another TensorRT writes it, and what follows cut short."""
+    return tag + bytes(20) + bytes(version) + bytes(4000)
+
+
+@pytest.mark.usefixtures("rtx")
+def test_plans_of_another_generation(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtopt.trt import select
+
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    path = world.output / "old.engine"
+    path.write_bytes(plan(b"ftrt", (8, 6, 0, 12)))
+    with pytest.raises(EngineMismatch) as caught:
+        select("rtx").load(path.read_bytes(), str(path))
+    has(str(caught.value), "old.engine was made by TensorRT 8.6.0.12", "this is TensorRT-RTX", "--backend tensorrt")
+    message = world.refused("inspect", path)
+    has(message, "old.engine was made by TensorRT 8.6.0.12", "pip install 'trtopt[trt8]'", "build the engine again")
+
+
+def test_files_that_are_no_engine(world: World) -> None:
+    path = world.output / "m.engine"
+    has(world.refused("inspect", path), "the engine", "doesn't exist")
+    has(world.refused("inspect", world.output), "is a folder")
+    for content in (b"", b"ftrt", world.model.read_bytes(), np.random.default_rng(0).bytes(5000)):
+        path.write_bytes(content)
+        has(world.refused("inspect", path), "m.engine isn't a TensorRT plan")
+
+
+@pytest.mark.usefixtures("rtx")
+def test_engines_that_changed_since(world: World) -> None:
+    from trtopt.trt import select
+
+    engine, manifest = world.output / "m.engine", world.output / "m.engine.json"
+    done = world.run("build", world.model, "--fp16", *RTX, "--shapes", "x:1x3x32x32", "-o", engine)
+    assert done.status == 0, done.err
+    whole, told = engine.read_bytes(), manifest.read_text()
+    engine.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(EngineError, match=r"is damaged: it has \d+ bytes, its header says \d+"):
+        select("rtx").load(engine.read_bytes(), "m.engine")
+    has(world.refused("inspect", engine), "isn't the plan its manifest describes", "sha256", "build it again")
+    engine.write_bytes(whole)
+    for content, words in (
+        (told[:-50], ("m.engine.json can't be read", "build the engine again")),
+        ("[]", ("has format None", "build the engine again")),
+        (told.replace("trtopt.engine/1", "trtopt.engine/9"), ("'trtopt.engine/9'", "'trtopt.engine/1'")),
+        ('{"format": "trtopt.engine/1"}', ("is incomplete", "build the engine again")),
+    ):
+        manifest.write_text(content)
+        has(world.refused("inspect", engine), *words)
+    manifest.write_text(told)
+    assert world.run("inspect", engine).status == 0
+    # A manifest speaks for a plan whose maker isn't here.
+    foreign = json.loads(told)
+    engine.write_bytes(plan(b"ftrt", (8, 6, 0, 12)))
+    foreign["plan"]["sha256"] = sha256_file(engine)
+    manifest.write_text(json.dumps(foreign))
+    found = world.run("inspect", engine)
+    assert found.status == 0
+    assert "TensorRT 8.6.0.12" in found.out

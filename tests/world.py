@@ -1,0 +1,114 @@
+"""A model, data for it and an output folder, and the command line run on them in the test's own process."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from PIL import Image
+from skimage import data
+
+from trtopt import cli
+
+PHOTO = data.astronaut()
+RTX = ("--backend", "rtx", "--target", "sm89")
+
+
+def crops(count: int) -> list[NDArray[np.uint8]]:
+    return [PHOTO[8 * index : 8 * index + 96, 4 * index : 4 * index + 96] for index in range(count)]
+
+
+def samples(count: int) -> NDArray[np.float32]:
+    """Pieces of a photo as the model takes them."""
+    pieces = [PHOTO[7 * index : 7 * index + 32, 7 * index : 7 * index + 32] for index in range(count)]
+    return np.stack(pieces).transpose(0, 3, 1, 2).astype(np.float32) / 255
+
+
+def net() -> ModelProto:
+    """x (n, 3, 32, 32) → Conv → Relu → Conv → Relu → GlobalAveragePool → Flatten → y."""
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["a"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["a"], ["b"], "relu1"),
+        helper.make_node("Conv", ["b", "w2"], ["c"], "conv2", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["d"], "relu2"),
+        helper.make_node("GlobalAveragePool", ["d"], ["e"], "pool"),
+        helper.make_node("Flatten", ["e"], ["y"], "flatten"),
+    ]
+    weights = {"w1": random.standard_normal((16, 3, 3, 3)) / 5, "w2": random.standard_normal((16, 16, 3, 3)) / 12}
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: int
+    out: str
+    err: str
+
+
+class World:
+    """A model, data for it and an output folder; runs the command line in this process."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.output = folder, folder / "out"
+        self._patch, self._captured = monkeypatch, capfd
+        self.output.mkdir()
+        self.model = folder / "model.onnx"
+        onnx.save(net(), self.model)
+        self.arrays = folder / "data.npz"
+        np.savez(self.arrays, x=samples(40))
+        self.photos = folder / "photos"
+        self.photos.mkdir()
+        for index, crop in enumerate(crops(4)):
+            Image.fromarray(crop).save(self.photos / f"{index}.jpg", quality=95)
+
+    def run(self, *arguments: object) -> Outcome:
+        self._captured.readouterr()
+        self._patch.setattr(sys, "argv", ["trtopt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = self._captured.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Outcome(ended.value.code, out, err)
+
+    def refused(self, *arguments: object) -> str:
+        """The message of a command that must fail, checked against all that every failure owes."""
+        before = self.contents()
+        found = self.run(*arguments, "--json")
+        assert found.status not in (0, 70), found
+        assert "Traceback" not in found.err
+        result = json.loads(found.out)
+        assert list(result) == ["error"]
+        assert set(result["error"]) == {"type", "message"}
+        message = str(result["error"]["message"])
+        assert message == message.strip()
+        assert found.err.endswith(f"error: {message}\n")
+        assert found.err.lower().count("error:") == f"error: {message}".lower().count("error:") == 1, found.err
+        assert self.contents() == before
+        return message
+
+    def contents(self) -> dict[str, bytes | None]:
+        """Every path under the output folder, hidden ones too, with its content."""
+        return {
+            str(path.relative_to(self.output)): path.read_bytes() if path.is_file() else None
+            for path in self.output.rglob("*")
+        }
+
+
+def has(message: str, *words: str) -> None:
+    missing = [word for word in words if word not in message]
+    assert not missing, f"{missing} not in: {message}"
