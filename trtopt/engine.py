@@ -234,6 +234,7 @@ class _Work:
                 "gpu": str(gpu.devices[0]) if gpu and needs_gpu else None,
                 "scales": dict(self.table.amax) if self.table else None,
                 "native": self.native.describe() if self.native else None,
+                "preprocess": self.scales.preprocessing(self.table, self.native),
                 "trtopt": __version__,
             }
         )

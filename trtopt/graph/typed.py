@@ -126,18 +126,13 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
 
 def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept]) -> None:
     """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
+    chain = {node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept}
     for node in graph:
-        if node.op_type not in _VARIANCE_TAIL or str(node.name) in kept:
-            continue
-        for value in node.inputs:
-            producer = value.producer() if value is not None else None
-            if producer is None or str(producer.name) not in kept:
-                continue
-            square = producer.op_type in ("Pow", "Mul") or "follows a square" in kept[str(producer.name)].reason
-            if square and producer.op_type not in ("Div",):
-                reason = "follows a square (variance or norm); its input may pass 65504"
-                kept[str(node.name)] = Kept(str(node.name), node.op_type, Precision.FP32, reason)
-                break
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if node.op_type in _VARIANCE_TAIL and any(item in chain and item.op_type != "Div" for item in producers):
+            chain.add(node)
+            reason = "follows a square (variance or norm); its input may pass 65504"
+            kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
 
 
 def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
