@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,22 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
     return World(tmp_path, monkeypatch, capfd)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A model of a recipe or of torchvision (random weights) as ONNX, exported once a session."""
+    from trtopt.exporter import export
+
+    folder, made = tmp_path_factory.mktemp("exported"), dict[str, Path]()
+
+    def get(source: str) -> Path:
+        if source not in made:
+            made[source] = folder / f"{len(made)}.onnx"
+            export(source, made[source], verify=False)
+        return made[source]
+
+    return get
 
 
 @pytest.fixture

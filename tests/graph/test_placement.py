@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from graphs import rapidocr
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.exporter import export
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
 from trtopt.graph.placement import Points, find_points
@@ -214,9 +214,8 @@ def test_a_real_detector_loses_no_convolution_without_a_reason() -> None:
     assert outputs.isdisjoint(points.reads)
 
 
-def test_resnet50_has_one_quantized_branch_at_each_residual(tmp_path: Path) -> None:
-    export("torchvision:resnet50", tmp_path / "net.onnx", verify=False)
-    folded, _ = fold(load_model(tmp_path / "net.onnx").proto)
+def test_resnet50_has_one_quantized_branch_at_each_residual(exported: Callable[[str], Path]) -> None:
+    folded, _ = fold(load_model(exported("torchvision:resnet50")).proto)
     points = find_points(folded)
     adds = [node.name for node in folded.graph.node if node.op_type == "Add"]
     read = [node for readers in points.reads.values() for node, _ in readers if node in adds]
@@ -224,3 +223,74 @@ def test_resnet50_has_one_quantized_branch_at_each_residual(tmp_path: Path) -> N
     assert sorted(read) == sorted(adds)
     assert len(points.quantized) == 54
     assert points.kept == ()
+
+
+def test_lite0_is_int8_throughout_and_its_ten_skips_are_quantized(exported: Callable[[str], Path]) -> None:
+    folded, _ = fold(load_model(exported("efficientnet-lite0")).proto)
+    points = find_points(folded)
+    kinds = {node.name: node.op_type for node in folded.graph.node}
+    assert sorted(kinds[name] for name in points.quantized) == ["Conv"] * 49 + ["Gemm"]
+    assert points.kept == ()
+    adds = [name for name, kind in kinds.items() if kind == "Add"]
+    readers = [name for pairs in points.reads.values() for name, _ in pairs]
+    assert len(adds) == 9
+    assert sorted(name for name in readers if name in adds) == sorted(adds)
+    producers = {name: node.op_type for node in folded.graph.node for name in node.output}
+    # After each ReLU6, and on what the projections give (they have no activation); never between Conv and Clip.
+    between = {node.input[0] for node in folded.graph.node if node.op_type == "Clip"}
+    assert between.isdisjoint(points.reads)
+    assert {producers[name] for name in points.reads if name in producers} <= {
+        "Clip", "Conv", "Add", "Flatten", "GlobalAveragePool", "Reshape"
+    }  # fmt: skip
+    assert {value.name for value in folded.graph.output}.isdisjoint(points.reads)
+
+
+def test_an_override_forces_what_does_not_pay() -> None:
+    net = Net(("batch", 32))
+    net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="y")
+    model = net.model("y")
+    assert find_points(model).quantized == ()
+    assert find_points(model, overrides=[Override("y_node", Precision.INT8)]).quantized == ("y_node",)
+
+
+def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
+    net = Net((32, 32))
+    weight = net.const("w", net.random.normal(size=(32, 32)))
+    net.add("MatMul", weight, "x", out="left")
+    net.add("Gemm", "x", weight, out="turned", transA=1)
+    net.add("Gemm", "x", "left", out="varying")
+    points = find_points(net.model("left", "turned", "varying"), overrides=[Override("*", Precision.INT8)])
+    reasons = _reasons(points)
+    assert points.reads == {}
+    assert "left operand is constant" in reasons["left_node"]
+    assert "transA" in reasons["turned_node"]
+    assert "run time" in reasons["varying_node"]
+
+
+def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
+    net = Net()
+    net.conv("x", "c1")
+    net.conv("c1", "c2")
+    points = find_points(net.model("c1", "c2"))
+    assert points.reads == {"x": (("c1_node", 0),), "c1": (("c2_node", 0),)}
+
+
+def test_the_mean_over_height_and_width_pools_and_other_means_do_not() -> None:
+    for axes, pools in (([2, 3], True), ([-1, -2], True), ([3], False), ([1, 2, 3], False)):
+        net = Net()
+        net.conv("x", "c1")
+        net.add("Relu", "c1", out="r1")
+        net.add("ReduceMean", "r1", out="mean", axes=axes)
+        assert ("r1" in find_points(net.model("mean")).reads) is pools, axes
+
+
+def test_nested_concats_share_one_scale() -> None:
+    net = Net()
+    net.conv("x", "a")
+    net.conv("x", "b")
+    net.conv("x", "c")
+    net.add("Concat", "a", "b", out="inner", axis=1)
+    net.add("Concat", "inner", "c", out="outer", axis=1)
+    net.conv("outer", "last", (32, 96, 1, 1))
+    (group,) = find_points(net.model("last")).groups
+    assert set(group) == {"a", "b", "c", "inner", "outer"}

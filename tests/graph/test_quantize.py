@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, values
+from graphs import conv_relu, model, node, photos, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -16,6 +18,8 @@ from onnx import numpy_helper
 
 from trtopt.errors import CalibrationError
 from trtopt.graph.compare import OnnxSession
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
 from trtopt.graph.placement import find_points
 from trtopt.graph.quantize import insert_qdq, is_quantized, quantize_weight, round_scale, weight_scales
 from trtopt.spec import Override, Precision
@@ -169,3 +173,77 @@ def test_the_original_is_not_changed() -> None:
     assert is_quantized(_quantized(proto, {"x": 3.0}))
     assert not is_quantized(proto)
     assert proto.SerializeToString(deterministic=True) == before
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.floats(2.0**-30, 2.0**10),
+    st.sampled_from([Precision.FP32, Precision.FP16, Precision.BF16]),
+    st.integers(0, 2**32 - 1),
+)
+def test_an_activation_comes_back_within_half_a_step(amax: float, base: Precision, seed: int) -> None:
+    proto = model(
+        [node("MatMul", "x w", "y")],
+        inputs={"x": [3, 4]},
+        outputs={"y": [3, 4]},
+        weights={"w": np.eye(4, dtype=np.float32) * 127},  # its codes are exact
+    )
+    made = _quantized(proto, {"x": amax}, base)
+    (scale,) = (numpy_helper.to_array(item) for item in made.graph.initializer if item.name == "x_scale")
+    reach = min(amax, 127 * float(scale))  # a scale rounded down clips the last half step
+    x = np.random.default_rng(seed).uniform(-reach, reach, (3, 4)).astype(np.float32)
+    difference = np.abs(_run(made, x=x) / 127 - x)
+    assert (difference <= float(scale) * 0.501).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(-8, 0), st.sampled_from([Precision.FP16, Precision.BF16]))
+def test_weights_keep_their_codes_when_their_scales_are_rounded(exponent: float, base: Precision) -> None:
+    """Dequantized, a channel's weights are within half a step of the scale that the graph holds."""
+    weight = values(8, 16, seed=3) * np.float32(10.0**exponent)
+    proto = model(
+        [node("Gemm", "x w", "y", transB=1)], inputs={"x": [16, 16]}, outputs={"y": [16, 8]}, weights={"w": weight}
+    )
+    made = _quantized(proto, {"x": 127.0}, base)
+    tensors = {item.name: numpy_helper.to_array(item) for item in made.graph.initializer}
+    scale = tensors["w_scale"].reshape(-1, 1)
+    got = _run(made, x=np.eye(16, dtype=np.float32)).T
+    assert np.array_equal(round_scale(scale, base), scale)
+    assert (np.abs(got - weight) <= scale * 0.502).all()
+
+
+def test_a_scale_that_the_base_cannot_hold_names_its_tensor() -> None:
+    proto = conv_relu()
+    points = find_points(proto, overrides=FORCE)
+    with pytest.raises(CalibrationError, match=r"x reaches 1e\+08.*FP16.*--bf16"):
+        insert_qdq(proto, points, {"x": 1e8}, base=Precision.FP16)
+    assert is_quantized(insert_qdq(proto, points, {"x": 1e8}, base=Precision.BF16))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_is_refused_by_name(bad: float) -> None:
+    weight = values(4, 3, 3, 3)
+    weight[1, 0, 0, 0] = bad
+    proto = conv_relu(weights={"w": weight})
+    with pytest.raises(CalibrationError, match="the weight w of c holds NaN or infinity"):
+        insert_qdq(proto, find_points(proto, overrides=FORCE), {"x": 3.0})
+
+
+def test_a_real_network_stays_near_fp32(exported: Callable[[str], Path]) -> None:
+    folded, _ = fold(load_model(exported("efficientnet-lite0")).proto)
+    points, images = find_points(folded), photos(224, 2)
+    probe = onnx.ModelProto()
+    probe.CopyFrom(folded)
+    name = folded.graph.input[0].name
+    del probe.graph.output[:]
+    probe.graph.output.extend(onnx.ValueInfoProto(name=item) for item in points.reads if item != name)
+    amax = {item: float(np.abs(value).max()) for item, value in OnnxSession(probe, threads=1)({name: images}).items()}
+    amax[name] = float(np.abs(images).max())
+    made = insert_qdq(folded, points, amax)
+    onnx.checker.check_model(made, full_check=True)
+    expected, actual = _run(folded, **{name: images}), _run(made, **{name: images})
+    error, signal = float(np.square(actual - expected).sum()), float(np.square(expected).sum())
+    assert 10 * np.log10(signal / error) > 12
+    assert (actual.argmax(1) == expected.argmax(1)).all()
+    kernels = [item for item in made.graph.node if item.op_type == "Conv"]
+    assert all("kernel_shape" in {attribute.name for attribute in item.attribute} for item in kernels)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, values
+from graphs import conv_relu, model, node, photos, values
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.graph.compare import OnnxSession
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
 from trtopt.graph.placement import find_points
 from trtopt.graph.quantize import insert_qdq
 from trtopt.graph.typed import keep_fp32, to_typed
@@ -227,3 +231,148 @@ def test_the_original_is_not_changed() -> None:
     before = proto.SerializeToString(deterministic=True)
     _typed(proto)
     assert proto.SerializeToString(deterministic=True) == before
+
+
+def test_sizes_that_become_integers_again_are_not_rounded() -> None:
+    proto = model(
+        [
+            node("Shape", "x", "shape", "shape"),
+            node("Cast", "shape", "size", "to_float", to=TensorProto.FLOAT),
+            node("Mul", "size half", "halves", "halve"),
+            node("Floor", "halves", "floor", "floor"),
+            node("Cast", "floor", "length", "to_int", to=TensorProto.INT64),
+            node("ConstantOfShape", "length", "zeros", "zeros"),
+            node("Identity", "zeros", "y", "copy"),
+        ],
+        inputs={"x": ["n"]},
+        outputs={"y": ["m"]},
+        weights={"half": np.array([0.5], np.float32)},
+    )
+    x = np.zeros(4098, np.float32)  # half of it, 2049, isn't an FP16 number
+    for base in (Precision.FP16, Precision.BF16):
+        assert np.shape(OnnxRunner(_typed(proto, base), optimize=False, threads=1)({"x": x})["y"]) == (2049,)
+
+
+def test_counts_and_comparisons_see_fp32_values_unrounded() -> None:
+    proto = model(
+        [
+            node("ReduceSum", "x", "total", "total", keepdims=0),
+            node("Cast", "total", "count", "to_int", to=TensorProto.INT64),
+            node("Greater", "total limit", "over", "over"),
+        ],
+        inputs={"x": ["n"]},
+        outputs={"count": [], "over": []},
+        weights={"limit": np.array(4098.5, np.float32)},
+    )
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
+    outputs = OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": np.ones(4099, np.float32)})
+    assert (int(outputs["count"]), bool(outputs["over"])) == (4099, True)
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize("low", [float(np.finfo(np.float32).min), -1e9, -1e12])
+def test_a_row_that_is_masked_whole_makes_no_nan(base: Precision, low: float) -> None:
+    proto = model(
+        [
+            node("Sub", "one x", "gap", "gap"),
+            node("Mul", "gap low", "mask", "mask"),
+            node("Softmax", "mask", "y", axis=3),
+        ],
+        weights={"one": np.array(1.0, np.float32), "low": np.array(low, np.float32)},
+    )
+    x = np.ones((1, 3, 8, 8), np.float32)
+    x[:, :, 4:] = 0  # whole rows; the others meet 0 × low
+    x[..., :2, 5:] = 0
+    actual = np.asarray(OnnxRunner(_typed(proto, base), optimize=False, threads=1)({"x": x})["y"], np.float32)
+    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=2e-3)
+
+
+def test_minus_infinity_itself_stays() -> None:
+    proto = model(
+        [node("Less", "x zero", "hidden", "hidden"), node("Where", "hidden low x", "y", "fill")],
+        weights={"zero": np.array(0.0, np.float32), "low": np.array(-np.inf, np.float32)},
+    )
+    y = np.asarray(OnnxRunner(_typed(proto), optimize=False, threads=1)({"x": values(1, 3, 8, 8)})["y"])
+    assert np.isneginf(y).any()
+
+
+@pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
+def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> None:
+    proto = model(
+        [
+            node("Range", "zero eight one", "ramp", "range"),
+            node("RandomNormal", "", "noise", "noise", shape=[1, 3, 8, 8], seed=1.0),
+            node("Celu", "x", "c", "celu"),
+            node("Add", "c ramp", "d", "add"),
+            node("Add", "d noise", "y", "add2"),
+        ],
+        inputs={"x": [1, 3, 8, 8]},
+        weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
+    )
+    assert set(_reasons(proto, base)) == {"range", "noise", "celu"}
+    _typed(proto, base)
+
+
+def test_a_loop_keeps_its_body_and_what_it_carries_in_fp32() -> None:
+    def value(name: str, kind: int, shape: list[int] | None) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, kind, shape)
+
+    body = helper.make_graph(
+        [
+            helper.make_node("Add", ["carried", "r"], ["next"], "inside"),
+            helper.make_node("Identity", ["go"], ["still"], "go_on"),
+        ],
+        "body",
+        [
+            value("step", TensorProto.INT64, []),
+            value("go", TensorProto.BOOL, []),
+            value("carried", TensorProto.FLOAT, [1, 3, 8, 8]),
+        ],
+        [value("still", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, [1, 3, 8, 8])],
+    )
+    proto = model(
+        [
+            node("Relu", "x", "r", "relu"),
+            node("Loop", "steps go_in r", "sum", "loop", body=body),
+            node("Sigmoid", "sum", "y", "sigmoid"),
+        ],
+        inputs={"x": [1, 3, 8, 8]},
+        outputs={"y": [1, 3, 8, 8]},
+        weights={"steps": np.array(3), "go_in": np.array(True)},
+    )
+    assert "loop" in _reasons(proto)
+    x = values(1, 3, 8, 8)
+    actual = OnnxSession(_typed(proto), threads=1)({"x": x})["y"]
+    np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=2e-3)
+
+
+def test_an_override_outranks_the_rules_of_thumb() -> None:
+    proto = model(
+        [
+            node("Pow", "x two", "p", "power"),
+            node("ReduceMean", "p", "m", "mean", axes=[3]),
+            node("Sqrt", "m", "y", "root"),
+        ],
+        weights={"two": np.array(2.0, np.float32)},
+    )
+    assert set(_reasons(proto)) == {"power", "mean", "root"}
+    kept = keep_fp32(proto, Precision.FP16, [Override("root", Precision.FP16)])
+    assert [item.node for item in kept] == ["power", "mean"]
+
+
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "minilm"])
+def test_real_networks_stay_near_fp32(name: str, exported: Callable[[str], Path]) -> None:
+    folded, _ = fold(load_model(exported(name)).proto)
+    feeds: dict[str, Any]
+    if name == "minilm":
+        feeds = {item.name: np.ones((2, 16), np.int64) for item in folded.graph.input}
+        feeds["input_ids"] = np.random.default_rng(0).integers(1000, 20000, (2, 16))
+        feeds["attention_mask"][1, 9:] = 0
+    else:
+        feeds = {folded.graph.input[0].name: photos(224, 2)}
+    expected = OnnxSession(folded, threads=1)(feeds)
+    actual = OnnxRunner(_typed(folded), optimize=False, threads=1)(feeds)
+    for output, reference in expected.items():
+        difference = np.abs(np.asarray(actual[output], np.float32) - reference).max()
+        assert 0 < difference <= 0.02 * np.abs(reference).max(), output

@@ -147,12 +147,12 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
         reason, kept_in = f"--precision-override asks for {asked}", asked
     elif node.op_type in search.excluded:
         reason = search.excluded[node.op_type]
+    elif constant(node.inputs[0]) is not None:
+        reason = "its left operand is constant"
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
         reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}={search.precision}"
-    elif constant(node.inputs[0]) is not None:
-        reason = "its left operand is constant"
     elif weight.ndim < 2 or (node.op_type in ("Gemm", "MatMul") and weight.ndim != 2):
         reason = f"its weight has rank {weight.ndim}; 2 is needed"
     elif node.op_type == "Gemm" and int_attribute(node, "transA", 0):

@@ -34,11 +34,16 @@ def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np
     """Scales as the typed graph will hold them, in FP32, never zero.
 
     Weights must be quantized with the scale they are dequantized with: rounding it afterwards would leave a gain error,
-    up to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16.
+    up to 0.4 % in BF16, and a scale under 2**-25 would become 0 in FP16. Past the type's largest number: infinite.
     """
     dtype = _ROUNDED[base]
     smallest = float(ml_dtypes.finfo(dtype).smallest_subnormal)  # type: ignore[no-untyped-call]
-    return np.asarray(np.maximum(scale, smallest).astype(dtype), np.float32)
+    with np.errstate(over="ignore"):
+        held: NDArray[Any] = np.maximum(scale, smallest).astype(dtype)
+    if base is Precision.FP16:
+        # Among subnormals (amax under 0.008) rounding down would clip the largest values by more than half a step.
+        held = np.where(held < scale * (1 - 0.5 / LARGEST[Precision.INT8]), np.nextafter(held, dtype(np.inf)), held)
+    return np.asarray(held, np.float32)
 
 
 def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Precision) -> NDArray[np.float32]:
@@ -46,7 +51,7 @@ def weight_scales(weight: NDArray[np.float32], axis: int | None, precision: Prec
     others = None if axis is None else tuple(index for index in range(weight.ndim) if index != axis)
     amax = np.abs(weight).max(axis=others)
     scale = np.asarray(amax / LARGEST[precision], np.float32)
-    return np.where(scale > 0, scale, np.float32(1.0))
+    return np.where(scale >= np.finfo(np.float32).tiny, scale, np.float32(1.0))
 
 
 def quantize_weight(
@@ -77,7 +82,8 @@ def insert_qdq(
         base: the type the scales will later be held in (`graph.typed`); they are rounded to it here.
 
     Raises:
-        CalibrationError: a point has no amax, or one that isn't positive and finite.
+        CalibrationError: a point has no amax, or one that isn't positive and finite or that `base` can't hold; a weight
+            isn't finite.
     """
     missing = [name for name in points.activations if name not in amax]
     if missing:
@@ -94,6 +100,11 @@ def insert_qdq(
     values = {value.name: value for value in _every_value(model.graph)}
     for name, readers in points.reads.items():
         scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
+        if not np.isfinite(scale):
+            raise CalibrationError(
+                f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with --bf16 "
+                "besides, or keep its readers out with --precision-override"
+            )
         dequantized = writer.pair(values[name], scale)
         for node_name, slot in readers:
             writer.nodes[node_name].replace_input_with(slot, dequantized)
@@ -136,6 +147,10 @@ def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision) -> ir.
     content = constant(value)
     assert content is not None and value is not None  # find_points only names constants
     weights = np.asarray(content, np.float32)
+    if not np.isfinite(weights).all():
+        raise CalibrationError(
+            f"the weight {weight.name} of {weight.node} holds NaN or infinity: export the model again from good weights"
+        )
     scale = round_scale(weight_scales(weights, weight.axis, writer.precision), base)
     return writer.dequantize(
         weight.name, quantize_weight(weights, scale, weight.axis, writer.precision), scale, weight.axis

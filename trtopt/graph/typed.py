@@ -7,6 +7,7 @@ same decisions (`keep_fp32`) as layer precisions beside its flags.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,7 +20,9 @@ from trtopt.graph.view import constant, fresh_names, is_float, linked, outer_val
 from trtopt.spec import Kept, Override, Precision, overriding
 
 FP16_MAX = 65504.0
-SENTINEL = 1e30  # beyond this a constant means "minus infinity" (attention masks), not a quantity
+# Beyond these a constant means "minus infinity" (attention masks), not a quantity: models write -3.4e38, -1e9, -1e12.
+SENTINEL = 1e30
+MASK = -1e8
 
 _OVERFLOWS = {
     "Exp": "e^x passes 65504 at x = 11.1",
@@ -54,6 +57,8 @@ _PINNED_SLOTS = {  # float inputs that ONNX defines as FP32, whatever the data's
     "Multinomial": (0,),
     "Bernoulli": (),
 }
+_TYPED_BY_ATTRIBUTE = ("RandomNormalLike", "RandomUniformLike", "EyeLike", "Bernoulli")  # "dtype", else their input's
+_ONNX_NAMES = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
     Precision.FP16: ir.DataType.FLOAT16,
@@ -98,15 +103,19 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
         kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
 
     from_shape = _shape_arithmetic(model.graph)
+    opset = model.opset_imports.get("", 1)
     for node in model.graph:
         asked = overriding(overrides, node.name or "", node.op_type)
         if asked is Precision.FP32:
             keep(node, "--precision-override asks for fp32")
             continue
-        if not any(map(is_float, node.outputs)):
-            continue
         if node.op_type in _CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
+            continue
+        if not any(map(is_float, node.outputs)):
+            continue
+        if not _defined(node, base, opset):
+            keep(node, f"ONNX gives {node.op_type} no {str(base).upper()} type here")
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
         elif base is Precision.BF16 and node.op_type in _NO_BF16:
@@ -120,14 +129,35 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
         elif (largest := _largest_constant(node)) > FP16_MAX:
             keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
     if base is Precision.FP16:
-        _extend_over_variance(model.graph, kept)
+        _extend_over_variance(model.graph, kept, overrides)
     return kept
 
 
-def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept]) -> None:
+def _defined(node: ir.Node, base: Precision, opset: int) -> bool:
+    """Whether ONNX lets the node's FP32 operands be of type `base`; True where it doesn't say."""
+    if node.op_type in ("RandomNormal", "RandomUniform") or (
+        node.op_type in _TYPED_BY_ATTRIBUTE and "dtype" in node.attributes
+    ):
+        return False
+    if node.op_type == "Einsum":  # ONNX has it in FP16 only; TensorRT runs it in BF16 as well
+        return True
+    opset = max(opset, 19)  # older Q/DQ and normalizations are upgraded, or kept, where they must be
+    if node.domain or not onnx.defs.has(node.op_type, opset):
+        return True
+    schema, wanted = onnx.defs.get_schema(node.op_type, opset), f"tensor({_ONNX_NAMES[base]})"
+    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
+    pinned = _PINNED_SLOTS.get(node.op_type, ())
+    operands = [item for slot, item in enumerate(schema.inputs) if slot not in pinned] + list(schema.outputs)
+    kinds = [allowed.get(item.type_str, {item.type_str}) for item in operands]
+    return all(wanted in kind for kind in kinds if "tensor(float)" in kind)
+
+
+def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
     """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
     chain = {node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept}
     for node in graph:
+        if overriding(overrides, node.name or "", node.op_type) is not None:
+            continue
         producers = (value.producer() for value in node.inputs if value is not None)
         if node.op_type in _VARIANCE_TAIL and any(item in chain and item.op_type != "Div" for item in producers):
             chain.add(node)
@@ -159,8 +189,9 @@ def _largest_constant(node: ir.Node) -> float:
             continue
         content = constant(value)
         if content is not None and content.size:
-            magnitudes = np.abs(content.astype(np.float32))
-            magnitudes = magnitudes[np.isfinite(magnitudes) & (magnitudes < SENTINEL)]
+            numbers = content.astype(np.float32)
+            counted = np.isfinite(numbers) & (numbers > MASK) & (numbers < SENTINEL)
+            magnitudes = np.abs(numbers[counted])
             largest = max(largest, float(magnitudes.max(initial=0.0)))
     return largest
 
@@ -194,7 +225,13 @@ class _Typing:
             del self.graph.initializers[name]
 
     def _type_of(self, node: ir.Node) -> ir.DataType:
-        return ir.DataType.FLOAT if str(node.name) in self.kept else self.base
+        if str(node.name) in self.kept:
+            return ir.DataType.FLOAT
+        if node.op_type == "QuantizeLinear" or any(map(is_float, node.outputs)):
+            return self.base
+        # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
+        varying = [value for value in node.inputs if value is not None and constant(value) is None]
+        return ir.DataType.FLOAT if any(value.dtype is ir.DataType.FLOAT for value in varying) else self.base
 
     def _node(self, node: ir.Node) -> None:
         wanted = self._type_of(node)
@@ -289,10 +326,10 @@ class _Typing:
 
 
 def _narrowed(content: NDArray[np.float32], wanted: ir.DataType) -> NDArray[np.generic]:
-    if wanted is ir.DataType.FLOAT16:
-        finite = np.isfinite(content)
-        limited = np.where(
-            finite, np.clip(content, -FP16_MAX, FP16_MAX), content
-        )  # only sentinels reach past 65504 here
-        return limited.astype(np.float16)
-    return content.astype(ml_dtypes.bfloat16) if wanted is ir.DataType.BFLOAT16 else content
+    """Only sentinels reach past the type's largest number here; infinite, they would make NaN of 0 (FP32's own does)."""
+    if wanted is ir.DataType.FLOAT:
+        return content
+    dtype: Any = np.float16 if wanted is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
+    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    limited = np.where(np.isfinite(content), np.clip(content, -largest, largest), content)
+    return np.asarray(limited, dtype)
