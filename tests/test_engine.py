@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.calibration.calibrator import calibrate
+from trtopt.data.samples import write_crops
 from trtopt.engine import BuildResult, build
 from trtopt.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
 from trtopt.manifest import load_manifest
 from trtopt.measure.inspection import inspect
 from trtopt.progress import Reporter
@@ -133,6 +137,12 @@ def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: 
     assert not _build(files, engine, fp16=True).cached
     assert not _build(files, engine, fp16=True, target="sm120").cached
     assert not _build(files, engine, fp16=True, target="sm120", save_onnx=tmp_path / "graph.onnx").cached
+    options = {"fp16": True, "target": "sm120", "save_onnx": tmp_path / "graph.onnx"}
+    assert _build(files, engine, **options).cached
+    _build(files, tmp_path / "other.engine", save_onnx=tmp_path / "graph.onnx")
+    assert not _build(files, engine, **options).cached  # the graph was another build's
+    (tmp_path / "graph.onnx").write_bytes(b"damaged")
+    assert not _build(files, engine, **options).cached
     engine.write_bytes(engine.read_bytes() + b"x")
     assert not _build(files, engine, fp16=True, target="sm120").cached
 
@@ -242,6 +252,9 @@ def test_precision_that_the_builder_lost_silently_is_found(
         ({"calibrator": "native"}, "native calibrates INT8"),
         ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs --int8"),
         ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
+        ({"precision_override": ["conv1=fp16"]}, "needs --fp16: beside fp32 this build has fp32 only"),
+        ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs --bf16: beside fp16"),
+        ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32 matches no node"),
         ({"workspace": "much"}, "'much' isn't a size"),
         ({"optimization_level": 9}, "allowed: 0 to 5"),
         ({"shapes": "y:1x3x16x16"}, "no input 'y'"),
@@ -285,3 +298,55 @@ def test_a_full_disk_leaves_neither_plan_nor_manifest(
     with pytest.raises(OutputError, match=r"No space left on device; nothing was left behind"):
         _build(files, tmp_path / "net.engine", save_onnx=tmp_path / "net.onnx")
     assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
+
+
+@pytest.mark.parametrize("given", ["model", "engine", "manifest"])
+def test_no_output_destroys_another_file_of_the_build(files: Path, tmp_path: Path, given: str) -> None:
+    source, engine = tmp_path / "net.onnx", tmp_path / "net.engine"
+    source.write_bytes((files / "net.onnx").read_bytes())
+    graph = {"model": source, "engine": engine, "manifest": tmp_path / "net.engine.json"}[given]
+    with pytest.raises(UsageError, match=f"{graph.name} would overwrite"):
+        build(source, engine, target=TARGET, save_onnx=graph)
+    (tmp_path / "link.onnx").symlink_to(source)
+    with pytest.raises(UsageError, match=r"net\.onnx would overwrite"):
+        build(tmp_path / "link.onnx", source, target=TARGET)
+    assert source.read_bytes() == (files / "net.onnx").read_bytes()
+    assert not engine.exists()
+
+
+def test_ctrl_c_leaves_what_was_there_before(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _build(files, tmp_path / "net.engine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trtopt.engine.save_model", stop)
+    with pytest.raises(KeyboardInterrupt):
+        _build(files, tmp_path / "net.engine", fp16=True, save_onnx=tmp_path / "graph.onnx")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_lite0_in_fp16_bf16_and_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    """All 49 convolutions and the classifier, from photos; outputs of the kept graph stay near the model's own."""
+    write_crops("imagenet-crops", tmp_path / "photos")
+    model = exported("efficientnet-lite0")
+    for option in ("fp16", "bf16"):
+        result = build(model, tmp_path / f"{option}.engine", target=TARGET, **{option: True})
+        assert result.precision[option] == result.precision["total"] == 50
+    result = build(
+        model,
+        tmp_path / "int8.engine",
+        int8=True,
+        images=tmp_path / "photos",
+        preprocess="efficientnet-lite",
+        limit=8,
+        target=TARGET,
+    )
+    assert result.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    assert manifest.preprocess is not None
+    named = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}
+    graph, _ = fold(load_model(model).proto)
+    assert {node.name for node in graph.graph.node if node.op_type in ("Conv", "Gemm")} <= named

@@ -168,8 +168,9 @@ def build(
         allow_precision_fallback=allow_precision_fallback,
     )  # fmt: skip
     output = Path(output)
-    for path in (output, manifest_path(output), *([save_onnx] if save_onnx else [])):
-        check_writable(path)
+    written = [output, manifest_path(output), *([Path(save_onnx)] if save_onnx else [])]
+    for index, path in enumerate(written):
+        check_writable(path, model, data, calib, preprocess, timing_cache, *written[:index])
     loaded = load_model(model)
     scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
     scales.check(spec, is_quantized(loaded.proto))
@@ -241,7 +242,7 @@ class _Work:
 
     def up_to_date(self) -> Manifest | None:
         """The manifest of the engine at `output`, if a build now would make the same one."""
-        if not self.output.is_file() or (self.save_onnx and not self.save_onnx.is_file()):
+        if not self.output.is_file():
             return None
         try:
             manifest = load_manifest(self.output)
@@ -249,7 +250,16 @@ class _Work:
             return None  # unreadable: build again
         if manifest is None or manifest.key != self.key() or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        return manifest
+        return manifest if self._graph_is(manifest.graph) else None
+
+    def _graph_is(self, wanted: str | None) -> bool:
+        """Whether the graph that is to be kept is there, and still the one that was written."""
+        if self.save_onnx is None:
+            return True
+        try:
+            return self.save_onnx.is_file() and load_model(self.save_onnx).fingerprint == wanted
+        except TrtoptError:
+            return False
 
     def write(self, built: BuiltPlan, lowered: Lowered, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
@@ -276,6 +286,7 @@ class _Work:
                 preprocess=self.scales.preprocessing(table, self.native),
                 calibration=_summary(table),
                 warnings=list(built.warnings),
+                graph=fingerprint(lowered.proto) if self.save_onnx else None,
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if self.save_onnx:
@@ -315,6 +326,11 @@ def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> Buil
             raise UsageError(
                 f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
                 f"the build is {precision}"
+            )
+        if not override.precision.quantized and override.precision not in (Precision.FP32, base):
+            raise UsageError(
+                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
             )
     return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
 

@@ -39,13 +39,20 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def check_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now rather than after the long work: `path` can be created or replaced.
+def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
+    """Fail now rather than after the long work: `path` can be created or replaced, and is none of `others`.
+
+    Args:
+        others: files that the command reads or writes besides; what isn't a path is passed over.
 
     Raises:
+        UsageError: it is one of `others`, which it would destroy.
         OutputError: it is a folder, its folder is missing, or it isn't writable.
     """
     target = Path(path)
+    for other in others:
+        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(target):
+            raise UsageError(f"{target} would overwrite a file that is read or written besides: give another name")
     try:
         if target.is_dir():
             raise OutputError(f"can't write {target}: it is a folder; give a file name")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx
 
 from trtopt.calibration.table import Table
-from trtopt.errors import PrecisionLost
+from trtopt.errors import PrecisionLost, UsageError
 from trtopt.graph.opset import lower_opset
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.quantize import insert_qdq, is_quantized
@@ -41,9 +41,16 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
     """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
 
     Raises:
+        UsageError: an override matches no node.
         CalibrationError: `table` lacks a tensor that the placement needs.
         ModelError: the model can't be written in an opset that this generation reads.
     """
+    for override in spec.overrides:
+        if not any(override.matches(node.name, node.op_type) for node in folded.graph.node):
+            raise UsageError(
+                f"--precision-override {override.pattern}={override.precision} matches no node: give a node's name "
+                "(shell patterns such as '*/conv1*' work) or an operator, as trtopt check --fix OUT writes them"
+            )
     typed, can = generation.typed(spec), generation.capabilities
     if can.max_opset is not None:
         folded = lower_opset(folded, can.max_opset)

@@ -106,6 +106,7 @@ class Manifest:
         profiles: input name → "min,opt,max", one entry a profile.
         preprocess: how an image becomes the input; None where unknown.
         source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
+        graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -127,6 +128,7 @@ class Manifest:
     preprocess: Mapping[str, Any] | None = None
     calibration: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
+    graph: str | None = None
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

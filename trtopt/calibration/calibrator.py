@@ -121,7 +121,7 @@ def calibrate(
         raise UsageError(f"--threads is {threads}; at least 1 is needed")
     overrides = tuple(map(Override.parse, precision_override))
     if output is not None:
-        check_writable(output)
+        check_writable(output, model, data, preprocess)
     loaded = load_model(model)
     if is_quantized(loaded.proto):
         raise CalibrationError(
