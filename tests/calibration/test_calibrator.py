@@ -301,7 +301,7 @@ def test_bad_data_and_places_leave_nothing(
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "choose_all", interrupted)
+    monkeypatch.setattr(module, "observe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         calibrate(digits_model(), output, data={"x": digits}, threads=1)
     assert not output.exists()

@@ -12,18 +12,14 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.about import __version__
-from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import observe
+from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.table import Table, choose_all
 from trtopt.data import Batches, Skipped, open_data
-from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError, require
-from trtopt.files import cache_folder, check_writable, sha256_json
-from trtopt.graph.fold import fold
+from trtopt.errors import DataError, OutputError, TrtoptError, UsageError
+from trtopt.files import cache_folder, check_writable
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import find_points
 from trtopt.graph.proto import fingerprint
-from trtopt.graph.quantize import is_quantized
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import METHODS, Override, choice
 
@@ -123,37 +119,30 @@ def calibrate(
     if output is not None:
         check_writable(output, model, data, preprocess)
     loaded = load_model(model)
-    if is_quantized(loaded.proto):
-        raise CalibrationError(
-            "the model already holds Q/DQ nodes with scales of their own: build it as it is, or give the FP32 model"
-        )
+    refuse_quantized(loaded)
     batches = open_data(
         loaded.inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch, threads=threads
     )
     check_enough(batches)
-    folded, _ = fold(loaded.proto, reporter=reporter)
-    points = find_points(folded, overrides=overrides)
-    if not points.activations:
-        kept = "; ".join(f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3])
-        raise CalibrationError(
-            "there is nothing to quantize in the model: "
-            + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
-            + "; build it with --fp16"
-        )
-    tensors, groups = points.activations, points.groups
-    name = loaded.path.name if loaded.path else loaded.proto.graph.name
-    identity = {"name": name, "fingerprint": fingerprint(folded)}
-    prepared = None if batches.preprocess is None else batches.preprocess.describe()
-    store = _store(identity["fingerprint"], tensors, groups, batches, prepared) if cache else None
+    prepared = prepare(loaded, overrides, reporter=reporter)
+    described = None if batches.preprocess is None else batches.preprocess.describe()
+    store = (
+        cache_folder("calibration") / f"{prepared.pass_key(batches.describe(), described)}.calib.json"
+        if cache
+        else None
+    )
     table = _cached(store, method, reporter) if store else None
     cached = table is not None
     if table is None:
-        table = observe_and_choose(folded, tensors, groups, batches, method, threads=threads, reporter=reporter)
-        table = replace(table, model=identity, data=batches.describe(), preprocess=prepared)
+        pass_started = time.monotonic()
+        seen = observe(prepared.proto, prepared.tensors, batches, threads=threads, reporter=reporter)
+        with reporter.phase("choosing thresholds"):
+            table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
+        table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
         if store:
             _remember(table, store, reporter)
-    table = replace(table, model=identity, skipped=tuple(map(asdict, batches.skipped)))
-    notes = _notes(table)
+    table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
+    notes = data_notes(table)
     for note in notes:
         reporter.warn(note)
     if output is not None:
@@ -205,7 +194,8 @@ def observe_and_choose(
     )
 
 
-def _notes(table: Table) -> tuple[str, ...]:
+def data_notes(table: Table) -> tuple[str, ...]:
+    """What the user should know about the samples a table was made from."""
     notes = []
     if table.samples < FEW:
         notes.append(
@@ -221,28 +211,6 @@ def _notes(table: Table) -> tuple[str, ...]:
             f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen"
         )
     return tuple(notes)
-
-
-def _store(
-    model: str,
-    tensors: Sequence[str],
-    groups: Sequence[Sequence[str]],
-    batches: Batches,
-    preprocess: Mapping[str, Any] | None,
-) -> Path:
-    """Where a pass is kept: by all that its histograms depend on. The method isn't among it."""
-    runtime = require("onnxruntime", "ort", "calibration")
-    key = {
-        "trtopt": __version__,
-        "onnxruntime": runtime.__version__,
-        "bins": BINS,
-        "model": model,
-        "tensors": list(tensors),
-        "groups": [list(group) for group in groups],
-        "data": batches.describe(),
-        "preprocess": preprocess,
-    }
-    return cache_folder("calibration") / f"{sha256_json(key)}.calib.json"
 
 
 def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:

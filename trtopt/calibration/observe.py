@@ -49,6 +49,7 @@ def observe(
     batches: Iterable[Mapping[str, NDArray[Any]]],
     *,
     threads: int | None = None,
+    shard: bool = False,
     reporter: Reporter = SILENT,
 ) -> Observation:
     """Histograms of `tensors` over all samples of `batches`, in one pass.
@@ -58,6 +59,7 @@ def observe(
         tensors: network inputs or node outputs, of floating type.
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
+        shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
 
     Raises:
         CalibrationError: a tensor isn't in the graph, isn't finite, or is constant; or ONNX Runtime can't run the model.
@@ -93,7 +95,20 @@ def observe(
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
     histograms = runner.result()
-    _refuse_constant(histograms, producers, samples)
+    if not shard:
+        _refuse_constant(histograms, producers, samples)
+    return Observation(histograms, samples)
+
+
+def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
+    """What one pass over the samples of all shards would have seen, to the bit.
+
+    Raises:
+        CalibrationError: a tensor is constant in all of them.
+    """
+    histograms = {name: merged(item.histograms[name] for item in shards) for name in shards[0].histograms}
+    samples = sum(item.samples for item in shards)
+    _refuse_constant(histograms, {name: node_label(node) for node in proto.graph.node for name in node.output}, samples)
     return Observation(histograms, samples)
 
 

@@ -1,0 +1,126 @@
+"""A model made ready to be calibrated: the graph that runs, the tensors observed in it, and the table that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onnx import ModelProto
+
+from trtopt.about import __version__
+from trtopt.calibration.histogram import BINS
+from trtopt.calibration.observe import Observation
+from trtopt.calibration.table import Table, choose_all
+from trtopt.errors import CalibrationError, require
+from trtopt.files import sha256_json
+from trtopt.graph.fold import fold
+from trtopt.graph.io import Model
+from trtopt.graph.placement import find_points
+from trtopt.graph.proto import fingerprint
+from trtopt.graph.quantize import is_quantized
+from trtopt.progress import SILENT, Reporter
+from trtopt.spec import Override
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What one pass observes.
+
+    Attributes:
+        proto: the folded graph.
+        tensors: observed, in graph order.
+        groups: of them, those that get one threshold together.
+        name: the model's, for people.
+        fingerprint: of the folded graph.
+    """
+
+    proto: ModelProto = field(repr=False)
+    tensors: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    name: str
+    fingerprint: str
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return {"name": self.name, "fingerprint": self.fingerprint}
+
+    def pass_key(self, data: Mapping[str, Any], preprocess: Mapping[str, Any] | None) -> str:
+        """SHA-256 of all that a pass's histograms depend on. The method isn't among it."""
+        runtime = require("onnxruntime", "ort", "calibration")
+        return sha256_json(
+            {
+                "trtopt": __version__,
+                "onnxruntime": runtime.__version__,
+                "bins": BINS,
+                "model": self.fingerprint,
+                "tensors": list(self.tensors),
+                "groups": [list(group) for group in self.groups],
+                "data": data,
+                "preprocess": preprocess,
+            }
+        )
+
+    def table(
+        self,
+        seen: Observation,
+        method: str,
+        *,
+        data: Mapping[str, Any],
+        preprocess: Mapping[str, Any] | None = None,
+        skipped: Sequence[Mapping[str, str]] = (),
+        seconds: float = 0.0,
+    ) -> Table:
+        """The table of what was seen, thresholds chosen by `method`.
+
+        Args:
+            data, preprocess: as `Batches` and `Preprocess` describe themselves.
+            seconds: that the pass took.
+
+        Raises:
+            CalibrationError: only zeros were seen of a tensor.
+        """
+        return Table(
+            tensors=choose_all(seen.histograms, self.groups, method),
+            groups=self.groups,
+            model=self.identity,
+            data=data,
+            method=method,
+            samples=seen.samples,
+            seconds=round(seconds, 3),
+            preprocess=preprocess,
+            skipped=tuple(skipped),
+        )
+
+
+def refuse_quantized(model: Model) -> None:
+    """Raise CalibrationError for a model that holds scales already."""
+    if is_quantized(model.proto):
+        raise CalibrationError(
+            "the model already holds Q/DQ nodes with scales of their own: build it as it is, or give the FP32 model"
+        )
+
+
+def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Reporter = SILENT) -> Prepared:
+    """Fold the model and find what is observed in it.
+
+    Raises:
+        CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
+    """
+    refuse_quantized(model)
+    folded, _ = fold(model.proto, reporter=reporter)
+    points = find_points(folded, overrides=overrides)
+    if not points.activations:
+        kept = "; ".join(f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3])
+        raise CalibrationError(
+            "there is nothing to quantize in the model: "
+            + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
+            + "; build it with --fp16"
+        )
+    return Prepared(
+        proto=folded,
+        tensors=tuple(points.activations),
+        groups=tuple(map(tuple, points.groups)),
+        name=model.path.name if model.path else model.proto.graph.name,
+        fingerprint=fingerprint(folded),
+    )
