@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.calibration.trained import Trained, producer_of, record
 from trtopt.data import Batches, open_data
 from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, UsageError, require
 from trtopt.files import check_writable
@@ -147,6 +148,7 @@ def export(
     with _threads(torch), _evaluating(found.module), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         with reporter.phase("export to ONNX"):
             model = _export(torch, found.module, infos, arrays, names, target)
+            _record_training(torch, found.module, infos, arrays, model)
         comparisons: list[Comparison] = []
         if verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
@@ -387,6 +389,34 @@ def _export(
         except ModelError:
             model = load_model(lower_opset(fold(model.proto)[0], target))  # folding turns computed axes into constants
     return model
+
+
+def _record_training(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], model: Model
+) -> None:
+    """Keep what the first BatchNorm knows of its input: the export folds it away, and calibration compares with it."""
+    seen: list[tuple[Any, Any]] = []
+    norms = [item for item in module.modules() if isinstance(item, torch.nn.BatchNorm2d) and item.track_running_stats]
+    hooks = [item.register_forward_hook(lambda norm, _, output: seen.append((norm, output))) for item in norms]
+    try:
+        if norms:
+            batch = _cut(infos, arrays, _batch_sizes(infos, arrays)[0])
+            with quiet(), torch.no_grad():
+                module(*_tensors(torch, module, infos, batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        return
+    norm, output = seen[0]
+    trained = norm.num_batches_tracked is None or bool(norm.running_mean.any()) or bool((norm.running_var != 1).any())
+    if not trained or norm.weight is None:
+        return
+    tensor = producer_of(model.proto, batch, output.float().cpu().numpy())
+    if tensor is not None:
+        deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
+        mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
+        record(model.proto, Trained(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
 def _tensors(

@@ -71,7 +71,9 @@ class Survey:
 
     def add(self, name: str, feed: Mapping[str, NDArray[Any]]) -> None:
         """Look at one sample: input name → array without the sample axis."""
-        flats = [np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"]
+        flats = [
+            np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
+        ]
         low = min((float(flat.min()) for flat in flats if flat.size), default=0.0)
         high = max((float(flat.max()) for flat in flats if flat.size), default=0.0)
         count = sum(flat.size for flat in flats) or 1
@@ -217,7 +219,7 @@ def _digest(feed: Mapping[str, NDArray[Any]], mean: float, square: float) -> str
     """Cheap, over all the content: two samples of one digest are the same for all that depends on it here."""
     value = 0
     for name in sorted(feed):
-        value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8), value)
+        value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
     return f"{value:08x}{struct.pack('>dd', mean, square).hex()}"
 
 

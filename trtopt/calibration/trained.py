@@ -1,0 +1,246 @@
+"""What a model knows of the inputs it was trained on, and whether these look like them.
+
+A BatchNormalization carries the mean and variance that its input had in training. The first one stands next to the input,
+so wrong preprocessing shows there before anything nonlinear hides it. Measured at the first one, as the median over its
+channels of |mean − trained mean| / trained std ("shift") and of log(std / trained std) ("spread"), 16 to 32 samples each,
+on EfficientNet-Lite0 (crops; labelled photos), PaddleOCR's angle classifier, recogniser (rendered text) and detector
+(photos), and on ResNet-50 and MobileNetV3 whose statistics were taken on other photos than these:
+
+    right preprocessing                         shift up to 0.41    spread −0.20 to +0.15
+    0..255 where normalised is right            50 to 170           +3.9 to +5.1
+    mean subtracted, not divided                1.2 to 58           +3.9 to +5.0
+    0..1 where normalised is right              0.10 to 0.72        −0.48 to −1.65
+    (x−127)/128 for ImageNet's, and reverse     0.04 to 1.07        −0.8 to −1.0, +0.6 to +0.95
+    normalised twice                            0.6 to 1.9          −0.25 to −3.2
+    inverted                                    0.5 to 1.3          0 to +0.9
+    BGR for RGB                                 up to 0.20          within 0.01: can't be told
+
+Most exported models have no BatchNormalization left: it was folded into the convolution before it. `trtopt export` writes
+what is needed into the model; of others only raw 0..255 pixels can be told, by the spread after the first convolution.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+
+from trtopt.errors import TrtoptError
+from trtopt.graph.compare import OnnxSession
+
+KEY = "trtopt.trained"  # in a model's metadata: what `record` wrote
+SHIFT = 0.6
+SPREAD = 0.45
+CERTAIN = 2.0  # log of the ratio of spreads: beyond, no data can explain it
+RAW = 16.0  # larger magnitudes, none negative: pixels as they are in a file
+RAW_SPREAD = 10.0  # after the first convolution; folded BatchNormalization leaves some 1
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A tensor's mean and standard deviation per channel (axis 1) in training, and where that is known from."""
+
+    tensor: str
+    mean: Floats
+    std: Floats
+    source: str
+
+
+def statistics(proto: ModelProto) -> Trained | None:
+    """What the first BatchNormalization in the graph, or else the model's metadata, says; None where neither does."""
+    constants = _constants(proto)
+    for node in proto.graph.node:
+        if node.op_type != "BatchNormalization" or len(node.input) < 5:
+            continue
+        if any(name not in constants for name in node.input[3:5]):
+            continue
+        mean, variance = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[3:5])
+        epsilon = next((item.f for item in node.attribute if item.name == "epsilon"), 1e-5)
+        if not mean.any() and bool((variance == 1).all()):
+            return None  # as it was made: never trained
+        return Trained(node.input[0], mean, np.sqrt(variance + epsilon), f"BatchNormalization {node.name}".strip())
+    return _recorded(proto)
+
+
+def record(proto: ModelProto, trained: Trained) -> None:
+    """Write it into the model's metadata, which folding keeps."""
+    kept = [item for item in proto.metadata_props if item.key != KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+    text = json.dumps(
+        {
+            "tensor": trained.tensor,
+            "mean": [float(f"{item:.6g}") for item in trained.mean],
+            "std": [float(f"{item:.6g}") for item in trained.std],
+            "source": trained.source,
+        }
+    )
+    proto.metadata_props.add(key=KEY, value=text)
+
+
+def producer_of(proto: ModelProto, feed: Mapping[str, NDArray[Any]], values: NDArray[Any]) -> str | None:
+    """Which of the first convolutions' outputs holds `values` when `feed` is run; None: none does."""
+    names = [str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"][:4]
+    scale = float(np.abs(values).max()) or 1.0
+    for name in names:
+        found = _run(proto, name, [feed])[0]
+        if found.shape == values.shape and float(np.abs(found - values).max()) < 1e-3 * scale:
+            return name
+    return None
+
+
+def examine(proto: ModelProto, samples: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, Any]:
+    """Compare samples with what the model was trained on.
+
+    Args:
+        samples: input name → array with a first axis of 1.
+
+    Returns:
+        Plain JSON: "checked" and "reason" (why not); or "by", "tensor", "shift" and "spread" (a ratio, not its log), None
+        where only raw pixels could be looked for; "warning" where they don't look like the model's.
+    """
+    if not samples:
+        return {"checked": False, "reason": "no input looks like an image"}
+    known = statistics(proto)
+    tensor = known.tensor if known else _first_convolution(proto)
+    if tensor is None:
+        return {"checked": False, "reason": "the model has no BatchNormalization, no record of one and no convolution"}
+    try:
+        outputs = _run(proto, tensor, samples)
+    except (TrtoptError, ValueError) as error:
+        return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
+    mean, std = _moments(outputs)
+    if known is None:
+        return _raw_pixels(samples, tensor, std)
+    if mean.shape != known.mean.shape:
+        return {"checked": False, "reason": f"{tensor} has {mean.size} channels, {known.source} {known.mean.size}"}
+    used = known.std > 1e-3 * known.std.max()  # dead channels say nothing
+    shift = float(np.median(np.abs(mean - known.mean)[used] / known.std[used]))
+    spread = float(np.median(np.log(np.maximum(std[used], 1e-12) / known.std[used])))
+    result = {"checked": True, "by": known.source, "tensor": tensor, "shift": shift, "spread": math.exp(spread)}
+    result = {key: float(f"{item:.4g}") if isinstance(item, float) else item for key, item in result.items()}
+    if abs(spread) > SPREAD or shift > SHIFT:
+        result["warning"] = _sentence(shift, spread, known.source)
+    return result
+
+
+def _sentence(shift: float, spread: float, source: str) -> str:
+    where = f"at the model's first normalization ({source})"
+    if spread > SPREAD:
+        seen = f"{where} values spread {math.exp(spread):.3g} times as far as in training"
+    elif spread < -SPREAD:
+        seen = f"{where} values spread only {math.exp(spread):.2g} times as far as in training"
+    else:
+        seen = f"{where} values lie {shift:.2g} standard deviations from where they lay in training"
+    if spread > CERTAIN:
+        cause = "pixels seem to arrive as 0..255 where the model wants them normalised"
+    elif spread > -SPREAD:
+        cause = "the scale or the mean of the preprocessing doesn't seem to be the one the model was trained with"
+    else:
+        cause = (
+            "the preprocessing (0..1 where the model wants mean and std taken off too? normalised twice?) doesn't seem to be "
+            "the one the model was trained with, or the images are much darker or flatter"
+        )
+    return f"{seen}: {cause}; check --preprocess, or the arrays in --data"
+
+
+def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std: Floats) -> dict[str, Any]:
+    arrays = [array for sample in samples for array in sample.values() if array.ndim == 4]
+    low, high = min(float(item.min()) for item in arrays), max(float(item.max()) for item in arrays)
+    spread = float(np.median(std))
+    result: dict[str, Any] = {
+        "checked": True,
+        "by": "the first convolution; only raw pixels can be told",
+        "tensor": tensor,
+        "shift": None,
+        "spread": None,
+    }
+    if low >= 0 and high > RAW and spread > RAW_SPREAD:
+        result["warning"] = (
+            f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by {spread:.3g}, where "
+            "trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them normalised; check "
+            "--preprocess, or the arrays in --data"
+        )
+    return result
+
+
+def _recorded(proto: ModelProto) -> Trained | None:
+    text = next((item.value for item in proto.metadata_props if item.key == KEY), None)
+    if text is None:
+        return None
+    try:
+        content = json.loads(text)
+        mean, std = (np.asarray(content[key], np.float64) for key in ("mean", "std"))
+        found = Trained(str(content["tensor"]), mean, std, str(content["source"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+    there = any(found.tensor in node.output for node in proto.graph.node)
+    return found if there and mean.ndim == 1 and mean.shape == std.shape and bool((std >= 0).all()) else None
+
+
+def _first_convolution(proto: ModelProto) -> str | None:
+    return next((str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"), None)
+
+
+def _constants(proto: ModelProto) -> dict[str, TensorProto]:
+    found = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for node in proto.graph.node:
+        if node.op_type == "Constant":
+            found.update((str(node.output[0]), item.t) for item in node.attribute if item.name == "value")
+    return found
+
+
+def _run(proto: ModelProto, tensor: str, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> list[NDArray[Any]]:
+    """`tensor` for each feed, from the part of the graph that it needs."""
+    part = _upstream(proto, tensor)
+    inputs = [value.name for value in part.graph.input]
+    session = OnnxSession(part, threads=1)
+    outputs = []
+    for feed in feeds:
+        ready = {name: feed[name] for name in inputs}
+        if session.batch is not None:  # a fixed batch: the sample as often as it takes
+            ready = {name: np.resize(array, (session.batch, *array.shape[1:])) for name, array in ready.items()}
+        outputs.append(np.asarray(session(ready)[tensor], np.float64))
+    return outputs
+
+
+def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
+    """The model up to one tensor, without what that doesn't need: a large model isn't loaded for its first layer."""
+    producers = {name: index for index, node in enumerate(proto.graph.node) for name in node.output}
+    wanted, needed, names = [tensor], set[int](), set[str]()
+    while wanted:
+        name = wanted.pop()
+        if name in names:
+            continue
+        names.add(name)
+        index = producers.get(name)
+        if index is not None and index not in needed:
+            needed.add(index)
+            wanted += [item for item in proto.graph.node[index].input if item]
+    part = ModelProto(ir_version=proto.ir_version)
+    part.opset_import.extend(proto.opset_import)
+    part.functions.extend(proto.functions)
+    part.graph.name = "part"
+    part.graph.node.extend(proto.graph.node[index] for index in sorted(needed))
+    part.graph.initializer.extend(item for item in proto.graph.initializer if item.name in names)
+    constant = {item.name for item in part.graph.initializer}
+    part.graph.input.extend(item for item in proto.graph.input if item.name in names and item.name not in constant)
+    part.graph.output.append(ValueInfoProto(name=tensor))
+    return part
+
+
+def _moments(outputs: Sequence[NDArray[Any]]) -> tuple[Floats, Floats]:
+    """Mean and standard deviation per channel (axis 1) over all of them."""
+    count = sum(item.size // item.shape[1] for item in outputs)
+    axes = [tuple(axis for axis in range(item.ndim) if axis != 1) for item in outputs]
+    mean = sum(item.sum(axis) for item, axis in zip(outputs, axes)) / count
+    square = sum((item**2).sum(axis) for item, axis in zip(outputs, axes)) / count
+    return np.asarray(mean), np.sqrt(np.maximum(square - mean**2, 0))
