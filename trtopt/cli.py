@@ -208,6 +208,19 @@ def calibrate(
     threads: Threads = None,
     precision_override: Overrides = None,
     cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Reuse an earlier pass over the same data.")] = True,
+    import_cache: Annotated[
+        Path | None,
+        typer.Option(
+            "--import-cache", metavar="OLD.cache", help="Take the scales of a TensorRT 7 to 10 cache; no data."
+        ),
+    ] = None,
+    export_cache: Annotated[
+        Path | None,
+        typer.Option("--export-cache", metavar="OUT.cache", help="Write a cache for TensorRT 8.6 and 10 too."),
+    ] = None,
+    missing: Annotated[
+        str, typer.Option("--missing", help="What an imported cache lacks: error, or float (stays out of INT8).")
+    ] = "error",
     json_output: Json = False,
 ) -> None:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
@@ -225,6 +238,9 @@ def calibrate(
         threads=threads,
         precision_override=precision_override or (),
         cache=cache,
+        import_cache=import_cache,
+        export_cache=export_cache,
+        missing=missing,
         reporter=_reporter(json_output),
     )
 
@@ -233,7 +249,13 @@ def calibrate(
         for entry in result.table.tensors.values():
             taken[entry.method] = taken.get(entry.method, 0) + 1
         methods = ", ".join(f"{count} {name}" for name, count in sorted(taken.items()))
-        print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {result.samples} samples")
+        origin = f"{result.samples} samples"
+        if result.coverage is not None:
+            _table(str(import_cache), (result.coverage.header, "count", "names"), result.coverage.rows())
+            origin = str(import_cache)
+        print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
+        if result.exported is not None:
+            print(f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names")
         if result.skipped:
             print(f"  {len(result.skipped)} files skipped, with the reasons above")
 
@@ -354,7 +376,8 @@ def inspect(
             for number, profile in enumerate(manifest.profiles):
                 print(f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}")
             if manifest.calibration:
-                print(f"  calibrated: {manifest.calibration['method']}, {manifest.calibration['samples']} samples")
+                samples = manifest.calibration["samples"]
+                print(f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}")
         for note in report.notes:
             print(f"  note: {note}")
 

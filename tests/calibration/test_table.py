@@ -13,7 +13,6 @@ from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.table import Entry, Table, choose_all
-from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.calibration.thresholds import choose
 from trtopt.errors import CalibrationError, OutputError, UsageError
 from trtopt.spec import METHODS
@@ -162,52 +161,3 @@ def test_a_bad_file_is_refused_and_says_why(
 def test_an_absent_file_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="doesn't exist"):
         Table.load(tmp_path / "t.calib.json")
-
-
-def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
-    """Lines as TensorRT writes them: 3c010204 is 1 / 127, a constant's scale is 0."""
-    cache = tmp_path / "calib.cache"
-    cache.write_text(
-        "TRT-8600-EntropyCalibration2\ninput: 3c010204\na: b: 3d4225aa\nconst: 0\n(Unnamed Layer* 3): 3F800000\n"
-    )
-    found = read_cache(cache)
-    assert list(found) == ["input", "a: b", "(Unnamed Layer* 3)"]
-    assert found["input"] == pytest.approx(1.0, rel=1e-6)
-    assert found["(Unnamed Layer* 3)"] == 127
-
-
-def test_a_written_cache_is_read_back(table: Table, tmp_path: Path) -> None:
-    cache = write_cache(table.amax, tmp_path / "calib.cache")
-    lines = cache.read_text().splitlines()
-    assert lines[0] == "TRT-8600-EntropyCalibration2"
-    scale = np.float32(table.amax["image"] / 127)
-    assert lines[1] == f"image: {np.array([scale], '>f4').tobytes().hex()}"
-    assert read_cache(cache) == pytest.approx(table.amax, rel=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "its first line is ''"),
-        (b"{}\n", "isn't a TensorRT calibration cache"),
-        (b"\xff\xfe\x00", "can't be read"),
-        (b"TRT-8600-EntropyCalibration2\n", "holds no scales"),
-        (b"TRT-8600-EntropyCalibration2\na 3c010204\n", "line 2: 'a 3c010204'"),
-        (b"TRT-8600-EntropyCalibration2\na: 3c010204\nb: xyz\n", "line 3"),
-        (b"TRT-8600-EntropyCalibration2\na: 7fc00000\n", "the scale of 'a' is nan"),
-        (b"TRT-8600-EntropyCalibration2\na: bc010204\n", "it must be 0 or positive"),
-    ],
-)
-def test_a_bad_cache_names_its_line(content: bytes, message: str, tmp_path: Path) -> None:
-    cache = tmp_path / "calib.cache"
-    cache.write_bytes(content)
-    with pytest.raises(CalibrationError, match=message):
-        read_cache(cache)
-
-
-def test_what_a_cache_cannot_hold_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="line break"):
-        write_cache({"a\nb": 1.0}, tmp_path / "c")
-    with pytest.raises(CalibrationError, match="amax of 'a' is 0"):
-        write_cache({"a": 0.0}, tmp_path / "c")
-    assert not list(tmp_path.iterdir())

@@ -12,6 +12,8 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.exporting import Export, export
+from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.table import Table, choose_all
@@ -37,6 +39,8 @@ class CalibrateResult:
         seconds: this call took.
         cached: the pass over the data was an earlier call's.
         notes: what the user should know about the data.
+        coverage: how an imported cache fitted the model.
+        exported: the TensorRT cache that was written.
     """
 
     table: Table
@@ -45,6 +49,8 @@ class CalibrateResult:
     seconds: float
     cached: bool
     notes: tuple[str, ...] = ()
+    coverage: Coverage | None = None
+    exported: Export | None = None
 
     @property
     def samples(self) -> int:
@@ -63,6 +69,8 @@ class CalibrateResult:
             "table": str(self.path) if self.path else None,
             "digest": self.table.digest,
             "notes": list(self.notes),
+            "coverage": self.coverage.to_json() if self.coverage else None,
+            "exported": self.exported.to_json() if self.exported else None,
             "seconds": round(self.seconds, 3),
             "cached": self.cached,
         }
@@ -85,9 +93,12 @@ def calibrate(
     threads: int | None = None,
     precision_override: Sequence[str] = (),
     cache: bool = True,
+    import_cache: str | os.PathLike[str] | None = None,
+    export_cache: str | os.PathLike[str] | None = None,
+    missing: str = "error",
     reporter: Reporter = SILENT,
 ) -> CalibrateResult:
-    """Measure a model's INT8 scales on real inputs, in one pass.
+    """Measure a model's INT8 scales on real inputs, in one pass, or take them from a TensorRT cache without any data.
 
     The result is the same, to the bit, whatever the batch size, the order of the samples and the number of threads.
 
@@ -103,23 +114,42 @@ def calibrate(
         threads: samples run at the same time; None: one per core.
         precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
+        import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
+        export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
+        missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
 
     Raises:
         UsageError, DataError: arguments or data that can't be right, before any long work.
         InvalidModel: the model can't be read.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
-            nothing in it can be quantized.
+            nothing in it can be quantized; or the imported cache lacks tensors (named).
         OutputError: the table can't be written. Nothing is left behind.
     """
     started = time.monotonic()
     choice(method, METHODS, "--method")
     if threads is not None and threads < 1:
         raise UsageError(f"--threads is {threads}; at least 1 is needed")
+    choice(missing, MISSING, "--missing")
     overrides = tuple(map(Override.parse, precision_override))
     if output is not None:
-        check_writable(output, model, data, preprocess)
+        check_writable(output, model, data, preprocess, import_cache)
+    if export_cache is not None:
+        check_writable(export_cache, model, data, preprocess, import_cache, output)
     loaded = load_model(model)
     refuse_quantized(loaded)
+    if import_cache is not None:
+        chosen = None if method == "auto" else method
+        refuse_measuring(images=images, data=data, method=chosen, limit=limit, threads=threads)
+        imported, coverage, old, folded = load_import(
+            import_cache, loaded, overrides=overrides, missing=missing, preprocess=preprocess, reporter=reporter
+        )
+        exported = None
+        if output is not None:
+            imported.save(output)
+        if export_cache is not None:
+            exported = export(export_cache, loaded.proto, folded, imported, amax=old.amax, reporter=reporter)
+        where, seconds = Path(output) if output is not None else None, time.monotonic() - started
+        return CalibrateResult(imported, where, (), seconds, False, coverage=coverage, exported=exported)
     batches = open_data(
         loaded.inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch, threads=threads
     )
@@ -147,8 +177,13 @@ def calibrate(
         reporter.warn(note)
     if output is not None:
         table.save(output)
+    exported = None
+    if export_cache is not None:
+        exported = export(
+            export_cache, loaded.proto, prepared.proto, table, batches=batches, threads=threads, reporter=reporter
+        )
     path = Path(output) if output is not None else None
-    return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes)
+    return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
 
 
 def check_enough(batches: Batches) -> None:

@@ -1,12 +1,20 @@
-"""TensorRT's own calibration cache: a header, then `NAME: HEX`, HEX the big-endian float32 of amax / 127."""
+"""TensorRT's own calibration cache: a header, then `NAME: HEX`, HEX the big-endian float32 of amax / 127.
+
+The format is the same from TensorRT 5 to 10; what differs is which tensors are listed. The headers' algorithms:
+EntropyCalibration2 and MinMaxCalibration measure the network before its layers are fused, so every tensor is there;
+EntropyCalibration and LegacyCalibration measure it afterwards, so of `Conv → Relu` only the last one is (TensorRT Developer
+Guide, "Post-Training Quantization Using Calibration"). Constants are listed with scale 0.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtopt.errors import CalibrationError, UsageError
@@ -14,11 +22,56 @@ from trtopt.files import existing_file, write_bytes
 
 HEADER = "TRT-8600-EntropyCalibration2"
 CODES = 127
-_HEADER = re.compile(r"TRT-\d+-\w+")
+_HEADER = re.compile(r"TRT-(\d+)-(\w+)")
 
 
-def read_cache(path: str | os.PathLike[str]) -> dict[str, float]:
-    """amax by tensor name. Constants, which TensorRT lists with scale 0, are left out.
+@dataclass(frozen=True)
+class TextCache:
+    """What a cache file holds.
+
+    Attributes:
+        amax: tensor name → scale × 127, in file order.
+        constants: names with scale 0, as TensorRT lists constants.
+        unusable: names whose scale is infinite, NaN or negative: calibration went wrong there.
+        digest: SHA-256 of the file.
+    """
+
+    header: str
+    amax: Mapping[str, float]
+    constants: tuple[str, ...]
+    unusable: tuple[str, ...]
+    digest: str
+
+    @property
+    def version(self) -> str:
+        """Of the TensorRT that wrote it: 7103 is 7.1.3; from 10 on the minor version has two digits more (100300)."""
+        number = int(_parts(self.header)[0])
+        unit = 100 if number >= 100_000 else 10
+        return f"{number // (unit * 100)}.{number // 100 % unit}.{number % 100}"
+
+    @property
+    def algorithm(self) -> str:
+        """Such as "EntropyCalibration2"."""
+        return _parts(self.header)[1]
+
+
+def _parts(header: str) -> tuple[str, str]:
+    match = _HEADER.fullmatch(header)
+    assert match is not None
+    return match[1], match[2]
+
+
+def is_cache(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a TensorRT calibration cache does; False if it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            return re.match(rb"(\xef\xbb\xbf)?TRT-\d+-\w+", file.read(64)) is not None
+    except OSError:
+        return False
+
+
+def read_cache(path: str | os.PathLike[str]) -> TextCache:
+    """Read a TensorRT calibration cache.
 
     Raises:
         UsageError: there is no such file.
@@ -26,15 +79,17 @@ def read_cache(path: str | os.PathLike[str]) -> dict[str, float]:
     """
     file = existing_file(path, "the calibration cache")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        content = file.read_bytes()
+        # Not splitlines: a name may hold what Unicode takes for a line's end. utf-8-sig: editors add a mark.
+        lines = [line.removesuffix("\r") for line in content.decode("utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationError(f"{file} can't be read as a TensorRT calibration cache: {error}") from None
-    if not lines or not _HEADER.fullmatch(lines[0].strip()):
-        found = lines[0][:40] if lines else ""
+    header = lines[0].strip()
+    if not _HEADER.fullmatch(header):
         raise CalibrationError(
-            f"{file} isn't a TensorRT calibration cache: its first line is {found!r}, such as {HEADER} is needed"
+            f"{file} isn't a TensorRT calibration cache: its first line is {header[:40]!r}, such as {HEADER} is needed"
         )
-    amax: dict[str, float] = {}
+    scales: dict[str, float] = {}
     for number, line in enumerate(lines[1:], start=2):
         if not line.strip():
             continue
@@ -42,13 +97,15 @@ def read_cache(path: str | os.PathLike[str]) -> dict[str, float]:
         if not colon or not name or not re.fullmatch(r"[0-9a-fA-F]{1,8}", digits.strip()):
             raise CalibrationError(f"{file}, line {number}: {line[:60]!r} isn't NAME: HEX")
         (scale,) = struct.unpack(">f", int(digits, 16).to_bytes(4, "big"))
-        if not math.isfinite(scale) or scale < 0:
-            raise CalibrationError(f"{file}, line {number}: the scale of {name!r} is {scale}; it must be 0 or positive")
-        if scale > 0:
-            amax[name] = scale * CODES
+        if name in scales and scales[name] != scale:
+            raise CalibrationError(f"{file}, line {number}: {name!r} has another scale further up: the file is damaged")
+        scales[name] = scale
+    amax = {name: scale * CODES for name, scale in scales.items() if 0 < scale < math.inf}
+    constants = tuple(name for name, scale in scales.items() if scale == 0)
     if not amax:
         raise CalibrationError(f"{file} holds no scales; calibrate again")
-    return amax
+    unusable = tuple(name for name in scales if name not in amax and name not in set(constants))
+    return TextCache(header, amax, constants, unusable, hashlib.sha256(content).hexdigest())
 
 
 def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path:
@@ -63,8 +120,10 @@ def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path
     for name, value in amax.items():
         if not 0 < value < math.inf:
             raise CalibrationError(f"amax of {name!r} is {value}; it must be positive and finite")
-        if name.splitlines() != [name]:
-            raise UsageError(f"the tensor name {name!r} can't be written to a TensorRT cache: it has a line break")
+        if not name or "\n" in name or "\r" in name:
+            raise UsageError(
+                f"the tensor name {name!r} can't be written to a TensorRT cache: it is empty or has a line break"
+            )
         lines.append(f"{name}: {struct.pack('>f', value / CODES).hex()}")
     write_bytes(path, ("\n".join(lines) + "\n").encode())
     return Path(path)

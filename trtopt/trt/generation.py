@@ -31,7 +31,7 @@ from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
-from trtopt.trt.parsing import ParserIssue
+from trtopt.trt.parsing import NetworkLayer, ParserIssue
 from trtopt.trt.plans import LoadedEngine, PlanHeader
 from trtopt.trt.profiles import is_dynamic, validate_profiles
 
@@ -191,6 +191,27 @@ class Generation:
             try:
                 self._start(held, typed=self.capabilities.typed_graph, messages=messages)
                 return parsing.ask_support(held.parser, model, nodes)
+            finally:
+                held.close()
+
+    def network(self, model: Path) -> tuple[NetworkLayer, ...]:
+        """The layers that the parser makes of `model`, in its order and with its tensor names.
+
+        Raises:
+            DeviceError: this generation's parser needs a GPU and there is none.
+            UsageError: there is no such file.
+            UnsupportedOperator, InvalidModel: the parser refuses the model.
+        """
+        model = existing_file(model, "the model")
+        self._need_gpu("asking TensorRT's parser")
+        nodes = parsing.graph_nodes(model)
+        held = _Objects()
+        with self._lock, self._collector.collecting() as messages:
+            try:
+                self._start(held, typed=self.capabilities.typed_graph, messages=messages)
+                if problem := parsing.parse(held.parser, model, nodes, messages):
+                    raise problem
+                return parsing.network_layers(held.network)
             finally:
                 held.close()
 

@@ -38,6 +38,33 @@ class ParserIssue:
         return f"{where}: {self.reason}" if where else self.reason
 
 
+@dataclass(frozen=True)
+class NetworkLayer:
+    """One layer as the parser added it; its index is its place in the network.
+
+    Attributes:
+        kind: the LayerType member's name, such as "CONVOLUTION".
+        inputs, outputs: tensor names; "" for an input that isn't given.
+    """
+
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
+    """Every layer of a parsed network, in order."""
+    layers = (network.get_layer(index) for index in range(network.num_layers))
+    return tuple(
+        NetworkLayer(
+            layer.type.name,
+            tuple(tensor.name if (tensor := layer.get_input(slot)) else "" for slot in range(layer.num_inputs)),
+            tuple(tensor.name if (tensor := layer.get_output(slot)) else "" for slot in range(layer.num_outputs)),
+        )
+        for layer in layers
+    )
+
+
 def graph_nodes(model: Path) -> tuple[tuple[str, str], ...]:
     """(name, operator) of every node of the main graph, in file order; empty when onnx can't read the file."""
     import onnx

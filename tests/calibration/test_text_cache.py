@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtopt.calibration.text_cache import is_cache, read_cache, write_cache
+from trtopt.errors import CalibrationError, UsageError
+
+
+def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
+    """Lines as TensorRT writes them: 3c010204 is 1 / 127, a constant's scale is 0."""
+    cache = tmp_path / "calib.cache"
+    cache.write_text(
+        "TRT-8600-EntropyCalibration2\ninput: 3c010204\na: b: 3d4225aa\nconst: 0\n(Unnamed Layer* 3): 3F800000\n"
+    )
+    found = read_cache(cache)
+    assert list(found.amax) == ["input", "a: b", "(Unnamed Layer* 3)"]
+    assert found.amax["input"] == pytest.approx(1.0, rel=1e-6)
+    assert found.amax["(Unnamed Layer* 3)"] == 127
+    assert found.constants == ("const",)
+
+
+@pytest.mark.parametrize(
+    ("header", "version", "algorithm"),
+    [
+        ("TRT-7103-EntropyCalibration2", "7.1.3", "EntropyCalibration2"),
+        ("TRT-7000-LegacyCalibration", "7.0.0", "LegacyCalibration"),
+        ("TRT-8201-EntropyCalibration", "8.2.1", "EntropyCalibration"),
+        ("TRT-8601-MinMaxCalibration", "8.6.1", "MinMaxCalibration"),
+        ("TRT-100300-EntropyCalibration2", "10.3.0", "EntropyCalibration2"),
+        ("TRT-101301-MinMaxCalibration", "10.13.1", "MinMaxCalibration"),
+    ],
+)
+def test_headers_of_every_generation(header: str, version: str, algorithm: str, tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_text(f"{header}\nx: 3f800000\n")
+    found = read_cache(cache)
+    assert (found.version, found.algorithm) == (version, algorithm)
+    assert is_cache(cache)
+
+
+def test_windows_line_ends_and_marks_are_read(tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_bytes(b"\xef\xbb\xbfTRT-8600-EntropyCalibration2\r\nx\xc2\x85y: 3f800000\r\n\r\n")
+    assert dict(read_cache(cache).amax) == {"x\x85y": 127.0}
+    assert is_cache(cache)
+
+
+def test_what_went_wrong_in_calibration_is_kept_apart(tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_text("TRT-8600-MinMaxCalibration\na: 7fc00000\nb: bc010204\nc: 7f800000\nd: 3f800000\ne: 0\n")
+    found = read_cache(cache)
+    assert found.unusable == ("a", "b", "c")
+    assert dict(found.amax) == {"d": 127.0}
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)), min_size=1),
+        st.floats(1e-20, 1e20),
+        min_size=1,
+    )
+)
+def test_a_written_cache_is_read_back(tmp_path_factory: pytest.TempPathFactory, amax: dict[str, float]) -> None:
+    path = write_cache(amax, tmp_path_factory.mktemp("cache") / "calib.cache")
+    assert path.read_bytes().startswith(b"TRT-8600-EntropyCalibration2\n")
+    found = read_cache(path).amax
+    assert list(found) == list(amax)
+    for name, value in amax.items():
+        (scale,) = struct.unpack(">f", struct.pack(">f", value / 127))
+        assert found[name] == scale * 127
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "its first line is ''"),
+        (b"{}\n", "isn't a TensorRT calibration cache"),
+        (b"\xff\xfe\x00", "can't be read"),
+        (b"TRT-8600-EntropyCalibration2\n", "holds no scales"),
+        (b"TRT-8600-EntropyCalibration2\na: 7fc00000\n", "holds no scales"),
+        (b"TRT-8600-EntropyCalibration2\na 3c010204\n", "line 2: 'a 3c010204'"),
+        (b"TRT-8600-EntropyCalibration2\na: 3c010204\nb: xyz\n", "line 3"),
+        (b"TRT-8600-EntropyCalibration2\na: 3c010204\na: 3f800000\n", "line 3: 'a' has another scale further up"),
+    ],
+)
+def test_a_bad_cache_names_its_line(content: bytes, message: str, tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_bytes(content)
+    with pytest.raises(CalibrationError, match=message):
+        read_cache(cache)
+
+
+def test_what_a_cache_cannot_hold_is_refused(tmp_path: Path) -> None:
+    for name in ("a\nb", "a\r", ""):
+        with pytest.raises(UsageError, match="empty or has a line break"):
+            write_cache({name: 1.0}, tmp_path / "c")
+    for value in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(CalibrationError, match="amax of 'a' is"):
+            write_cache({"a": value}, tmp_path / "c")
+    assert not list(tmp_path.iterdir())
+    assert not is_cache(tmp_path / "absent")

@@ -1,0 +1,105 @@
+"""A table written as a calibration cache for TensorRT 8.6 and 10, whose own calibrator then reads no data.
+
+TensorRT looks scales up by tensor name, for every floating tensor of the network that it is given, not only for those that a
+Q/DQ placement needs: layers beside a tensor without one fall back to floating point. So what the table doesn't hold is
+carried over where that is exact (see `spreading`) and else measured in a second pass. Names are those of the folded graph,
+which `build --calibrator native` gives TensorRT, and those of the original that hold the same values.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.calibration.observe import observe
+from trtopt.calibration.spreading import Known, spread
+from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import write_cache
+from trtopt.calibration.thresholds import choose
+from trtopt.graph.view import constant, is_float, linked
+from trtopt.progress import SILENT, Reporter
+
+Batches = Iterable[Mapping[str, NDArray[Any]]]
+
+
+@dataclass(frozen=True)
+class Export:
+    """A cache that was written.
+
+    Attributes:
+        tensors: entries for the folded graph; others: further names of the original model.
+        lacking: floating tensors of the folded graph without an entry.
+    """
+
+    path: Path
+    tensors: int
+    others: int
+    lacking: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": str(self.path),
+            "tensors": self.tensors,
+            "others": self.others,
+            "lacking": list(self.lacking),
+        }
+
+
+def floating(proto: ModelProto) -> tuple[str, ...]:
+    """Every floating tensor that isn't constant, in graph order."""
+    graph = linked(proto).graph
+    values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    return tuple(str(value.name) for value in values if is_float(value) and constant(value) is None and value.name)
+
+
+def export(
+    path: str | os.PathLike[str],
+    original: ModelProto,
+    folded: ModelProto,
+    table: Table,
+    *,
+    batches: Batches | None = None,
+    amax: Mapping[str, float] | None = None,
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
+) -> Export:
+    """Write `path`.
+
+    Args:
+        table: for `folded`; its scales are written as they are.
+        batches: the samples that it was measured on, for the tensors that it lacks.
+        amax: further scales that are known, such as an imported cache's.
+
+    Raises:
+        CalibrationError: a tensor isn't finite on these samples.
+        OutputError: the file can't be written.
+    """
+    wanted = floating(folded)
+    scales = {**(amax or {}), **table.amax}
+    known = spread(linked(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
+    rest = [name for name in wanted if name not in known]
+    if batches is not None and rest:
+        seen = observe(folded, rest, batches, threads=threads, shard=True, reporter=reporter)
+        known |= {
+            name: Known(choose(histogram, table.method).amax, (name,))
+            for name, histogram in seen.histograms.items()
+            if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
+        }
+    entries = {name: known[name].amax for name in wanted if name in known}
+    known = spread(linked(original), known)
+    others = {name: known[name].amax for name in floating(original) if name in known and name not in entries}
+    write_cache(entries | others, path)
+    lacking = tuple(name for name in wanted if name not in entries)
+    if lacking:
+        some = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
+        reporter.warn(
+            f"the exported cache has no scale for {len(lacking)} of the {len(wanted)} floating tensors ({some}): TensorRT "
+            "will run layers beside them in floating point; calibrate on data to have them all"
+        )
+    return Export(Path(path), len(entries), len(others), lacking)
