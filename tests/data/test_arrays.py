@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,14 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     for name in ("a.npy", "a.npz"):
         with pytest.raises(DataError, match="can't be read"):
             ArrayBatches(tmp_path / name, IMAGE)
+
+
+@pytest.mark.parametrize("limit", [None, 31])
+def test_parts_are_the_samples_in_order_and_travel(tmp_path: Path, limit: int | None) -> None:
+    forms(tmp_path)
+    whole = ArrayBatches(tmp_path / "parts", IMAGE, limit=limit, batch=4)
+    bounds = [(0, 9), (9, 10), (10, whole.samples)]
+    parts = [pickle.loads(pickle.dumps(whole.part(*bound))) for bound in bounds]
+    assert [part.samples for part in parts] == [9, 1, whole.samples - 10]
+    assert np.array_equal(np.concatenate([together(part) for part in parts]), together(whole))
+    assert parts[0].describe() == ArrayBatches(together(whole)[:9], IMAGE).describe()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -267,3 +268,17 @@ def test_open_data_fits_the_preprocessing_to_the_model(folder: Path) -> None:
     assert batches.preprocess is not None
     assert batches.preprocess.size == (32, 32)
     assert [part["input"].shape for part in batches] == [(2, 3, 32, 32), (1, 3, 32, 32)]
+
+
+def test_parts_are_the_samples_in_order_and_travel(folder: Path, tmp_path: Path) -> None:
+    whole = read(folder, batch=4)
+    (expected,) = [np.concatenate([batch["input"] for batch in whole])]
+    parts = [pickle.loads(pickle.dumps(whole.part(start, start + 4))) for start in (0, 4, 8)]
+    assert [part.samples for part in parts] == [4, 4, 1]
+    assert np.array_equal(np.concatenate([batch["input"] for part in parts for batch in part]), expected)
+    assert parts[1].describe()["digest"] == read(list(whole.paths[4:8])).describe()["digest"]
+    carried = pickle.loads(pickle.dumps(whole.part(2, 5).loaded()))
+    shutil.rmtree(folder)
+    assert np.array_equal(np.concatenate([batch["input"] for batch in carried]), expected[2:5])
+    with pytest.raises(DataError, match="can't read"):
+        list(parts[0])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,26 @@ class ArrayBatches:
         if not found:
             raise DataError("--data holds no samples (the first axis counts them)")
         taken = found if limit is None or limit >= len(found) else sorted(found)[:limit]
-        self._digests = [digest for digest, _, _ in taken]
+        self._take(sorted(taken, key=lambda item: item[1:]))
+
+    def _take(self, samples: Sequence[tuple[str, int, int]]) -> None:
+        self._samples, self.samples = tuple(samples), len(samples)
         self._taken: list[list[int]] = [[] for _ in self._parts]
-        for _, number, index in sorted(taken, key=lambda item: item[1:]):
+        for _, number, index in samples:
             self._taken[number].append(index)
-        self.samples = len(taken)
+
+    def part(self, start: int, stop: int) -> ArrayBatches:
+        """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
+        some = copy.copy(self)
+        some._take(self._samples[start:stop])
+        return some
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "arrays", "count": self.samples, "digest": sha256_json(sorted(self._digests))}
+        return {
+            "kind": "arrays",
+            "count": self.samples,
+            "digest": sha256_json(sorted(item[0] for item in self._samples)),
+        }
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         pending: list[dict[str, NDArray[Any]]] = []
@@ -118,7 +132,7 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[tuple[str, Any]]:
             files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy"))
             if not files:
                 raise DataError(f"there is no .npz or .npy file in {path}")
-        return [(str(file), lambda file=file: _load(file, inputs)) for file in files]
+        return [(str(file), partial(_load, file, inputs)) for file in files]
     if isinstance(source, np.ndarray):
         return [("the array", lambda: {_only(inputs, "an array").name: source})]
     if isinstance(source, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections import Counter, deque
@@ -74,10 +75,10 @@ class ImageBatches:
         if limit is not None:
             good = _chosen(good, limit)
         self.digests = tuple(digest for digest, _ in good)
-        self._items = [items[index] for _, index in good]
+        self._items: list[Item | bytes] = [items[index] for _, index in good]
         self.paths = tuple(
             Path(f"image {index}") if isinstance(item, np.ndarray) else item
-            for item, (_, index) in zip(self._items, good)
+            for item, index in ((items[index], index) for _, index in good)
         )
         self.samples = len(good)
         self.repeated = len(good) - len(set(self.digests))
@@ -85,6 +86,20 @@ class ImageBatches:
     def describe(self) -> dict[str, Any]:
         found = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
         return found | ({"repeated": self.repeated} if self.repeated else {})
+
+    def part(self, start: int, stop: int) -> ImageBatches:
+        """The samples from `start` to `stop` alone; nothing is read for it, and it can be sent to another process."""
+        some = copy.copy(self)
+        some._items, some.paths = self._items[start:stop], self.paths[start:stop]
+        some.digests = self.digests[start:stop]
+        some.samples, some.repeated = len(some._items), len(some._items) - len(set(some.digests))
+        return some
+
+    def loaded(self) -> ImageBatches:
+        """The same with the files' content in memory, still encoded: it can be sent to a machine that lacks the files."""
+        some = copy.copy(self)
+        some._items = [_read(item) if isinstance(item, Path) else item for item in self._items]
+        return some
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         with ThreadPoolExecutor(self._threads) as pool:
@@ -110,12 +125,12 @@ class ImageBatches:
                 for future in ahead:
                     future.cancel()
 
-    def _load(self, item: Item) -> NDArray[Any]:
+    def _load(self, item: Item | bytes) -> NDArray[Any]:
         if isinstance(item, np.ndarray):
             return self._prepare(item)
-        image = decode(_read(item))
+        image = decode(item if isinstance(item, bytes) else _read(item))
         if isinstance(image, str):  # it could be decoded a moment ago
-            raise DataError(f"{item} changed while it was used: {image}")
+            raise DataError(f"{item if isinstance(item, Path) else 'an image'} changed while it was used: {image}")
         return self._prepare(image)
 
 
