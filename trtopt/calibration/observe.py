@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,15 +33,21 @@ from trtopt.progress import SILENT, Reporter
 from trtopt.spec import TensorInfo
 
 Feed = dict[str, NDArray[Any]]
+BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds owe to single ones
 _INLINE = 64 << 20  # bytes: the weights of larger models go to ONNX Runtime as a file, without copies in memory
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw: a histogram per tensor, and how many samples it was made of."""
+    """What one pass saw: a histogram per tensor, and how many samples it was made of.
+
+    Attributes:
+        blocks: histograms of `BLOCKS` parts of the samples, dealt by their content, which add up to `histograms`.
+    """
 
     histograms: Mapping[str, Histogram]
     samples: int
+    blocks: tuple[Mapping[str, Histogram], ...] = ()
 
 
 def observe(
@@ -94,10 +101,11 @@ def observe(
         pool.shutdown(wait=True, cancel_futures=True)
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
-    histograms = runner.result()
+    blocks = runner.result()
+    histograms = _summed(blocks)
     if not shard:
         _refuse_constant(histograms, producers, samples)
-    return Observation(histograms, samples)
+    return Observation(histograms, samples, blocks)
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
@@ -106,14 +114,19 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    histograms = {name: merged(item.histograms[name] for item in shards) for name in shards[0].histograms}
+    histograms = _summed([item.histograms for item in shards])
     samples = sum(item.samples for item in shards)
     _refuse_constant(histograms, {name: node_label(node) for node in proto.graph.node for name in node.output}, samples)
-    return Observation(histograms, samples)
+    blocks = tuple(_summed(parts) for parts in zip(*(item.blocks for item in shards)))
+    return Observation(histograms, samples, blocks)
+
+
+def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    return {name: merged(part[name] for part in parts) for name in parts[0]}
 
 
 class _Runner:
-    """Runs one feed and counts its tensors. Calls may overlap; each borrows one of `workers` sets of histograms."""
+    """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms of its samples' block."""
 
     def __init__(
         self,
@@ -127,9 +140,9 @@ class _Runner:
         self.fed = [name for name in tensors if name in inputs]
         self.computed = [name for name in tensors if name not in inputs]
         self.session = _session(proto, self.computed) if self.computed else None
-        self.sets: queue.SimpleQueue[dict[str, Histogram]] = queue.SimpleQueue()
-        for _ in range(workers):
-            self.sets.put({name: Histogram() for name in tensors})
+        self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
+        for sets in self.sets * -(-workers // BLOCKS):
+            sets.put({name: Histogram() for name in tensors})
 
     def __call__(self, feed: Feed, copies: int, sample: int) -> None:
         outputs: list[Any] = []
@@ -139,7 +152,8 @@ class _Runner:
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
                 raise CalibrationError(f"ONNX Runtime can't run the model on {shapes}: {error}") from error
-        histograms = self.sets.get()
+        sets = self.sets[_block(feed)]
+        histograms = sets.get()
         try:
             for name in self.fed:
                 self._count(histograms, name, feed[name], copies, sample)
@@ -147,7 +161,7 @@ class _Runner:
             for name in self.computed:
                 self._count(histograms, name, outputs.pop(), copies, sample)  # freed as soon as it is counted
         finally:
-            self.sets.put(histograms)
+            sets.put(histograms)
 
     def _count(
         self, histograms: Mapping[str, Histogram], name: str, values: NDArray[Any], copies: int, sample: int
@@ -167,11 +181,17 @@ class _Runner:
                 "--precision-override 'NODE=fp32'"
             ) from None
 
-    def result(self) -> dict[str, Histogram]:
-        parts = []
-        while not self.sets.empty():
-            parts.append(self.sets.get())
-        return {name: merged(part[name] for part in parts) for name in self.tensors}
+    def result(self) -> tuple[dict[str, Histogram], ...]:
+        """A set for each block."""
+        return tuple(_summed([sets.get() for _ in range(sets.qsize())]) for sets in self.sets)
+
+
+def _block(feed: Feed) -> int:
+    """Which block a feed's samples belong to: by their content, so that neither order nor shards matter."""
+    value = 0
+    for name in sorted(feed):
+        value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
+    return value % BLOCKS
 
 
 def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:

@@ -1,0 +1,65 @@
+"""How much further thresholds would move with more samples, from what they do when only some of the samples are taken.
+
+Samples are dealt into blocks by their content, so that the answer doesn't depend on their order. Thresholds of half the
+blocks, for several choices of half, are compared with those of all. An average over n samples has a variance of c/n: from
+n/2 to n it moves by √(c/n), from n to n + m by √(c m / n (n + m)), which is √(m / (n + m)) of that. A maximum grows with the
+logarithm of n, by log2((n + m) / n) of what it grew in the last doubling. The larger of the two is foretold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.observe import BLOCKS
+from trtopt.calibration.table import Entry
+from trtopt.calibration.thresholds import choose
+from trtopt.errors import CalibrationError
+
+MORE = 200  # samples: the step that the answer is given for
+HALVES = ((0, 1), (2, 3), (0, 2), (1, 3))  # of the blocks
+
+
+def movement(
+    blocks: Sequence[Mapping[str, Histogram]],
+    entries: Mapping[str, Entry],
+    groups: Sequence[Sequence[str]],
+    samples: int,
+) -> dict[str, Any] | None:
+    """What `MORE` samples on top of `samples` would do to thresholds.
+
+    Each tensor is asked with the method that was taken for it.
+
+    Args:
+        blocks: histograms by tensor of disjoint parts of the samples, about equally many in each (`Observation.blocks`).
+        entries: the thresholds, chosen from all of them.
+        groups: tensors that share a threshold.
+
+    Returns:
+        Plain JSON: "more" samples; "mean" and "most", the expected relative change of thresholds; "tensor", which moves
+        most. None where there are too few samples to say: half of them leave a tensor without a threshold.
+    """
+    if len(blocks) != BLOCKS or samples < 2 * BLOCKS or not entries:
+        return None
+    shared = {name: tuple(group) for group in groups for name in group}
+    sets: dict[tuple[str, ...], float] = {}
+    moved: dict[str, float] = {}
+    for name, entry in entries.items():
+        members = shared.get(name, (name,))
+        if members not in sets:
+            try:
+                halves = [merged(blocks[index][member] for index in half for member in members) for half in HALVES]
+                sets[members] = float(
+                    np.mean([abs(choose(item, entry.method).amax / entry.amax - 1) for item in halves])
+                )
+            except (CalibrationError, KeyError):
+                return None
+        moved[name] = sets[members]
+    factor = max(math.sqrt(MORE / (samples + MORE)), math.log2(1 + MORE / samples))
+    most = max(moved, key=lambda name: moved[name])
+    mean = float(np.mean(list(moved.values())))
+    return {"more": MORE, "mean": round(mean * factor, 5), "most": round(moved[most] * factor, 5), "tensor": most}
