@@ -273,7 +273,8 @@ def build(
     images: Images = None,
     data: Data = None,
     calib: Annotated[
-        Path | None, typer.Option("--calib", metavar="T.calib.json", help="A table from trtopt calibrate.")
+        Path | None,
+        typer.Option("--calib", metavar="T.calib.json", help="A table from trtopt calibrate, or a TensorRT cache."),
     ] = None,
     preprocess: Preprocess = None,
     method: Method = "auto",

@@ -6,6 +6,7 @@ Precision is decided once and lowered in one of two ways, as the generation want
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
@@ -130,7 +131,8 @@ def build(
         model: an ONNX file or model.
         fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
         images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
-            them, or in memory), or a table that `calibrate` wrote. A model that already holds Q/DQ needs none.
+            them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
+            holds Q/DQ needs none.
         preprocess, method, limit, batch: how to calibrate; see `calibrate`.
         calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
         precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
@@ -178,8 +180,8 @@ def build(
     generation.refuse(spec, reporter)
     spec = _with_profiles(spec, loaded.inputs, reporter)
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
-    native = scales.native(loaded, spec)
-    work = _Work(output, loaded, spec, generation, scales, table, native, Path(save_onnx) if save_onnx else None)
+    native, cache = scales.native(loaded, spec), scales.native_cache(spec)
+    work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
     if not force and (done := work.up_to_date()):
         reporter.note(f"{output} is up to date")
         return work.result(done, time.monotonic() - started, cached=True)
@@ -198,6 +200,7 @@ def build(
                 layer_precision=lowered.layer_precision or None,
                 calibration=native,
                 calibration_batch=scales.native_batch(loaded),
+                calibration_cache=cache,
                 reporter=reporter,
             )
         except ModelError as error:  # it names the temporary file
@@ -220,6 +223,7 @@ class _Work:
     scales: Scales
     table: Table | None
     native: Batches | None
+    cache: bytes | None
     save_onnx: Path | None
 
     def key(self) -> str:
@@ -235,6 +239,7 @@ class _Work:
                 "gpu": str(gpu.devices[0]) if gpu and needs_gpu else None,
                 "scales": dict(self.table.amax) if self.table else None,
                 "native": self.native.describe() if self.native else None,
+                "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
                 "preprocess": self.scales.preprocessing(self.table, self.native),
                 "trtopt": __version__,
             }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 
+from trtopt.calibration.importing import NO_SCALE, left_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.errors import PrecisionLost, UsageError
 from trtopt.graph.opset import lower_opset
@@ -56,7 +57,11 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
         folded = lower_opset(folded, can.max_opset)
     proto, points = folded, Points({})
     if table is not None:
-        points = find_points(folded, spec.precision, base=spec.base, overrides=spec.overrides, excluded=can.float_only)
+        overrides = (*spec.overrides, *left_out(table, spec.base))
+        points = find_points(folded, spec.precision, base=spec.base, overrides=overrides, excluded=can.float_only)
+        left = set(without_scales(table))
+        kept = (replace(item, reason=NO_SCALE) if item.node in left else item for item in points.kept)
+        points = replace(points, kept=tuple(kept))
         base = spec.base if typed else Precision.FP32
         proto = insert_qdq(folded, points, table.amax, base=base)
     named = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate, check_enough
 from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import UsageError
@@ -52,8 +55,11 @@ class Scales:
                 f"--{spec.precision} needs scales measured on real inputs, and {said}: give one of --images DIR, "
                 "--data F.npz or --calib T.calib.json (random data is never used)"
             )
-        elif spec.calibrator == "native" and self.calib is not None:
-            raise UsageError("--calibrator native measures its own scales: give --images or --data instead of --calib")
+        elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
+            raise UsageError(
+                "--calibrator native measures its own scales: give --images or --data, or as --calib a TensorRT cache such as "
+                "trtopt calibrate --export-cache writes"
+            )
 
     def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:
         """The table to quantize with; None where the build needs none."""
@@ -71,17 +77,47 @@ class Scales:
                 precision_override=self.overrides,
                 reporter=reporter,
             ).table
+        elif self.calib_is_cache:
+            table = calibrate(
+                model.path or model.proto,
+                import_cache=self.calib,
+                preprocess=self.preprocess,
+                method=self.method,
+                precision_override=self.overrides,
+                reporter=reporter,
+            ).table
         else:
             given = self.calib
             table = given if isinstance(given, Table) else Table.load(existing_file(given, "the calibration table"))
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
-        return table.with_method("minmax") if spec.precision is Precision.FP8 and self.method == "auto" else table
+        if spec.precision is not Precision.FP8 or self.method != "auto":
+            return table
+        if all(entry.histogram is None for entry in table.tensors.values()):
+            reporter.warn("the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8")
+            return table
+        return table.with_method("minmax")
+
+    @property
+    def calib_is_cache(self) -> bool:
+        """Whether `calib` is TensorRT's own text cache, not a table."""
+        return isinstance(self.calib, (str, os.PathLike)) and is_cache(self.calib)
+
+    def native_cache(self, spec: BuildSpec) -> bytes | None:
+        """What TensorRT's own calibrator reads instead of data, where it is given.
+
+        Raises:
+            CalibrationError: it is damaged.
+        """
+        if spec.calibrator != "native" or self.calib is None:
+            return None
+        read_cache(self.calib)  # TensorRT says little about a cache that it can't read
+        return Path(self.calib).read_bytes()
 
     def native(self, model: Model, spec: BuildSpec) -> Batches | None:
         """The batches for TensorRT's own calibrator, where it is asked for."""
-        if spec.calibrator != "native":
+        if spec.calibrator != "native" or self.calib is not None:
             return None
         batches = open_data(
             model.inputs,
