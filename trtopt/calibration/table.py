@@ -127,7 +127,7 @@ class Table:
             raise CalibrationError(f"{file} has the format {found!r}; {FORMAT!r} is needed: {_MAKE}")
         try:
             return _table(content)
-        except _Damaged as error:
+        except Damaged as error:
             raise CalibrationError(f"{file}: {error}; {_MAKE}") from None
 
 
@@ -158,30 +158,38 @@ def choose_all(histograms: Mapping[str, Histogram], groups: Sequence[Sequence[st
 
 def _plain(entry: Entry) -> dict[str, Any]:
     plain: dict[str, Any] = {"amax": entry.amax, "method": entry.method}
-    if (seen := entry.histogram) is not None:
-        plain |= {"absmax": seen.absmax, "low": seen.low, "high": seen.high, "count": seen.total}
-        plain["histogram"] = {"bins": BINS, "exponent": seen.exponent, "counts": _packed(seen)}
-    return plain
+    return plain if entry.histogram is None else plain | packed(entry.histogram)
 
 
-def _packed(histogram: Histogram) -> str:
+def packed(seen: Histogram) -> dict[str, Any]:
+    """A histogram with values in it as plain JSON; `unpacked` reads it back."""
+    return {
+        "absmax": seen.absmax,
+        "low": seen.low,
+        "high": seen.high,
+        "count": seen.total,
+        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": _packed_counts(seen)},
+    }
+
+
+def _packed_counts(histogram: Histogram) -> str:
     """Counts to the last that isn't 0 as little-endian int64, byte planes apart (half the size), zlib, base64."""
     counts = np.trim_zeros(histogram.counts, "b").astype("<i8")
     planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
     return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
 
 
-class _Damaged(Exception):
-    """What is wrong with a table's content."""
+class Damaged(Exception):
+    """What is wrong with a table's or a histogram's content."""
 
 
 def _get(content: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
     """`content[key]`, which must be of that kind."""
     if not isinstance(content, dict) or key not in content:
-        raise _Damaged(f"{where} lacks {key!r}")
+        raise Damaged(f"{where} lacks {key!r}")
     value = content[key]
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise _Damaged(f"{where}: {key!r} is {type(value).__name__} {str(value)[:40]!r}")
+        raise Damaged(f"{where}: {key!r} is {type(value).__name__} {str(value)[:40]!r}")
     return value
 
 
@@ -189,10 +197,10 @@ def _table(content: dict[str, Any]) -> Table:
     here = "the table"
     tensors = {name: _entry(value, name) for name, value in _get(content, "tensors", dict, here).items()}
     if not tensors:
-        raise _Damaged("the table has no tensors")
+        raise Damaged("the table has no tensors")
     groups = tuple(tuple(map(str, group)) for group in _get(content, "groups", list, here))
     if strangers := [name for group in groups for name in group if name not in tensors]:
-        raise _Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
+        raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
     model = _get(content, "model", dict, here)
     _get(model, "fingerprint", str, "the model")
     return Table(
@@ -213,29 +221,36 @@ def _entry(value: Any, name: str) -> Entry:
     where = f"the tensor {name!r}"
     amax = float(_get(value, "amax", (int, float), where))
     if not 0 < amax < math.inf:
-        raise _Damaged(f"{where} has amax {amax}, which isn't positive and finite")
+        raise Damaged(f"{where} has amax {amax}, which isn't positive and finite")
     method = _get(value, "method", str, where)
-    if value.get("histogram") is None:
-        return Entry(amax, method)
-    packed = _get(value, "histogram", dict, where)
-    if (bins := _get(packed, "bins", int, where)) != BINS:
-        raise _Damaged(f"{where} has a histogram of {bins} bins; this trtopt works with {BINS}")
+    return Entry(amax, method, None if value.get("histogram") is None else unpacked(value, where))
+
+
+def unpacked(value: Any, where: str) -> Histogram:
+    """The histogram that `packed` wrote.
+
+    Raises:
+        Damaged: it isn't one; `where` is named.
+    """
+    content = _get(value, "histogram", dict, where)
+    if (bins := _get(content, "bins", int, where)) != BINS:
+        raise Damaged(f"{where} has a histogram of {bins} bins; this trtopt works with {BINS}")
     counts = np.zeros(BINS, np.int64)
     try:
         stream = zlib.decompressobj()
-        content = stream.decompress(base64.b64decode(_get(packed, "counts", str, where), validate=True), 8 * BINS)
-        planes = np.frombuffer(content, np.uint8).reshape(8, -1)
+        unzipped = stream.decompress(base64.b64decode(_get(content, "counts", str, where), validate=True), 8 * BINS)
+        planes = np.frombuffer(unzipped, np.uint8).reshape(8, -1)
         some = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise _Damaged(f"{where} has a damaged histogram ({error})") from None
+        raise Damaged(f"{where} has a damaged histogram ({error})") from None
     counts[: some.size] = some
     total = _get(value, "count", int, where)
     low, high = (float(_get(value, key, (int, float), where)) for key in ("low", "high"))
-    exponent = _get(packed, "exponent", (int, type(None)), where)
+    exponent = _get(content, "exponent", (int, type(None)), where)
     if not stream.eof or total <= 0 or int(some.sum()) != total or some.min(initial=0) < 0:
-        raise _Damaged(f"{where} has a damaged histogram (the counts add up to {int(some.sum())}, not {total})")
+        raise Damaged(f"{where} has a damaged histogram (the counts add up to {int(some.sum())}, not {total})")
     if not (-math.inf < low <= high < math.inf) or (exponent is None) != (low == high == 0):
-        raise _Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
+        raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
     if exponent is not None and max(high, -low) > math.ldexp(1.0, min(max(exponent, -1000), 1000)):
-        raise _Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
-    return Entry(amax, method, Histogram(counts, exponent, low, high, total))
+        raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
+    return Histogram(counts, exponent, low, high, total)
