@@ -144,7 +144,8 @@ def import_table(
     given, graph = linked(original), linked(folded)
     theirs, ours = _names(original), _names(folded)
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
-    numbered, note = _numbered(cache, theirs | ours, networks or (lambda: _parsed(original, folded)))
+    ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
+    numbered, note = _numbered(cache, theirs | ours, ends, networks or (lambda: _parsed(original, folded)))
     known = spread(given, numbered | exact)
     known = {name: item for name, item in known.items() if name in ours}
     left: dict[str, None] = {}
@@ -250,7 +251,7 @@ def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
 # The parser's numbering
 
 
-def _numbered(cache: TextCache, names: set[str], networks: Networks) -> tuple[dict[str, Known], str]:
+def _numbered(cache: TextCache, names: set[str], ends: set[str], networks: Networks) -> tuple[dict[str, Known], str]:
     """Tensors of the model that numbered entries stand for, and why the others couldn't be placed."""
     entries = sorted(
         (int(match[1]), _kind(match[2]), int(match[3] or 0), name)
@@ -261,8 +262,8 @@ def _numbered(cache: TextCache, names: set[str], networks: Networks) -> tuple[di
     if not usable:
         return {}, ""
     # Parsing ONNX names what nodes give, so numbers are left to the layers inside a node; a network made by other means
-    # numbers everything.
-    by_parser = any(name in names for name in cache.amax if not _UNNAMED.fullmatch(name))
+    # numbers everything but its inputs and outputs.
+    by_parser = any(name in names and name not in ends for name in cache.amax)
     best: dict[str, Known] = {}
     reached = -1
     try:

@@ -1,0 +1,100 @@
+"""Caches for TensorRT 8.6: a scale for every floating tensor of the graph that it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from trtopt.calibration.calibrator import CalibrateResult, calibrate
+from trtopt.calibration.exporting import floating
+from trtopt.calibration.text_cache import read_cache
+from trtopt.data.samples import write_crops
+from trtopt.errors import UsageError
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
+from trtopt.recipes import package_file
+
+LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}
+
+
+@pytest.fixture(scope="module")
+def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exporting") / "crops"
+    write_crops("imagenet-crops", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lite0(exported: Callable[[str], Path], crops: Path, tmp_path_factory: pytest.TempPathFactory) -> CalibrateResult:
+    folder = tmp_path_factory.mktemp("lite0")
+    return calibrate(
+        exported("efficientnet-lite0"),
+        folder / "t.json",
+        images=crops,
+        preprocess="efficientnet-lite",
+        limit=4,
+        threads=2,
+        cache=False,
+        export_cache=folder / "out.cache",
+    )
+
+
+def test_every_floating_tensor_has_an_entry(lite0: CalibrateResult, exported: Callable[[str], Path]) -> None:
+    folded, _ = fold(load_model(exported("efficientnet-lite0")).proto)
+    assert lite0.exported is not None
+    cache = read_cache(lite0.exported.path)
+    assert cache.header == "TRT-8600-EntropyCalibration2"
+    assert set(floating(folded)) <= set(cache.amax)
+    assert {value for node in folded.graph.node for value in node.output} | {"input"} == set(floating(folded))
+    assert lite0.exported.lacking == ()
+    assert lite0.exported.tensors == len(floating(folded))
+    for name, amax in lite0.table.amax.items():
+        assert cache.amax[name] == pytest.approx(amax, rel=1e-6)
+
+
+def test_the_table_is_the_same_with_and_without_an_export(
+    lite0: CalibrateResult, exported: Callable[[str], Path], crops: Path
+) -> None:
+    plain = calibrate(
+        exported("efficientnet-lite0"), images=crops, preprocess="efficientnet-lite", limit=4, threads=2, cache=False
+    )
+    assert plain.table.digest == lite0.table.digest
+    assert plain.exported is None
+
+
+def test_an_exported_cache_comes_back_whole(
+    lite0: CalibrateResult, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    assert lite0.exported is not None
+    again = calibrate(
+        exported("efficientnet-lite0"), import_cache=lite0.exported.path, export_cache=tmp_path / "again.cache"
+    )
+    assert again.table.amax == pytest.approx(lite0.table.amax, rel=1e-6)
+    assert (tmp_path / "again.cache").read_bytes() == lite0.exported.path.read_bytes()
+
+
+def test_names_that_folding_removed_are_written_too_and_what_is_unknown_is_said(tmp_path: Path, crops: Path) -> None:
+    model = package_file("package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
+    given = load_model(model).proto
+    folded, _ = fold(given)
+    result = calibrate(
+        model, images=crops, preprocess=LETTERBOX, limit=2, threads=2, cache=False, export_cache=tmp_path / "c"
+    )
+    assert result.exported is not None
+    lacking = set(result.exported.lacking)
+    assert set(floating(folded)) - set(read_cache(tmp_path / "c").amax) == lacking
+    assert len(lacking) <= 2  # the text mask of photos without text
+    few = calibrate(model, import_cache=tmp_path / "c", export_cache=tmp_path / "d").exported
+    assert few is not None
+    assert few.lacking == result.exported.lacking
+
+
+def test_outputs_are_kept_apart(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    cache = tmp_path / "c"
+    cache.write_text("TRT-8600-EntropyCalibration2\ninput: 3f800000\n")
+    for output, export_cache in ((cache, None), (tmp_path / "t", cache), (tmp_path / "t", tmp_path / "t")):
+        with pytest.raises(UsageError, match="would overwrite"):
+            calibrate(exported("efficientnet-lite0"), output, import_cache=cache, export_cache=export_cache)
+    assert cache.read_text().startswith("TRT-8600")

@@ -1,0 +1,394 @@
+"""Old TensorRT caches made tables: names, numbering, propagation, what is missing, and engines built without data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+from typer.testing import CliRunner
+
+import trtopt
+from trtopt import cli
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.exporting import floating
+from trtopt.calibration.importing import import_table
+from trtopt.calibration.observe import observe
+from trtopt.calibration.text_cache import read_cache, write_cache
+from trtopt.data import open_data
+from trtopt.data.samples import write_crops
+from trtopt.errors import CalibrationError, DeviceError, UsageError
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
+from trtopt.graph.placement import Points, find_points
+from trtopt.manifest import load_manifest
+from trtopt.recipes import package_file
+from trtopt.trt import NetworkLayer, select
+
+DETECTOR = "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
+LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}
+
+
+class Case:
+    """A model as given, folded, and the largest magnitude of every floating tensor of the model as given."""
+
+    def __init__(self, model: Path, crops: Path, preprocess: Any) -> None:
+        self.path, self.given = model, load_model(model)
+        self.folded, _ = fold(self.given.proto)
+        self.points: Points = find_points(self.folded)
+        images = sorted(crops.glob("*.*g"))[:4]
+        data = open_data(self.given.inputs, images=images, preprocess=preprocess, batch=2, threads=2)
+        self.batches = list(data)
+        names = floating(self.given.proto)
+        seen = observe(self.given.proto, names, self.batches, threads=2, shard=True)
+        self.amax = {name: item.absmax for name, item in seen.histograms.items() if item.absmax > 0}
+
+    def cache(self, folder: Path, amax: Mapping[str, float] | None = None, header: str = "") -> Path:
+        path = write_cache(self.amax if amax is None else amax, folder / "old.cache")
+        if header:
+            path.write_text(path.read_text().replace("TRT-8600-EntropyCalibration2", header))
+        return path
+
+
+@pytest.fixture(scope="module")
+def crops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("importing") / "crops"
+    write_crops("imagenet-crops", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lite0(exported: Callable[[str], Path], crops: Path) -> Case:
+    return Case(exported("efficientnet-lite0"), crops, "efficientnet-lite")
+
+
+@pytest.fixture(scope="module")
+def detector(crops: Path) -> Case:
+    """With BatchNormalizations, and a Concat of Resizes whose inputs share one scale."""
+    case = Case(package_file(DETECTOR), crops, LETTERBOX)
+    assert case.points.groups
+    assert any(node.op_type == "BatchNormalization" for node in case.given.proto.graph.node)
+    return case
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "kept"))
+
+
+def nowhere() -> Iterator[Sequence[NetworkLayer]]:
+    raise DeviceError("the parser needs a GPU")
+
+
+# Names
+
+
+def test_folding_keeps_names_with_their_values(lite0: Case, detector: Case) -> None:
+    """What importing rests on: of a fused convolution and BatchNormalization the name of the latter lives on."""
+    for case in (lite0, detector):
+        names = [name for name in floating(case.folded) if name not in {item.name for item in case.given.inputs}]
+        assert set(names) <= {name for node in case.given.proto.graph.node for name in node.output}
+        before, after = (_run(model, names, case.batches[0]) for model in (case.given.proto, case.folded))
+        for name, one, other in zip(names, before, after):
+            np.testing.assert_allclose(other, one, rtol=1e-2, atol=1e-6 + 2e-4 * float(np.abs(one).max()), err_msg=name)
+
+
+def _run(proto: ModelProto, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+    every = ModelProto()
+    every.CopyFrom(proto)
+    del every.graph.output[:]
+    every.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = onnxruntime.InferenceSession(every.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs: list[NDArray[Any]] = session.run(list(names), {name: value[:1] for name, value in feed.items()})
+    return outputs
+
+
+@pytest.mark.parametrize("header", ["TRT-7103-EntropyCalibration2", "TRT-8600-MinMaxCalibration"])
+def test_a_cache_of_every_tensor_covers_what_is_needed(detector: Case, tmp_path: Path, header: str) -> None:
+    result = calibrate(detector.path, tmp_path / "t.json", import_cache=detector.cache(tmp_path, header=header))
+    assert result.coverage is not None
+    assert result.coverage.exact == detector.points.activations
+    assert result.coverage.missing == result.coverage.strange == ()
+    (group,) = detector.points.groups
+    shared = max(detector.amax[name] for name in group)
+    for name, amax in result.table.amax.items():
+        assert amax == pytest.approx(shared if name in group else detector.amax[name], rel=1e-6), name
+    assert result.table.method == f"imported from {header}"
+    assert trtopt.Table.load(tmp_path / "t.json").digest == result.table.digest
+
+
+def test_a_cache_made_after_fusion_covers_what_is_needed(lite0: Case, tmp_path: Path) -> None:
+    """TRT-…-LegacyCalibration and -EntropyCalibration list only the last tensor of Conv → BatchNorm → activation."""
+    readers: dict[str, list[str]] = {}
+    for node in lite0.folded.graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node.op_type)
+    fused = {name for name, ops in readers.items() if ops == ["Clip"]}
+    kept = {name: amax for name, amax in lite0.amax.items() if name not in fused}
+    assert len(fused) >= 32
+    cache = lite0.cache(tmp_path, kept, "TRT-7000-LegacyCalibration")
+    coverage = calibrate(lite0.path, import_cache=cache).coverage
+    assert coverage is not None
+    assert coverage.needed == len(coverage.exact) == len(lite0.points.activations)
+
+
+def test_scale_preserving_operators_stand_in_for_each_other(detector: Case, tmp_path: Path) -> None:
+    resized = {name for node in detector.folded.graph.node if node.op_type == "Resize" for name in node.output}
+    needed = resized & set(detector.points.activations)
+    assert len(needed) >= 3
+    without = {name: amax for name, amax in detector.amax.items() if name not in resized}
+    result = calibrate(detector.path, import_cache=detector.cache(tmp_path, without))
+    assert result.coverage is not None
+    assert set(result.coverage.propagated) == needed
+    full = calibrate(detector.path, import_cache=detector.cache(tmp_path))
+    assert result.table.amax == full.table.amax
+    # The other way round: only what Concat gives is known of its group.
+    (group,) = detector.points.groups
+    (concat,) = (node for node in detector.folded.graph.node if set(node.input) <= set(group))
+    sources = {name for node in detector.folded.graph.node if node.output[0] in resized for name in node.input[:1]}
+    gone = set(group) - {concat.output[0]} | resized | sources
+    only_out = {name: amax for name, amax in detector.amax.items() if name not in gone}
+    only_out[concat.output[0]] = 7.5
+    assert concat.output[0] in group
+    table = calibrate(detector.path, import_cache=detector.cache(tmp_path, only_out), missing="float").table
+    assert [table.amax[name] for name in group] == pytest.approx([7.5] * len(group), rel=1e-6)
+
+
+def _small() -> ModelProto:
+    """Conv → Dropout → two equal Relus → Identity → Conv: folding leaves Conv → Relu → Conv."""
+    weight = np.random.default_rng(0).standard_normal((16, 16, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], "conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Dropout", ["c"], ["d"], "drop"),
+        helper.make_node("Relu", ["d"], ["r"], "relu1"),
+        helper.make_node("Relu", ["d"], ["twin"], "relu2"),
+        helper.make_node("Identity", ["r"], ["i"], "same"),
+        helper.make_node("Conv", ["i", "w"], ["e"], "conv2"),
+        helper.make_node("Conv", ["twin", "w"], ["f"], "conv3"),
+        helper.make_node("Add", ["e", "f"], ["y"], "add"),
+    ]
+    shapes = {"x": (1, 16, 16, 16), "y": (1, 16, 14, 14)}
+    ends = {name: [helper.make_tensor_value_info(name, TensorProto.FLOAT, size)] for name, size in shapes.items()}
+    graph = helper.make_graph(nodes, "small", ends["x"], ends["y"], [numpy_helper.from_array(weight, "w")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("gone", ["i", "twin"])
+def test_names_that_folding_removed_still_count(gone: str, tmp_path: Path) -> None:
+    given = _small()
+    folded, _ = fold(given)
+    names = {name for node in folded.graph.node for name in node.output}
+    needed = find_points(folded).activations
+    assert gone not in names
+    cache = read_cache(write_cache({"x": 1.0, gone: 2.5, "f": 9.0, "e": 9.0}, tmp_path / "c"))
+    table, coverage = import_table(cache, given, folded)
+    (relu,) = (name for name in needed if name in ("r", "twin", "i"))
+    assert coverage.folding == (relu,)
+    assert table.amax[relu] == pytest.approx(2.5, rel=1e-6)
+
+
+# The parser's numbering
+
+
+def _numbers(layers: Sequence[NetworkLayer], amax: Mapping[str, float], shift: int = 0) -> dict[str, float]:
+    """A cache as a network without names gets it."""
+    title = {"ELEMENTWISE": "ElementWise", "MATRIX_MULTIPLY": "Matrix Multiply"}
+    return {
+        f"(Unnamed Layer* {number + shift}) [{title.get(layer.kind, layer.kind.title())}]_output": amax[
+            layer.outputs[0]
+        ]
+        for number, layer in enumerate(layers)
+        if layer.outputs[0] in amax
+    } | {"input": amax["input"]}
+
+
+def test_numbered_names_follow_the_installed_parser(lite0: Case, tmp_path: Path, rtx: None) -> None:
+    layers = select("rtx").network(lite0.path)
+    cache = lite0.cache(tmp_path, _numbers(layers, lite0.amax))
+    result = calibrate(lite0.path, import_cache=cache)
+    assert result.coverage is not None
+    assert result.coverage.exact == ("input",)
+    assert len(result.coverage.numbering) == len(lite0.points.activations) - 1
+    for name, amax in result.table.amax.items():
+        assert amax == pytest.approx(lite0.amax[name], rel=1e-6), name
+
+
+def test_numbers_of_another_network_are_not_believed(lite0: Case, tmp_path: Path, rtx: None) -> None:
+    layers = select("rtx").network(lite0.path)
+    cache = lite0.cache(tmp_path, _numbers(layers, lite0.amax, shift=1))
+    with pytest.raises(
+        CalibrationError, match=r"50 of the 51 tensors .* on, the installed parser numbers .* otherwise"
+    ):
+        calibrate(lite0.path, import_cache=cache)
+
+
+def test_numbers_end_where_the_kinds_differ(tmp_path: Path) -> None:
+    given = _small()
+    folded, _ = fold(given)
+    cache = read_cache(
+        write_cache(
+            {
+                "x": 1.0,
+                "(Unnamed Layer* 0) [Convolution]_output": 2.0,
+                "(Unnamed Layer* 1) [Activation]_output": 3.0,
+                "(Unnamed Layer* 2) [Pooling]_output": 4.0,
+            },
+            tmp_path / "c",
+        )
+    )
+    relu = next(name for name in find_points(folded).activations if name not in ("x", "e", "f"))
+    layers = [
+        NetworkLayer("CONVOLUTION", ("x",), ("c",)),
+        NetworkLayer("ACTIVATION", ("c",), (relu,)),
+        NetworkLayer("CONVOLUTION", (relu,), ("e",)),
+    ]
+    table, coverage = import_table(cache, given, folded, networks=lambda: iter([layers]), missing="float")
+    assert coverage.numbering == (relu,)
+    assert table.amax[relu] == pytest.approx(3.0, rel=1e-6)
+    assert "from '(Unnamed Layer* 2) [Pooling]_output' on" in coverage.note
+
+
+def test_numbers_inside_nodes_never_stand_for_named_tensors(tmp_path: Path) -> None:
+    """A cache with ONNX names comes from the parser, which would have named what layer 1 gives."""
+    given = _small()
+    folded, _ = fold(given)
+    cache = read_cache(write_cache({"x": 1.0, "e": 2.0, "(Unnamed Layer* 1) [Activation]_output": 3.0}, tmp_path / "c"))
+    layers = [NetworkLayer("CONVOLUTION", ("x",), ("c",)), NetworkLayer("ACTIVATION", ("c",), ("r",))]
+    with pytest.raises(CalibrationError, match="otherwise"):
+        import_table(cache, given, folded, networks=lambda: iter([layers]))
+
+
+def test_without_a_parser_numbered_names_stay_unmatched_and_are_counted(tmp_path: Path) -> None:
+    given = _small()
+    folded, _ = fold(given)
+    cache = read_cache(write_cache({"x": 1.0, "(Unnamed Layer* 1) [Activation]_output": 3.0}, tmp_path / "c"))
+    with pytest.raises(CalibrationError, match=r"1 numbered names .* can't be looked up: the parser needs a GPU"):
+        import_table(cache, given, folded, networks=nowhere)
+
+
+# What is missing
+
+
+def test_missing_tensors_are_named_with_what_to_type(lite0: Case, tmp_path: Path) -> None:
+    gone = lite0.points.activations[5]
+    ((reader, _), *_) = lite0.points.reads[gone]
+    few = {name: amax for name, amax in lite0.amax.items() if name != gone} | {"foreign": 1.0}
+    with pytest.raises(CalibrationError) as caught:
+        calibrate(lite0.path, tmp_path / "t.json", import_cache=lite0.cache(tmp_path, few))
+    for part in (
+        f"1 of the {len(lite0.points.activations)} tensors",
+        gone,
+        reader,
+        "--missing float",
+        "foreign",
+        "--images",
+    ):
+        assert part in str(caught.value)
+    assert not (tmp_path / "t.json").exists()
+    # And what it says to type works.
+    result = calibrate(lite0.path, import_cache=lite0.cache(tmp_path, few), precision_override=[f"{reader}=fp16"])
+    assert result.coverage is not None
+    assert gone not in result.table.tensors
+
+
+def test_layers_without_scales_stay_in_floating_point(lite0: Case, tmp_path: Path, rtx: None) -> None:
+    gone = lite0.points.activations[5]
+    readers = {node for node, _ in lite0.points.reads[gone]}
+    cache = lite0.cache(tmp_path, {name: amax for name, amax in lite0.amax.items() if name != gone})
+    result = calibrate(lite0.path, tmp_path / "t.json", import_cache=cache, missing="float")
+    assert result.coverage is not None
+    assert result.coverage.missing == (gone,)
+    assert set(result.coverage.unquantized) == readers
+    built = trtopt.build(lite0.path, tmp_path / "e.engine", int8=True, calib=tmp_path / "t.json", target="sm89")
+    heavy = readers & {node.name for node in lite0.folded.graph.node if node.op_type in ("Conv", "Gemm")}
+    assert built.precision["int8"] == 50 - len(heavy)
+    assert {item.node for item in built.kept} >= heavy
+    assert all("imported calibration cache" in item.reason for item in built.kept if item.node in heavy)
+
+
+def test_a_cache_of_another_model_is_refused(lite0: Case, tmp_path: Path) -> None:
+    foreign = write_cache({"a": 1.0, "b": 2.0}, tmp_path / "foreign.cache")
+    with pytest.raises(CalibrationError, match="2 entries fit no tensor of this model"):
+        calibrate(lite0.path, import_cache=foreign)
+    with pytest.raises(CalibrationError, match="no INT8 layer at all"):
+        calibrate(lite0.path, import_cache=foreign, missing="float")
+
+
+def test_names_with_brackets_are_left_out_whole(tmp_path: Path) -> None:
+    given = _small()
+    for node in given.graph.node:
+        node.name = f"[{node.name}]*"
+    folded, _ = fold(given)
+    cache = read_cache(write_cache({"x": 1.0}, tmp_path / "c"))
+    table, coverage = import_table(cache, given, folded, missing="float")
+    assert set(coverage.unquantized) >= {"[conv2]*", "[conv3]*"} & {node.name for node in folded.graph.node}
+    assert set(table.amax) == {"x"}
+    assert "[conv1]*" not in coverage.unquantized
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"images": "photos", "limit": 3}, "drop --images, --limit"),
+        ({"method": "mse"}, "drop --method"),
+        ({"missing": "fp16"}, "--missing is 'fp16'; allowed: error, float"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    lite0: Case, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        calibrate(lite0.path, import_cache=lite0.cache(tmp_path), **options)
+
+
+# Engines without data
+
+
+@pytest.mark.parametrize("as_table", [True, False])
+def test_lite0_builds_from_an_old_cache_alone(lite0: Case, tmp_path: Path, as_table: bool, rtx: None) -> None:
+    calib = lite0.cache(tmp_path, header="TRT-7103-EntropyCalibration2")
+    if as_table:
+        calibrate(lite0.path, tmp_path / "t.json", import_cache=calib, preprocess="efficientnet-lite")
+        calib = tmp_path / "t.json"
+    result = trtopt.build(lite0.path, tmp_path / "e.engine", int8=True, calib=calib, target="sm89")
+    assert result.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    assert manifest.calibration is not None
+    assert manifest.calibration["method"] == "imported from TRT-7103-EntropyCalibration2"
+    assert (manifest.preprocess is not None) == as_table
+    assert trtopt.build(lite0.path, result.engine, int8=True, calib=calib, target="sm89").cached
+
+
+def test_the_detector_builds_from_an_old_cache_alone(detector: Case, tmp_path: Path, rtx: None) -> None:
+    calibrate(detector.path, tmp_path / "t.json", import_cache=detector.cache(tmp_path))
+    size = "x:1x3x320x320"
+    result = trtopt.build(
+        detector.path, tmp_path / "e.engine", int8=True, calib=tmp_path / "t.json", target="sm89", shapes=size
+    )
+    asked = [item for item in detector.points.quantized if item not in {kept.node for kept in result.kept}]
+    assert result.precision["int8"] >= len(asked) > 30
+
+
+# The command line
+
+
+def test_the_command_prints_the_coverage(lite0: Case, tmp_path: Path) -> None:
+    arguments = ["calibrate", str(lite0.path), "--import-cache", str(lite0.cache(tmp_path)), "-o", str(tmp_path / "t")]
+    said = CliRunner().invoke(cli.app, arguments)
+    assert said.exit_code == 0, said.output
+    assert "TRT-8600-EntropyCalibration2" in said.output
+    assert "51 tensors (51 exact)" in said.output
+    found = CliRunner().invoke(cli.app, [*arguments, "--json"])
+    coverage = json.loads(found.stdout)["coverage"]
+    assert len(coverage["exact"]) == coverage["needed"] == 51
+    assert coverage["missing"] == []
+    assert len(coverage["spare"]) == coverage["entries"] - 51

@@ -1,0 +1,197 @@
+"""Every rule that calls itself exact: quantizing before the operator and behind it gives the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from trtopt.calibration.spreading import Known, spread
+from trtopt.graph.view import linked
+
+Array = NDArray[np.float32]
+SHAPE = (1, 4, 6, 6)
+
+
+def graph(*nodes: NodeProto, output: str = "y", **weights: Any) -> ModelProto:
+    made = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, SHAPE)],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()],
+    )
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def n(op: str, inputs: str, outputs: str = "y", **attributes: Any) -> NodeProto:
+    return helper.make_node(op, inputs.split(), outputs.split(), f"{op}_{outputs}", **attributes)
+
+
+def f(*values: float) -> NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def found(model: ModelProto, *groups: tuple[str, ...], **amax: float) -> dict[str, float]:
+    known = {name: Known(value, (name,)) for name, value in amax.items()}
+    return {name: item.amax for name, item in spread(linked(model), known, groups).items() if name not in amax}
+
+
+# The operator's input is x, its output y; two names the limits that a rule may lower a scale to.
+ONE_TO_ONE: dict[str, ModelProto] = {
+    "Reshape": graph(n("Reshape", "x s"), s=np.array([4, 36])),
+    "Flatten": graph(n("Flatten", "x")),
+    "Squeeze": graph(n("Squeeze", "x s"), s=np.array([0])),
+    "Unsqueeze": graph(n("Unsqueeze", "x s"), s=np.array([0])),
+    "Transpose": graph(n("Transpose", "x", perm=[0, 2, 3, 1])),
+    "Identity": graph(n("Identity", "x")),
+    "Dropout": graph(n("Dropout", "x")),
+    "DepthToSpace": graph(n("DepthToSpace", "x", blocksize=2)),
+    "SpaceToDepth": graph(n("SpaceToDepth", "x", blocksize=2)),
+    "Resize": graph(n("Resize", "x r s", mode="nearest"), r=f(), s=f(1, 1, 2, 2)),
+    "Pad": graph(n("Pad", "x p"), p=np.array([0, 0, 1, 1, 0, 0, 1, 1])),
+    "reflecting Pad": graph(n("Pad", "x p", mode="reflect"), p=np.array([0, 0, 1, 1, 0, 0, 1, 1])),
+}
+SELECTIONS: dict[str, ModelProto] = {
+    "MaxPool": graph(n("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])),
+    "Slice": graph(n("Slice", "x a b c"), a=np.array([1]), b=np.array([3]), c=np.array([1])),
+    "shrinking Resize": graph(n("Resize", "x r s", mode="nearest"), r=f(), s=f(1, 1, 0.5, 0.5)),
+    "cropping Pad": graph(n("Pad", "x p"), p=np.array([0, 0, -1, -1, 0, 0, -1, -1])),
+}
+BACKWARD: dict[str, ModelProto] = {
+    "Relu": graph(n("Relu", "x")),
+    "Clip": graph(n("Clip", "x a b"), a=f(0)[0], b=f(6)[0]),
+    "symmetric Clip": graph(n("Clip", "x a b"), a=f(-3)[0], b=f(3)[0]),
+}
+FORWARD: dict[str, ModelProto] = {
+    "Relu behind Sigmoid": graph(n("Sigmoid", "x", "h"), n("Relu", "h")),
+    "Clip behind Relu": graph(n("Relu", "x", "h"), n("Clip", "h a b"), a=f(0)[0], b=f(1.5)[0]),
+    "Clip behind a moved Relu": graph(
+        n("Relu", "x", "i"), n("Transpose", "i", "h", perm=[0, 2, 3, 1]), n("Clip", "h a b"), a=f(0)[0], b=f(1.5)[0]
+    ),
+    "symmetric Clip behind a sum": graph(n("Add", "x x", "h"), n("Clip", "h a b"), a=f(-1.5)[0], b=f(1.5)[0]),
+}
+
+
+def quantized(values: Array, amax: float) -> Array:
+    scale = np.float32(amax / 127)
+    return np.clip(np.round(values / scale), -127, 127).astype(np.float32) * scale
+
+
+def run(model: ModelProto, **feeds: Array) -> dict[str, Array]:
+    names = [name for node in model.graph.node for name in node.output]
+    every = ModelProto()
+    every.CopyFrom(model)
+    del every.graph.output[:]
+    every.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(every.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return dict(zip(names, session.run(names, feeds)))
+
+
+def sample() -> Array:
+    return (np.random.default_rng(3).standard_normal(SHAPE) * 2).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", [*ONE_TO_ONE, *SELECTIONS])
+def test_values_that_only_move_keep_their_scale_both_ways(name: str) -> None:
+    model = {**ONE_TO_ONE, **SELECTIONS}[name]
+    assert found(model, x=2.5)["y"] == 2.5
+    assert found(model, y=2.5)["x"] == 2.5
+    x = sample()
+    before, behind = run(model, x=quantized(x, 2.5))["y"], quantized(run(model, x=x)["y"], 2.5)
+    np.testing.assert_array_equal(before, behind)
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_selection_says_nothing_of_an_input_that_others_read(name: str) -> None:
+    model = ModelProto()
+    model.CopyFrom(SELECTIONS[name])
+    model.graph.node.append(n("Sigmoid", "x", "z"))
+    model.graph.output.append(helper.make_tensor_value_info("z", TensorProto.FLOAT, None))
+    assert found(model, y=2.5) == {}
+    assert found(ONE_TO_ONE["Transpose"], y=2.5) == {"x": 2.5}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_what_an_activation_cuts_off_needs_no_codes(name: str) -> None:
+    model, x = BACKWARD[name], sample() * 4
+    assert found(model, x=2.5).get("y") == (2.5 if name == "symmetric Clip" else None)  # negatives count in x only
+    for amax in (1.0, 2.5, 6.0015):
+        assert found(model, y=amax) == {"x": amax}
+        saturated = run(model, x=np.clip(x, -amax, amax))["y"]
+        np.testing.assert_array_equal(saturated, np.clip(run(model, x=x)["y"], -amax, amax))
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_an_activation_hands_on_a_scale_that_holds_nothing_it_drops(name: str) -> None:
+    model, x = FORWARD[name], sample()
+    limit = np.inf if name.startswith("Relu") else 1.5
+    for amax in (0.7, 9.0):
+        given = found(model, h=amax)["y"]
+        assert given == min(amax, limit)
+        hidden = run(model, x=x)["h"]
+        only = ModelProto()
+        only.CopyFrom(model)
+        del only.graph.node[:-1], only.graph.input[:]
+        only.graph.input.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, None))
+        behind = np.clip(run(only, h=hidden)["y"], -given, given)
+        np.testing.assert_array_equal(run(only, h=np.clip(hidden, -amax, amax))["y"], behind)
+
+
+def test_what_computes_hands_nothing_on() -> None:
+    for model in (
+        graph(n("Relu", "x")),
+        graph(n("Clip", "x a b"), a=f(-1)[0], b=f(6)[0]),
+        graph(n("Clip", "x a b"), a=f(1)[0], b=f(6)[0]),
+        graph(n("AveragePool", "x", kernel_shape=[2, 2])),
+        graph(n("Add", "x x")),
+        graph(n("Sigmoid", "x")),
+        graph(n("Resize", "x r s", mode="linear"), r=f(), s=f(1, 1, 2, 2)),
+        graph(n("Pad", "x p v"), p=np.array([0, 0, 1, 1, 0, 0, 1, 1]), v=f(9)[0]),
+        graph(n("Cast", "x", "i", to=TensorProto.INT32), n("Cast", "i", to=TensorProto.FLOAT)),
+    ):
+        assert found(model, x=2.5) == {}
+    assert found(graph(n("Clip", "x a b"), a=f(1)[0], b=f(6)[0]), y=2.5) == {}
+    assert found(graph(n("Add", "x x")), y=2.5) == {}
+
+
+def test_concat_and_split_take_the_largest() -> None:
+    concat = graph(n("Relu", "x", "a"), n("Sigmoid", "x", "b"), n("Concat", "a b c", axis=1), c=np.full(SHAPE, 4, "f4"))
+    assert found(concat, a=2.5) == {}
+    assert found(concat, a=2.5, b=1.0)["y"] == 4  # the constant's
+    assert found(concat, a=7.5, b=1.0)["y"] == 7.5
+    assert "a" not in found(concat, y=7.5)
+    shared = found(concat, ("a", "b", "y"), y=7.5)
+    assert (shared["a"], shared["b"]) == (7.5, 7.5)
+    split = graph(n("Split", "x", "y z", axis=1))
+    assert found(split, x=2.5) == {"y": 2.5, "z": 2.5}
+    assert found(split, y=2.5) == {}
+    assert found(split, y=2.5, z=3.5) == {"x": 3.5}
+
+
+def test_equal_nodes_share_what_is_known_of_one() -> None:
+    twins = graph(n("Sigmoid", "x", "a"), n("Sigmoid", "x", "b"), n("Tanh", "x", "c"), n("Add", "a b"))
+    assert found(twins, b=0.9) == {"a": 0.9}
+    differ = graph(n("LeakyRelu", "x", "a", alpha=0.1), n("LeakyRelu", "x", "b", alpha=0.2), n("Add", "a b"))
+    assert found(differ, b=0.9) == {}
+
+
+def test_scales_travel_far_and_name_where_they_came_from() -> None:
+    chain = graph(
+        n("Conv", "x w", "c"),
+        n("Relu", "c", "r"),
+        n("MaxPool", "r", "m", kernel_shape=[2, 2]),
+        n("Reshape", "m s", "y"),
+        w=np.ones((4, 4, 1, 1), np.float32),
+        s=np.array([-1]),
+    )
+    result = spread(linked(chain), {"y": Known(2.5, ("old name",))})
+    assert {name: item.amax for name, item in result.items()} == dict.fromkeys("crmy", 2.5)
+    assert {item.sources for item in result.values()} == {("old name",)}
