@@ -306,6 +306,9 @@ def build(
     save_onnx: Annotated[
         Path | None, typer.Option("--save-onnx", metavar="OUT", help="Keep the graph TensorRT got.")
     ] = None,
+    save_cache: Annotated[
+        Path | None, typer.Option("--save-cache", metavar="OUT", help="Keep the native calibrator's cache.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build even if the engine is up to date.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -344,6 +347,7 @@ def build(
         tf32=tf32,
         allow_precision_fallback=allow_precision_fallback,
         save_onnx=save_onnx,
+        save_cache=save_cache,
         force=force,
         reporter=_reporter(json_output),
     )

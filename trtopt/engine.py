@@ -21,7 +21,7 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.data import Batches
 from trtopt.errors import ModelError, TrtoptError, UsageError
-from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, writing
+from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.proto import fingerprint
@@ -122,6 +122,7 @@ def build(
     tf32: bool = True,
     allow_precision_fallback: bool = False,
     save_onnx: str | os.PathLike[str] | None = None,
+    save_cache: str | os.PathLike[str] | None = None,
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
@@ -141,6 +142,7 @@ def build(
             dimension is the batch gets 1, 8, 32.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
         save_onnx: where to keep the graph that TensorRT was given.
+        save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
         force: build even where `output` is up to date.
 
     Raises:
@@ -170,7 +172,13 @@ def build(
         allow_precision_fallback=allow_precision_fallback,
     )  # fmt: skip
     output = Path(output)
-    written = [output, manifest_path(output), *([Path(save_onnx)] if save_onnx else [])]
+    if save_cache and calibrator != "native":
+        raise UsageError(
+            "--save-cache keeps what TensorRT's own calibrator wrote: add --calibrator native; trtopt's own scales become "
+            "a cache with trtopt calibrate --export-cache"
+        )
+    saved = [Path(path) for path in (save_onnx, save_cache) if path]
+    written = [output, manifest_path(output), *saved]
     for index, path in enumerate(written):
         check_writable(path, model, data, calib, preprocess, timing_cache, *written[:index])
     loaded = load_model(model)
@@ -182,6 +190,7 @@ def build(
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
     work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
+    work = replace(work, save_cache=Path(save_cache) if save_cache else None)
     if not force and (done := work.up_to_date()):
         reporter.note(f"{output} is up to date")
         return work.result(done, time.monotonic() - started, cached=True)
@@ -225,6 +234,7 @@ class _Work:
     native: Batches | None
     cache: bytes | None
     save_onnx: Path | None
+    save_cache: Path | None = None
 
     def key(self) -> str:
         """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
@@ -247,7 +257,7 @@ class _Work:
 
     def up_to_date(self) -> Manifest | None:
         """The manifest of the engine at `output`, if a build now would make the same one."""
-        if not self.output.is_file():
+        if not self.output.is_file() or (self.save_cache and not self.save_cache.is_file()):
             return None
         try:
             manifest = load_manifest(self.output)
@@ -296,6 +306,8 @@ class _Work:
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if self.save_onnx:
                 save_model(lowered.proto, self.save_onnx)
+            if self.save_cache and built.native_cache is not None:
+                write_bytes(self.save_cache, built.native_cache)
             # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
         return manifest
 

@@ -11,7 +11,7 @@ import pytest
 from standins import Simulation
 
 import trtopt
-from trtopt.calibration.text_cache import write_cache
+from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.errors import CalibrationError, UsageError
 from trtopt.trt import Generation
 
@@ -52,3 +52,19 @@ def test_what_the_native_calibrator_cannot_read_is_refused(stand_in: Install, mo
     with pytest.raises(CalibrationError, match="line 2"):
         trtopt.build(model, tmp_path / "e.engine", calib=damaged, **OPTIONS)
     assert not (tmp_path / "e.engine").exists()
+
+
+def test_what_the_native_calibrator_wrote_is_kept_where_asked(stand_in: Install, model: Path, tmp_path: Path) -> None:
+    stand_in("8.6.0")
+    given, kept = write_cache({"x": 1.0, "y": 2.0}, tmp_path / "old.cache"), tmp_path / "kept.cache"
+    options = {**OPTIONS, "calib": given, "save_cache": kept}
+    assert not trtopt.build(model, tmp_path / "e.engine", **options).cached
+    assert read_cache(kept).header == "TRT-8600-EntropyCalibration2"
+    assert trtopt.build(model, tmp_path / "e.engine", **options).cached
+    kept.unlink()
+    assert not trtopt.build(model, tmp_path / "e.engine", **options).cached
+    assert kept.is_file()
+    with pytest.raises(UsageError, match="add --calibrator native"):
+        trtopt.build(model, tmp_path / "f.engine", fp16=True, backend="tensorrt", save_cache=kept)
+    with pytest.raises(UsageError, match="would overwrite"):
+        trtopt.build(model, tmp_path / "f.engine", **{**options, "save_cache": given})
