@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.calibration.counting import loops
+
 BINS = 16384  # over 8192 of them lie within the largest magnitude: 64 or more to one INT8 step
-_CHUNK = 1 << 16  # values at a time: the temporaries stay in the cache
 _LOWEST_EXPONENT = -100  # magnitudes are scaled by BINS / 2**exponent, which FP32 must hold
 
 
@@ -61,7 +62,8 @@ class Histogram:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if not flat.size:
             return
-        low, high = float(flat.min()), float(flat.max())  # NaN if any value is
+        run = loops()
+        low, high = (value + 0.0 for value in run.extremes(flat))  # -0 becomes 0, whichever was seen first
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
             raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {flat.size} values")
@@ -70,16 +72,7 @@ class Histogram:
         if self.exponent is None:
             self.counts[0] += flat.size
             return
-        scale = np.float32(BINS / math.ldexp(1.0, self.exponent))
-        magnitudes = np.empty(min(_CHUNK, flat.size), np.float32)
-        bins = np.empty(magnitudes.size, np.uint16)
-        for start in range(0, flat.size, _CHUNK):
-            chunk = flat[start : start + _CHUNK]
-            scaled, index = magnitudes[: chunk.size], bins[: chunk.size]
-            np.abs(chunk, out=scaled)
-            np.multiply(scaled, scale, out=scaled)  # exact: the scale is a power of two
-            np.copyto(index, scaled, casting="unsafe")  # truncates, which is floor here
-            self.counts += np.bincount(index, minlength=BINS)
+        run.count(flat, np.float32(BINS / math.ldexp(1.0, self.exponent)), self.counts)
 
     def merge(self, other: Histogram) -> None:
         """Add what another one counted, as if its values had been added here."""
