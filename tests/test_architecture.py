@@ -28,7 +28,7 @@ ROOMS = (
     ("checker", "scales", "lowering"),
     ("engine",),
     ("measure",),
-    ("stages",),
+    ("stages", "jobs"),
     ("cli",),
 )
 OWNERS = {  # foreign module → the only rooms that import it
@@ -37,8 +37,9 @@ OWNERS = {  # foreign module → the only rooms that import it
     "cuda": ("runtime.device",),
     "torch": ("modules", "exporter"),
     "torchvision": ("modules",),
+    "ray": ("jobs.cluster",),
 }
-HEAVY = {"tensorrt", "tensorrt_rtx", "cuda", "torch", "torchvision", "onnxruntime", "cv2", "onnxscript", "onnxslim"}
+HEAVY = {"numba", "tensorrt", "tensorrt_rtx", "cuda", "torch", "torchvision", "onnxruntime", "cv2", "onnxscript", "onnxslim", "ray"}
 
 
 def _level(module: str) -> int:
