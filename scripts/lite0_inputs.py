@@ -2,8 +2,9 @@
 
     python scripts/lite0_inputs.py FOLDER
 
-writes model.onnx, calib.npz (64 crops of photos), calib.json (their table), photos.npz (20 labelled photos) and
-reference.npz (the FP32 outputs for them in ONNX Runtime). All from installed packages; the same on every run.
+writes model.onnx, calib.npz (64 crops of photos), calib.json and lite0.cache (their table, and the same as a TensorRT cache),
+photos.npz (20 labelled photos) and reference.npz (the FP32 outputs for them in ONNX Runtime). All from installed packages;
+the same on every run.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _prepared(recipe: Recipe, images: Any) -> NDArray[Any]:
 
 
 def prepare(folder: Path) -> dict[str, Any]:
-    """Write every file but calib.json; give the arrays "photos" and their "labels"."""
+    """Write every file but calib.json and lite0.cache; give the arrays "photos" and their "labels"."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = load_recipe("efficientnet-lite0")
     assert recipe.calibration is not None
@@ -57,7 +58,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     prepare(folder)
     model, table, data = (folder / name for name in ("model.onnx", "calib.json", "calib.npz"))
-    calibrate(model, table, data=data, threads=THREADS, reporter=reporter())
+    calibrate(model, table, data=data, threads=THREADS, export_cache=folder / "lite0.cache", reporter=reporter())
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir() if path.is_file()))}")
 
 

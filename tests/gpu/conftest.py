@@ -62,7 +62,8 @@ def inputs() -> Inputs:
     with np.load(paths[3]) as photos, np.load(paths[4]) as reference:
         arrays = {name: photos[name] for name in photos.files}
         labels = [int(label) for label in arrays.pop("labels")]
-        return Inputs(paths[0], paths[1], paths[2], arrays, labels, {name: reference[name] for name in reference.files})
+        outputs = {name: reference[name] for name in reference.files}
+        return Inputs(paths[0], paths[1], paths[2], arrays, labels, outputs, paths[5])
 
 
 @pytest.fixture(scope="session")

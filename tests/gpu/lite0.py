@@ -2,7 +2,8 @@
 
 scripts/gpu_inputs writes the folder that TRTOPT_GPU_INPUTS names (the GPU host needs neither torch nor ONNX
 Runtime):
-model.onnx, calib.npz, calib.json, photos.npz (with labels) and reference.npz (the FP32 outputs in ONNX Runtime).
+model.onnx, calib.npz, calib.json, photos.npz (with labels), reference.npz (the FP32 outputs in ONNX Runtime) and
+lite0.cache (calib.json's scales as a TensorRT cache).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-FILES = ("model.onnx", "calib.npz", "calib.json", "photos.npz", "reference.npz")
+FILES = ("model.onnx", "calib.npz", "calib.json", "photos.npz", "reference.npz", "lite0.cache")
 SHAPES = "input:1x3x224x224,32x3x224x224,32x3x224x224"
 rows: list[tuple[str, str, str]] = []  # what, value, note
 
@@ -29,6 +30,7 @@ class Inputs:
     photos: dict[str, NDArray[Any]]
     labels: list[int]
     reference: dict[str, NDArray[Any]]
+    cache: Path
 
 
 class Builds:
@@ -39,6 +41,10 @@ class Builds:
         "fp16": {"fp16": True},
         "int8 Q/DQ": {"int8": True},
         "int8 native": {"int8": True, "calibrator": "native"},
+    }
+    FROM_CACHES: ClassVar[dict[str, dict[str, Any]]] = {
+        "int8 native from our cache": {"int8": True, "calibrator": "native"},
+        "int8 Q/DQ from TensorRT's cache": {"int8": True},
     }
 
     def __init__(self, inputs: Inputs, folder: Path) -> None:
@@ -58,18 +64,32 @@ class Builds:
             raise found
         return found
 
+    @property
+    def native_cache(self) -> Path:
+        """Where the cache is kept that TensorRT's own calibrator wrote."""
+        return self.folder / "native.cache"
+
+    def written_cache(self) -> Path:
+        """That cache, written if it isn't there yet."""
+        assert self["int8 native"]
+        return self.native_cache
+
     def _build(self, name: str) -> Any:
         from trtopt.engine import build
 
-        options = dict(self.OPTIONS[name])
+        options = dict((self.OPTIONS | self.FROM_CACHES)[name])
         if name == "int8 Q/DQ":
             options["calib"] = self.inputs.table
         elif name == "int8 native":
-            options["data"] = self.inputs.calib
+            options |= {"data": self.inputs.calib, "save_cache": self.native_cache}
+        elif name == "int8 native from our cache":
+            options["calib"] = self.inputs.cache
+        elif name == "int8 Q/DQ from TensorRT's cache":
+            options["calib"] = self.written_cache()
         level = os.environ.get("TRTOPT_GPU_LEVEL")
         result = build(
             self.inputs.model,
-            self.folder / f"{name.replace(' ', '-').replace('/', '')}.engine",
+            self.folder / f"{name.replace(' ', '-').replace('/', '').replace(chr(39), '')}.engine",
             shapes=[SHAPES],
             backend="tensorrt",
             timing_cache=self.folder / "timing.cache",
