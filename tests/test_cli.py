@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 import trtopt
 from trtopt import cli
 
-COMMANDS = {command.callback.__name__: command.callback for command in cli.app.registered_commands if command.callback}
+REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands]
+COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
+TYPED = {"run_jobs": ["jobs", "run"], "show_jobs": ["jobs", "show"]}  # what is typed for the others is their name
 # API parameters that the command line gives in its own way.
 ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
@@ -30,7 +32,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 10
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -50,9 +52,10 @@ def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_shows_an_example(name: str) -> None:
-    result = CliRunner().invoke(cli.app, [name, "--help"])
+    typed = TYPED.get(name, [name])
+    result = CliRunner().invoke(cli.app, [*typed, "--help"])
     assert result.exit_code == 0
-    assert f"Example: trtopt {name}" in " ".join(result.output.split())
+    assert f"Example: trtopt {' '.join(typed)}" in " ".join(result.output.split())
 
 
 def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

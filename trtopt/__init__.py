@@ -4,8 +4,8 @@
     trtopt.check("resnet50.onnx").ok
     trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
 
-Each function is also a command: `trtopt build --help`. Names load when they are first used, so that `import trtopt` is fast
-and needs nothing but the base install.
+Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`. Names
+load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from trtopt.engine import BuildResult, build
     from trtopt.errors import TrtoptError
     from trtopt.exporter import ExportResult, export
+    from trtopt.jobs.results import JobsResult
+    from trtopt.jobs.runner import run_jobs, show_jobs
     from trtopt.manifest import Manifest, load_manifest
     from trtopt.measure.inspection import EngineReport, inspect, version
     from trtopt.measure.verify import Agreement, verify
@@ -34,6 +36,8 @@ _HOMES = {
     "engine": ("BuildResult", "build"),
     "errors": ("TrtoptError",),
     "exporter": ("ExportResult", "export"),
+    "jobs.results": ("JobsResult",),
+    "jobs.runner": ("run_jobs", "show_jobs"),
     "checker": ("CheckReport", "check"),
     "manifest": ("Manifest", "load_manifest"),
     "measure.inspection": ("EngineReport", "inspect", "version"),
@@ -50,6 +54,7 @@ __all__ = [
     "CheckReport",
     "EngineReport",
     "ExportResult",
+    "JobsResult",
     "Manifest",
     "PipelineResult",
     "Preprocess",
@@ -63,6 +68,8 @@ __all__ = [
     "inspect",
     "load_manifest",
     "pipeline",
+    "run_jobs",
+    "show_jobs",
     "verify",
     "version",
 ]

@@ -439,6 +439,73 @@ def pipeline(
     _show(result, json_output, lambda: print(result))
 
 
+jobs = typer.Typer(
+    help="Calibrate many models on many data sets, in shards, on all cores or a Ray cluster; resumable.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(jobs, name="jobs")
+
+
+@jobs.command("run", epilog="Example: trtopt jobs run jobs.toml")
+def run_jobs(
+    jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help="The job list.")],
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="DIR", help="Holds what is done; default: JOBS.state.")
+    ] = None,
+    workers: Annotated[int | None, typer.Option("--workers", help="Processes; default: one per core.")] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="Samples that a worker runs at a time; default: cores / workers.")
+    ] = None,
+    shard: Annotated[
+        int | None, typer.Option("--shard", help="Samples in one piece of work; the result doesn't depend on it.")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option("--ray", metavar="ADDRESS|auto|local", help="Run the shards on a Ray cluster."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
+    import trtopt
+
+    result = trtopt.run_jobs(
+        jobs,
+        state=state,
+        workers=workers,
+        threads=threads,
+        shard=shard,
+        ray=ray,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
+        _table(str(jobs), ("job", "state", "result"), rows)
+        print(f"{result.summary}; state in {result.state}")
+
+    _show(result, json_output, text)
+    if not result.ok:
+        raise typer.Exit(1)
+
+
+@jobs.command("show", epilog="Example: trtopt jobs show jobs.state")
+def show_jobs(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a job list.")],
+    json_output: Json = False,
+) -> None:
+    """Say what a state folder holds: each job's state and result. A run may be at work on it."""
+    import trtopt
+
+    result = trtopt.show_jobs(state)
+
+    def text() -> None:
+        _table(str(state), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs])
+        print(result.summary)
+
+    _show(result, json_output, text)
+
+
 @app.command(epilog="Example: trtopt version --json")
 def version(json_output: Json = False) -> None:
     """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""

@@ -18,7 +18,8 @@
     │   └── PrecisionLost     the engine doesn't hold the precision that was asked for
     ├── EngineError           a plan or its manifest
     │   └── EngineMismatch    made by another generation, version, GPU, or changed since
-    └── DeviceError           CUDA: no GPU, no driver, or a call that failed
+    ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
+    └── WorkerDied            a process of a job list ended in the middle of a task
 
 A message says what happened, the value seen, the value allowed, and what to type next.
 """
@@ -105,6 +106,10 @@ class EngineMismatch(EngineError):
 
 
 class DeviceError(TrtoptError):
+    pass
+
+
+class WorkerDied(TrtoptError):
     pass
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import TextIO
+from typing import Any, TextIO
 
 HEARTBEAT = 10.0  # seconds between signs of life in a log
 
@@ -91,6 +91,14 @@ class PlainReporter(Reporter):
 class RichReporter(PlainReporter):
     """A spinner with elapsed time on a terminal; a finished phase leaves one line."""
 
+    _live: Any = None  # the console that spins now: lines go above the spinner
+
+    def _line(self, text: str) -> None:
+        if self._live is None:
+            super()._line(text)
+        else:
+            self._live.print(text, markup=False, highlight=False, soft_wrap=True)
+
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
         from rich.console import Console
@@ -105,12 +113,15 @@ class RichReporter(PlainReporter):
             spinner.update(text=Text(f"{phase}… {phase.seconds:.0f} s"))
             return spinner
 
-        state = "stopped after "
+        state, before = "stopped after ", self._live
+        console = Console(file=self.stream)
         try:
-            with Live(get_renderable=render, console=Console(file=self.stream), refresh_per_second=8, transient=True):
+            with Live(get_renderable=render, console=console, refresh_per_second=8, transient=True):
+                self._live = console
                 yield phase
             state = ""
         finally:
+            self._live = before
             self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
 

@@ -1,0 +1,167 @@
+"""Shards on a Ray cluster. Only this module imports Ray.
+
+The machine that runs the list reads all files and writes all results; workers get models, and the samples of their shards,
+through Ray's object store, so no folder needs to be shared. Images travel encoded and are decoded on the cluster, once for
+all models that take them.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.data import ImageBatches
+from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
+from trtopt.jobs.engines import Memory
+from trtopt.jobs.machine import cores
+from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
+
+_RETRIES = 2  # of a task whose worker or node is lost; Ray's own
+
+
+class Cluster:
+    """An `Engine`. Each shard takes `threads` CPUs, and is placed where the memory it needs is free.
+
+    Args:
+        address: of the cluster; "auto": $RAY_ADDRESS, else a cluster on this machine, else a new one for this run; "local":
+            a new one.
+
+    Raises:
+        MissingDependency: Ray isn't installed.
+        BackendError: the cluster can't be reached or started, or has too few CPUs.
+    """
+
+    def __init__(self, address: str, threads: int) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
+        self._ray: Any = require("ray", "ray", "--ray")
+        self._own = not self._ray.is_initialized()
+        if self._own:
+            self._connect(address)
+        self.threads = threads
+        resources = self._ray.cluster_resources()
+        if resources.get("CPU", 0) < threads:
+            self.close()
+            raise BackendError(
+                f"the Ray cluster has {resources.get('CPU', 0):g} CPUs; a worker with --threads {threads} needs as many"
+            )
+        self.slots = 2 * max(1, int(resources["CPU"]) // threads)  # as many again wait, so that no worker does
+        self._most = min(
+            (int(node["Resources"].get("memory", 0)) for node in self._ray.nodes() if node["Alive"]), default=0
+        )
+        self._memory = Memory(lambda: None)
+        remote = self._ray.remote(num_cpus=threads, max_retries=_RETRIES)
+        self._observe, self._decode = remote(_observe_remote), remote(decode)
+        self._models: dict[Path, Any] = {}
+        self._pending: dict[Future[Any], Any] = {}
+
+    def _connect(self, address: str) -> None:
+        options: dict[str, Any] = {} if address == "auto" else {"address": address}
+        if address == "local":
+            options |= {"num_cpus": cores(), "include_dashboard": False}
+        try:
+            self._ray.init(
+                log_to_driver=False,
+                logging_level="error",
+                runtime_env={"env_vars": {"OPENCV_FOR_THREADS_NUM": "1"}},
+                **options,
+            )
+        except Exception as error:  # Ray's own have no common base
+            raise BackendError(
+                f"--ray {address}: the cluster can't be reached or started ({str(error)[:300]}); give the address of "
+                "ray start --head, auto or local"
+            ) from error
+
+    def stages(self, part: Samples, passes: int) -> bool:
+        return True
+
+    def stage(self, part: Samples) -> Future[Any]:
+        """Done at once: what is decoded stays on the cluster, and tasks wait for it there."""
+        staged: Future[Any] = Future()
+        try:
+            if isinstance(part, ImageBatches):
+                staged.set_result(_Staged(self._decode.remote(part.loaded())))
+            else:
+                staged.set_result(_Staged(self._ray.put(decode(part))))
+        except TrtoptError as error:
+            staged.set_exception(error)
+        return staged
+
+    def observe(self, model: OpenModel, source: Any, first: int, count: int) -> Future[dict[str, Any]]:
+        if model.folder not in self._models:
+            files = {file.name: file.read_bytes() for file in model.folder.iterdir()}
+            self._models[model.folder] = self._ray.put(files)
+        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads), self._most // 2)
+        call = self._observe.options(memory=need) if need else self._observe
+        reference = call.remote(self._models[model.folder], model, source.reference, first, count, self.threads)
+        result: Future[dict[str, Any]] = Future()
+        self._pending[result] = reference
+
+        def arrived(found: Future[Any]) -> None:
+            self._pending.pop(result, None)
+            error = found.exception()
+            if error is not None:
+                result.set_exception(self._ours(error))
+            else:
+                self._memory.measured(model.fingerprint, found.result()["peak"])
+                result.set_result(found.result())
+
+        reference.future().add_done_callback(arrived)
+        return result
+
+    def _ours(self, error: BaseException) -> BaseException:
+        """The exception that the task raised, or what became of its worker."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, BaseException):
+            return cause if type(cause) is not type(error) else error
+        if isinstance(error, self._ray.exceptions.RayError):
+            return WorkerDied(f"Ray: {str(error).strip()[:500]}")
+        return error
+
+    def release(self, source: Any) -> None:
+        source.reference = None  # Ray frees it when no task holds it any more
+
+    def close(self) -> None:
+        for reference in list(getattr(self, "_pending", {}).values()):
+            self._ray.cancel(reference, force=True)
+        if self._own:
+            self._ray.shutdown()
+
+
+class _Staged:
+    """Samples in the object store, behind a name of ours: Ray would fetch a bare reference out of the arguments."""
+
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
+
+
+def _observe_remote(
+    files: Mapping[str, bytes],
+    model: OpenModel,
+    samples: Mapping[str, NDArray[Any]],
+    first: int,
+    count: int,
+    threads: int,
+) -> dict[str, Any]:
+    return observe_shard(model, Shard(samples, first, count), threads, _graph(model.fingerprint, files))
+
+
+_graphs: dict[str, ModelProto] = {}
+
+
+def _graph(fingerprint: str, files: Mapping[str, bytes]) -> ModelProto:
+    """The model, loaded; one is kept, for the shards that follow."""
+    if fingerprint not in _graphs:
+        _graphs.clear()
+        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            _graphs[fingerprint] = onnx.load(Path(folder) / "model.onnx")
+    return _graphs[fingerprint]

@@ -1,0 +1,75 @@
+"""The content that a job depends on, by reading its files' bytes alone: so finished work is known without opening anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import onnx
+
+from trtopt.data.images import EXTENSIONS
+from trtopt.files import sha256_file, sha256_json
+from trtopt.jobs.joblist import DataSet, Job
+
+Key = TypeVar("Key")
+
+
+class Contents:
+    """Keys of jobs; every file is read once."""
+
+    def __init__(self, versions: Mapping[str, str]) -> None:
+        self._versions = dict(versions)
+        self._models: dict[Path, object] = {}
+        self._data: dict[str, object] = {}
+
+    def key(self, job: Job) -> str:
+        """SHA-256 of everything that the job's table depends on."""
+        return sha256_json(
+            {
+                "versions": self._versions,
+                "model": _kept(self._models, job.model, lambda: _model(job.model)),
+                "data": _kept(self._data, job.data.name, lambda: _samples(job.data)),
+                "method": job.method,
+                "overrides": job.precision_override,
+                "output": str(job.output.absolute()),
+            }
+        )
+
+
+def _kept(known: dict[Key, object], key: Key, find: Callable[[], object]) -> object:
+    if key not in known:
+        known[key] = find()
+    return known[key]
+
+
+def _model(path: Path) -> object:
+    """Digests of the model's files; what can't be read is found out when the job runs."""
+    try:
+        proto = onnx.load(path, load_external_data=False)
+        beside = {
+            entry.value
+            for tensor in proto.graph.initializer
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+        return [sha256_file(path), *((name, sha256_file(path.parent / name)) for name in sorted(beside))]
+    except Exception as error:  # protobuf raises errors of its own
+        return str(error)
+
+
+def _samples(data: DataSet) -> object:
+    source = data.source
+    wanted = EXTENSIONS if data.images is not None else {".npz", ".npy"}
+    try:
+        files = [source] if source.is_file() else sorted(source.rglob("*"))
+        digests = [sha256_file(file) for file in files if file.is_file() and file.suffix.lower() in wanted]
+    except OSError as error:
+        return str(error)
+    prepared = None if data.preprocess is None else data.preprocess.describe()
+    return {
+        "kind": "images" if data.images is not None else "arrays",
+        "files": sorted(digests),
+        "limit": data.limit,
+        "preprocess": prepared,
+    }

@@ -1,0 +1,87 @@
+"""Where shards are observed: processes of this machine here, a Ray cluster in `trtopt.jobs.cluster`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from trtopt.data import ImageBatches
+from trtopt.jobs.machine import free_memory
+from trtopt.jobs.pool import Pool
+from trtopt.jobs.work import OpenModel, Samples, Shard
+
+_BASE = 300 << 20  # bytes: Python, NumPy, ONNX Runtime
+_THREAD = 64 << 20  # bytes: one sample's tensors
+_SHARE = 0.9  # of the free memory may be used
+
+
+class Engine(Protocol):
+    """`slots` tasks are worth having under way at a time; `threads` samples of a shard run side by side."""
+
+    slots: int
+    threads: int
+
+    def stages(self, part: Samples, passes: int) -> bool:
+        """Whether samples that so many passes need are to be decoded apart, by `stage`."""
+
+    def stage(self, part: Samples) -> Future[Any]:
+        """Decode once what several passes use; the result is a `source` for `observe`."""
+
+    def observe(self, model: OpenModel, source: Any, first: int, count: int) -> Future[dict[str, Any]]:
+        """See `work.observe_shard`."""
+
+    def release(self, source: Any) -> None:
+        """No pass needs these samples any more."""
+
+    def close(self) -> None:
+        """Stop what still runs."""
+
+
+class Local:
+    """The process pool of this machine; decoded images are shared through files, which workers map."""
+
+    def __init__(self, pool: Pool, threads: int, scratch: Path) -> None:
+        self.slots, self.threads = pool.workers, threads
+        self._pool, self._scratch, self._numbers = pool, scratch, itertools.count()
+
+    def stages(self, part: Samples, passes: int) -> bool:
+        return passes > 1 and isinstance(part, ImageBatches)  # arrays are mapped from their own files
+
+    def stage(self, part: Samples) -> Future[Any]:
+        return self._pool.submit(
+            "trtopt.jobs.work:decode_to_file", part, self._scratch / f"images{next(self._numbers)}.npy"
+        )
+
+    def observe(self, model: OpenModel, source: Any, first: int, count: int) -> Future[dict[str, Any]]:
+        return self._pool.submit("trtopt.jobs.work:observe_shard", model, Shard(source, first, count), self.threads)
+
+    def release(self, source: Any) -> None:
+        if isinstance(source, Path):
+            source.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """The pool is closed by whoever made it."""
+
+
+class Memory:
+    """How much the tasks under way may take together; what a model needs is estimated first, then measured."""
+
+    def __init__(self, free: Callable[[], int | None] = free_memory) -> None:
+        found = free()
+        self.limit = None if found is None else int(found * _SHARE)
+        self.taken = 0
+        self._measured: dict[str, int] = {}
+
+    def need(self, key: str, nbytes: int, threads: int = 1) -> int:
+        """Bytes for a process that works on files of `nbytes`."""
+        return self._measured.get(key) or _BASE + threads * _THREAD + 3 * nbytes
+
+    def measured(self, key: str, peak: int) -> None:
+        self._measured[key] = max(peak, self._measured.get(key, 0))
+
+    def fits(self, need: int) -> bool:
+        """Always for the first task: one must run, and may fail by itself."""
+        return self.limit is None or self.taken == 0 or self.taken + need <= self.limit

@@ -1,0 +1,59 @@
+"""What this process may use of the machine: cores and memory, containers' limits included."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+
+def cores() -> int:
+    """CPUs that this process may use: its affinity, and its container's quota."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = _words("/sys/fs/cgroup/cpu.max")  # "200000 100000": microseconds in each period; "max …": no limit
+    if len(quota) == 2 and all(map(str.isdigit, quota)):
+        count = min(count, max(1, int(quota[0]) // int(quota[1])))
+    return count
+
+
+def free_memory() -> int | None:
+    """Bytes that can still be taken without swapping; None where the system doesn't say."""
+    limits = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
+    limit, used = _words("/sys/fs/cgroup/memory.max"), _words("/sys/fs/cgroup/memory.current")
+    if limit and used and limit[0].isdigit():
+        cached = [int(line.split()[1]) for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("file ")]
+        limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
+    return min(limits, default=None)
+
+
+def forget_peak() -> None:
+    """Let `peak_memory` count from here on, where the system can."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def peak_memory() -> int:
+    """Most bytes that this process held at once."""
+    for line in _lines("/proc/self/status"):
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
+def _words(path: str) -> list[str]:
+    return " ".join(_lines(path)).split()

@@ -1,0 +1,430 @@
+"""run_jobs(): a job list in, tables out. Models and data are opened, shards observed, merged, and thresholds chosen.
+
+One loop hands tasks to workers and takes results back; it alone writes the state. A task that fails ends the jobs that need
+it and no others.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from trtopt.errors import CalibrationError, TrtoptError, UsageError
+from trtopt.files import sha256_file, sha256_json
+from trtopt.jobs.contents import Contents
+from trtopt.jobs.engines import Engine, Local, Memory
+from trtopt.jobs.joblist import Job, load_jobs
+from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
+from trtopt.jobs.machine import cores
+from trtopt.jobs.pool import Pool
+from trtopt.jobs.results import JobResult, JobsResult
+from trtopt.jobs.state import State
+from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
+from trtopt.progress import SILENT, Phase, Reporter
+
+SMALLEST, LARGEST = (
+    32,
+    256,
+)  # samples in a shard where none is asked for: starting one costs about as much as ten samples
+
+
+def run_jobs(
+    jobs: str | os.PathLike[str],
+    *,
+    state: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    shard: int | None = None,
+    ray: str | None = None,
+    reporter: Reporter = SILENT,
+) -> JobsResult:
+    """Calibrate every model of a job list on its data. What an earlier run finished isn't done again.
+
+    A table has the same bits as one from `calibrate`, whatever the number of workers and shards.
+
+    Args:
+        jobs: the list, `jobs.toml`; `trtopt.jobs.joblist` says what is in it.
+        state: folder that holds what is done; None: NAME.state beside the list.
+        workers: processes; None: as many as cores, and fewer where memory is short.
+        threads: samples that a worker runs at a time; None: the cores divided among the workers.
+        shard: samples in one piece of work, after which a stopped run goes on; None: 32 to 256, by the number of workers.
+        ray: run the shards on a Ray cluster: its address; "auto": the one of $RAY_ADDRESS or this machine, else a new one.
+
+    Raises:
+        UsageError: the list or an argument can't be right, or another run is at work on the state folder.
+        OutputError: the state can't be written.
+        MissingDependency: Ray is asked for and not installed.
+    """
+    for name, value in (("workers", workers), ("threads", threads), ("shard", shard)):
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} is {value}; at least 1 is needed")
+    started, listed = time.monotonic(), load_jobs(jobs)
+    folder = Path(state) if state is not None else Path(jobs).with_suffix(".state")
+    have = cores()
+    workers = workers or max(1, have // (threads or 1))
+    if workers * (threads or 1) > have:
+        reporter.warn(f"{workers} workers with {threads or 1} threads each share {have} cores: fewer would be faster")
+    with ExitStack() as stack:
+        kept = stack.enter_context(State.locked(folder))
+        pool = Pool(workers, threads or max(1, have // workers))
+        stack.callback(pool.close)
+        engine: Engine = Local(pool, threads or 1, kept.scratch)
+        if ray is not None:
+            from trtopt.jobs.cluster import Cluster
+
+            engine = Cluster(ray, threads or 1)
+            stack.callback(engine.close)
+        run = _Run(listed, kept, pool, engine, shard, reporter)
+        if threads is None and ray is None:
+            run.spread = have
+        results = run.all()
+    return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)
+
+
+def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
+    """What a state folder holds of its jobs, by name; a run may be at work on it.
+
+    Raises:
+        UsageError: it isn't a state folder.
+    """
+    folder = Path(state)
+    if not (folder / "jobs").is_dir():
+        raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
+    found = State(folder).jobs()
+    return JobsResult(tuple(JobResult.recorded(item, cached=True) for item in found), folder, 0, 0, 0.0)
+
+
+@dataclass(eq=False)
+class _Pass:
+    """One model on one data set."""
+
+    key: str
+    model: OpenModel
+    data: OpenData
+    jobs: list[Job] = field(default_factory=list)
+    shards: list[str] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+    failed: bool = False
+
+
+class _Run:
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        state: State,
+        pool: Pool,
+        engine: Engine,
+        shard: int | None,
+        reporter: Reporter,
+    ) -> None:
+        self.jobs, self.state, self.pool, self.engine = jobs, state, pool, engine
+        self.shard, self.reporter = shard, reporter
+        self.memory = Memory()
+        self.loop = Loop(max(engine.slots, pool.workers), self.memory)
+        self.observed = self.reused = 0
+        self.spread: int | None = None  # cores to divide among the tasks there are
+        self.results: dict[str, JobResult] = {}
+        self._running: dict[str, float] = {}
+        self._keys: dict[str, str] = {}
+        self._versions = versions()
+        self._phase: Phase
+
+    def all(self) -> list[JobResult]:
+        with self.reporter.phase("jobs", total=len(self.jobs)) as self._phase:
+            try:
+                todo = self._unfinished()
+                passes = self._passes(todo, self._models(todo))
+                self._observe(passes)
+            except BaseException:
+                for name in self._running:  # so that nobody takes a stopped run for one at work
+                    self.state.record(name, {"state": "pending", "key": self._keys[name]})
+                raise
+        return [self.results[job.name] for job in self.jobs]
+
+    # The steps, each for all jobs: only when all models are known is it known who shares which images.
+
+    def _unfinished(self) -> list[Job]:
+        contents, todo = Contents(self._versions), list[Job]()
+        for job in self.jobs:
+            self._phase.detail(f"looking at {job.name}")
+            key, record = contents.key(job), self.state.job(job.name)
+            self._keys[job.name] = key
+            if record.get("state") == "done" and record.get("key") == key and _still(job.output, record.get("sha256")):
+                self.results[job.name] = JobResult.of(job, record, cached=True)
+                self.reporter.note(f"{job.name}: done before")
+                self._phase.advance()
+            else:
+                self.state.record(job.name, {"state": "pending", "key": key})
+                todo.append(job)
+        return todo
+
+    def _models(self, todo: Iterable[Job]) -> list[tuple[OpenModel, list[Job]]]:
+        sharing: dict[tuple[Path, tuple[str, ...]], list[Job]] = {}
+        for job in todo:
+            sharing.setdefault((job.model, job.precision_override), []).append(job)
+        found: list[tuple[OpenModel, list[Job]]] = []
+
+        def opened(jobs: list[Job], model: OpenModel) -> None:
+            found.append((model, jobs))
+
+        for number, ((path, overrides), jobs) in enumerate(sharing.items()):
+            folder = self.state.scratch / f"model{number}"
+            self._add(
+                OPEN,
+                partial(self.pool.submit, "trtopt.jobs.work:open_model", path, overrides, folder),
+                partial(opened, jobs),
+                jobs,
+                need=partial(self.memory.need, "", 2 * _size(path)),
+            )
+        self._work("opening models")
+        return found
+
+    def _passes(self, todo: Sequence[Job], models: Sequence[tuple[OpenModel, list[Job]]]) -> list[_Pass]:
+        sharing: dict[tuple[str, str], list[tuple[OpenModel, Job]]] = {}
+        for model, jobs in models:
+            for job in jobs:
+                sharing.setdefault((job.data.name, _signature(model, job)), []).append((model, job))
+        passes: dict[str, _Pass] = {}
+
+        def opened(users: list[tuple[OpenModel, Job]], data: OpenData) -> None:
+            for model, job in users:
+                key = model.pass_key(data)
+                passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
+
+        threads = max(1, (self.spread or 1) // max(1, min(len(sharing), self.pool.workers)))
+        for users in sharing.values():
+            model, job = users[0]
+            self._add(
+                OPEN,
+                partial(self.pool.submit, "trtopt.jobs.work:open_samples", job.data, model.inputs, threads),
+                partial(opened, users),
+                [job for _, job in users],
+                need=partial(self.memory.need, "", 0, threads),
+            )
+        self._work("opening data")
+        order = {job.name: number for number, job in enumerate(todo)}
+        return sorted(passes.values(), key=lambda item: order[item.jobs[0].name])
+
+    def _observe(self, passes: Sequence[_Pass]) -> None:
+        sharing: dict[int, list[_Pass]] = {}
+        for item in passes:
+            sharing.setdefault(id(item.data), []).append(item)
+        work: list[tuple[Samples, int, str, list[_Pass]]] = []
+        for users in sharing.values():
+            data = users[0].data
+            size = self._shard_size(data, math.lcm(*(item.model.fixed_batch for item in users)))
+            for start in range(0, len(data), size):
+                stop = min(start + size, len(data))
+                name = data.shard(start, stop)
+                lacking = [item for item in users if self._lacks(item, name)]
+                if lacking:
+                    work.append((data.samples.part(start, stop), start, name, lacking))
+        if self.spread:
+            tasks = sum(len(users) for _, _, _, users in work)
+            self.engine.threads = max(1, self.spread // max(1, min(tasks, self.engine.slots)))
+        for part, first, name, users in work:
+            self._shard(part, first, name, users)
+        for item in passes:
+            if not item.missing:
+                self._finish(item)
+        self._work("observing")
+
+    def _shard_size(self, data: OpenData, batch: int) -> int:
+        """Samples in each shard: a multiple of the batch that models have fixed, so that their batches stay the same."""
+        key = sha256_json({"data": data.described, "preprocess": data.preprocess})
+        known = self.state.shard_size(key)
+        if self.shard is None and known and known % batch == 0:
+            return known
+        size = self.shard or min(LARGEST, max(SMALLEST, -(-len(data) // self.engine.slots)))
+        size = -(-size // batch) * batch
+        self.state.keep_shard_size(key, size)
+        return size
+
+    def _lacks(self, item: _Pass, shard: str) -> bool:
+        item.shards.append(shard)
+        if shard in item.missing:  # the same content once more
+            return False
+        seen = self.state.shard(item.key, shard)
+        if seen is not None:
+            self.reused += 1
+            return False
+        item.missing.add(shard)
+        return True
+
+    def _shard(self, part: Samples, first: int, name: str, users: list[_Pass]) -> None:
+        count = part.samples
+
+        def observe(source: Any, left: set[str]) -> None:
+            for item in users:
+                self._observe_one(item, source, first, count, name, left)
+
+        def ended() -> None:
+            for item in users:
+                item.failed = True
+
+        if not self.engine.stages(part, len(users)):
+            observe(part, set())
+            return
+        self._add(
+            STAGE,
+            lambda: self.engine.stage(part),
+            lambda source: observe(source, {item.key for item in users}),
+            [job for item in users for job in item.jobs],
+            need=lambda: self.memory.need("", 0),
+            ended=ended,
+            skip=lambda: all(item.failed for item in users),
+        )
+
+    def _observe_one(self, item: _Pass, source: Any, first: int, count: int, name: str, left: set[str]) -> None:
+        """`left`: passes that still need the source; the last one releases it."""
+
+        def over() -> None:
+            if left:
+                left.discard(item.key)
+                if not left:
+                    self.engine.release(source)
+
+        def done(result: dict[str, Any]) -> None:
+            over()
+            made_by = result.pop("versions")
+            if made_by != self._versions:
+                raise CalibrationError(
+                    f"a worker has {made_by}, this machine {self._versions}: install the same versions"
+                )
+            self.memory.measured(item.model.fingerprint, result.pop("peak"))
+            self.state.save_shard(item.key, name, result)
+            self.observed += 1
+            item.seconds += result["seconds"]
+            item.missing.discard(name)
+            self._phase.detail(
+                f"{item.jobs[0].name}: {len(item.shards) - len(item.missing)} of {len(item.shards)} shards"
+            )
+            if not item.missing:
+                self._finish(item)
+
+        def ended() -> None:
+            item.failed = True
+            over()
+
+        def skip() -> bool:
+            if item.failed:
+                over()
+            return item.failed
+
+        self._add(
+            OBSERVE,
+            lambda: self.engine.observe(item.model, source, first, count),
+            done,
+            item.jobs,
+            need=lambda: self.memory.need(item.model.fingerprint, item.model.nbytes, self.engine.threads),
+            ended=ended,
+            skip=skip,
+        )
+
+    def _finish(self, item: _Pass) -> None:
+        def done(outcomes: list[dict[str, Any] | TrtoptError]) -> None:
+            for job, outcome in zip(item.jobs, outcomes):
+                if isinstance(outcome, TrtoptError):
+                    self._fail([job], outcome)
+                else:
+                    self._record(job, "done", outcome | {"shards": len(item.shards)})
+
+        wanted = [(job.model.name, job.method, job.output) for job in item.jobs]
+        self._add(
+            FINISH,
+            lambda: self.pool.submit(
+                "trtopt.jobs.work:make_tables",
+                self.state.folder,
+                item.model,
+                item.data,
+                item.key,
+                item.shards,
+                wanted,
+                item.seconds,
+            ),
+            done,
+            item.jobs,
+            need=lambda: self.memory.need("", item.model.nbytes),
+        )
+
+    def _add(
+        self,
+        priority: int,
+        start: Callable[[], Future[Any]],
+        done: Callable[[Any], None],
+        jobs: Sequence[Job],
+        *,
+        need: Callable[[], int],
+        ended: Callable[[], None] = lambda: None,
+        skip: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """A task for these jobs: they run when it starts, and fail, after `ended`, when it does."""
+
+        def begin() -> Future[Any]:
+            for job in jobs:
+                self._mark_running(job)
+            return start()
+
+        def failed(error: Exception) -> None:
+            ended()
+            self._fail(jobs, error)
+
+        self.loop.add(Task(priority, begin, done, failed, need, skip))
+
+    def _work(self, what: str) -> None:
+        self._phase.detail(what)
+        self.loop.run()
+
+    # What is said and written of jobs.
+
+    def _mark_running(self, job: Job) -> None:
+        if job.name not in self._running and job.name not in self.results:
+            self._running[job.name] = time.monotonic()
+            self.state.record(job.name, {"state": "running", "key": self._keys[job.name]})
+            self.reporter.note(f"{job.name}: running")
+
+    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+        for job in jobs:
+            if job.name not in self.results:
+                internal = not isinstance(error, TrtoptError)
+                text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
+                self._record(
+                    job,
+                    "failed",
+                    {"error": {"type": "InternalError" if internal else type(error).__name__, "message": text}},
+                )
+
+    def _record(self, job: Job, state: str, content: dict[str, Any]) -> None:
+        seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())
+        record = {"state": state, "key": self._keys[job.name], "seconds": round(seconds, 3), **content}
+        result = self.results[job.name] = JobResult.of(job, record)
+        self.state.record(job.name, record | result.to_json())
+        for note in record.get("notes", ()):
+            self.reporter.warn(f"{job.name}: {note}")
+        self._phase.advance()
+        (self.reporter.warn if state == "failed" else self.reporter.note)(str(result))
+
+
+def _signature(model: OpenModel, job: Job) -> str:
+    """Equal for models that take the same samples: arrays go by the inputs' names, images only by their size and type."""
+    if job.data.images is not None and len(model.inputs) == 1:
+        (info,) = model.inputs
+        return sha256_json([info.dtype, [size if isinstance(size, int) else -1 for size in info.shape[1:]]])
+    return sha256_json([(info.name, info.dtype, info.shape) for info in model.inputs])
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _still(path: Path, digest: Any) -> bool:
+    return path.is_file() and sha256_file(path) == digest

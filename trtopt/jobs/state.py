@@ -1,0 +1,158 @@
+"""The state folder: what is done, so that a run that was stopped, even killed, goes on where it was.
+
+    jobs/NAME.json             one job: state, error, result, and the key of all that it depended on
+    shards/DATA.json           how a data set is cut into shards
+    shards/PASS/SHARD.json     the histograms of one shard of one pass, named by the content of its samples
+    scratch/                   folded models and decoded images of the current run; emptied when one starts
+    lock                       held by the run at work; the system lets go of it when that process ends, however it ends
+
+Every file is written whole or not at all. A result is taken up again by the content it was made from, never by a name or a
+place in a list, so a job list may be reordered and files renamed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.observe import Observation
+from trtopt.calibration.table import Damaged, packed, unpacked
+from trtopt.errors import OutputError, UsageError
+from trtopt.files import write_json
+
+_JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
+
+
+class State:
+    """A state folder at work; made by `State.locked`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.scratch = folder, folder / "scratch"
+
+    @classmethod
+    @contextlib.contextmanager
+    def locked(cls, folder: Path) -> Iterator[State]:
+        """The folder, made if absent, for this process alone.
+
+        Raises:
+            UsageError: another run is at work on it.
+            OutputError: it can't be made or written.
+        """
+        state = cls(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(
+                f"can't use the state folder {folder}: {error.strerror}; give another with --state"
+            ) from error
+        with lock:
+            if not _lock(lock):
+                lock.seek(0)
+                raise UsageError(
+                    f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end it, "
+                    "or give another folder with --state"
+                )
+            try:
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+                lock.flush()
+                shutil.rmtree(state.scratch, ignore_errors=True)
+                for part in ("jobs", "shards", "scratch"):
+                    (folder / part).mkdir(exist_ok=True)
+            except OSError as error:
+                raise OutputError(f"can't write the state folder {folder}: {error.strerror}") from error
+            try:
+                yield state
+            finally:
+                shutil.rmtree(state.scratch, ignore_errors=True)
+
+    def job(self, name: str) -> dict[str, Any]:
+        """What is recorded of a job; {} for nothing that can be read."""
+        return _read(self.folder / "jobs" / f"{name}.json", _JOB_FORMAT)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Every record, by name."""
+        return [
+            record for path in sorted((self.folder / "jobs").glob("*.json")) if (record := _read(path, _JOB_FORMAT))
+        ]
+
+    def record(self, name: str, content: Mapping[str, Any]) -> None:
+        write_json(self.folder / "jobs" / f"{name}.json", {"format": _JOB_FORMAT, "name": name, **content})
+
+    def shard_size(self, data_key: str) -> int | None:
+        """Samples in a shard of this data set, as an earlier run cut it: on another machine, too, its shards are used."""
+        size = _read(self.folder / "shards" / f"{data_key[:32]}.json", _LAYOUT_FORMAT).get("samples")
+        return size if isinstance(size, int) and size > 0 else None
+
+    def keep_shard_size(self, data_key: str, size: int) -> None:
+        write_json(self.folder / "shards" / f"{data_key[:32]}.json", {"format": _LAYOUT_FORMAT, "samples": size})
+
+    def _shard(self, pass_key: str, shard: str) -> Path:
+        return self.folder / "shards" / pass_key[:32] / f"{shard[:32]}.json"
+
+    def save_shard(self, pass_key: str, shard: str, content: Mapping[str, Any]) -> None:
+        path = self._shard(pass_key, shard)
+        path.parent.mkdir(exist_ok=True)
+        write_json(path, {"format": _SHARD_FORMAT, "pass": pass_key, "shard": shard, **content})
+
+    def shard(self, pass_key: str, shard: str) -> Observation | None:
+        """A finished shard; None if it isn't there or is damaged."""
+        found = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
+        if (found.get("pass"), found.get("shard")) != (pass_key, shard):
+            return None
+        return unpacked_observation(found)
+
+
+def packed_observation(seen: Observation) -> dict[str, Any]:
+    """As plain JSON, histograms compressed as in a table."""
+    return {
+        "samples": seen.samples,
+        "tensors": {name: packed(item) if item.total else None for name, item in seen.histograms.items()},
+    }
+
+
+def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
+    """What `packed_observation` wrote; None if it is damaged."""
+    tensors, samples = content.get("tensors"), content.get("samples")
+    if not isinstance(tensors, dict) or not isinstance(samples, int):
+        return None
+    try:
+        return Observation(
+            {name: unpacked(item, name) if item else Histogram() for name, item in tensors.items()}, samples
+        )
+    except Damaged:
+        return None
+
+
+def _read(path: Path, kind: str) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}  # absent or damaged: it is done again
+    return content if isinstance(content, dict) and content.get("format") == kind else {}
+
+
+def _lock(file: IO[str]) -> bool:
+    """Take the lock that ends with this process; False if another holds it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 20)  # beyond the text, which others may read
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,249 @@
+"""What a worker does: opens models and data, decodes and observes shards, makes tables. All of it can travel by pickle."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from trtopt.about import __version__
+from trtopt.calibration.calibrator import check_enough, data_notes
+from trtopt.calibration.observe import combined, observe
+from trtopt.calibration.prepared import Prepared, prepare
+from trtopt.data import ArrayBatches, ImageBatches, open_data
+from trtopt.errors import CalibrationError, OutputError, TrtoptError, require
+from trtopt.files import sha256_file, sha256_json
+from trtopt.graph.io import load_model, save_model
+from trtopt.jobs.joblist import DataSet
+from trtopt.jobs.machine import forget_peak, peak_memory
+from trtopt.jobs.state import State, packed_observation
+from trtopt.spec import Override, TensorInfo
+
+Samples = ImageBatches | ArrayBatches
+BATCH = 8  # samples read at a time; nothing depends on it
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model, folded and written where workers read it.
+
+    Attributes:
+        folder: holds `model.onnx` and its external data.
+        nbytes: of all files there.
+    """
+
+    folder: Path
+    nbytes: int
+    name: str
+    fingerprint: str
+    tensors: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    inputs: tuple[TensorInfo, ...]
+
+    def prepared(self) -> Prepared:
+        return Prepared(_graph(self.folder), self.tensors, self.groups, self.name, self.fingerprint)
+
+    def pass_key(self, data: OpenData) -> str:
+        """See `Prepared.pass_key`, which needs no graph for it."""
+        bare = Prepared(onnx.ModelProto(), self.tensors, self.groups, self.name, self.fingerprint)
+        return bare.pass_key(data.described, data.preprocess)
+
+    @property
+    def fixed_batch(self) -> int:
+        """Samples that the model takes at once; 1 where it takes any number."""
+        return max((info.shape[0] for info in self.inputs if info.shape and isinstance(info.shape[0], int)), default=1)
+
+
+@dataclass(frozen=True)
+class OpenData:
+    """A data set, looked through: what it is, and its samples, which still lie in their files."""
+
+    samples: Samples
+    described: Mapping[str, Any]
+    preprocess: Mapping[str, Any] | None
+    skipped: tuple[Mapping[str, str], ...]
+
+    def __len__(self) -> int:
+        return self.samples.samples
+
+    def shard(self, start: int, stop: int) -> str:
+        """The name of a shard: its content, in whatever order."""
+        return sha256_json(self.samples.part(start, stop).describe())
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Some samples for `observe_shard`: in their files, decoded in a file, or decoded in memory.
+
+    Attributes:
+        first: number of its first sample in the data set.
+    """
+
+    source: Samples | Path | Mapping[str, NDArray[Any]]
+    first: int
+    count: int
+
+
+@lru_cache(maxsize=1)
+def _graph(folder: Path) -> onnx.ModelProto:
+    return onnx.load(folder / "model.onnx")
+
+
+def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
+    """Load, check and fold a model, and write it to `folder`, which is made."""
+    loaded = load_model(path)
+    prepared = prepare(loaded, tuple(map(Override.parse, overrides)))
+    try:
+        folder.mkdir()
+    except OSError as error:
+        raise OutputError(f"can't write {folder}: {error.strerror}") from error
+    save_model(prepared.proto, folder / "model.onnx")
+    return OpenModel(
+        folder=folder,
+        nbytes=sum(file.stat().st_size for file in folder.iterdir()),
+        name=prepared.name,
+        fingerprint=prepared.fingerprint,
+        tensors=prepared.tensors,
+        groups=prepared.groups,
+        inputs=loaded.inputs,
+    )
+
+
+def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int) -> OpenData:
+    """Look through a data set for a model with these inputs: which files can be used, and what is in them."""
+    batches = open_data(
+        inputs,
+        images=data.images,
+        data=data.data,
+        preprocess=data.preprocess,
+        limit=data.limit,
+        batch=BATCH,
+        threads=threads,
+    )
+    assert isinstance(batches, (ImageBatches, ArrayBatches))
+    check_enough(batches)
+    prepared = None if batches.preprocess is None else batches.preprocess.describe()
+    return OpenData(batches, batches.describe(), prepared, tuple(asdict(item) for item in batches.skipped))
+
+
+def decode_to_file(part: Samples, path: Path) -> Path:
+    """Images as the network takes them, in one .npy file that many passes can map."""
+    try:
+        with path.open("wb") as file:  # written, not mapped: on a full disk a mapped page ends the process
+            for index, batch in enumerate(part):
+                (values,) = batch.values()
+                if not index:
+                    header = {"descr": values.dtype.str, "fortran_order": False}
+                    np.lib.format.write_array_header_1_0(file, header | {"shape": (part.samples, *values.shape[1:])})
+                file.write(np.ascontiguousarray(values).data)
+    except OSError as error:
+        raise OutputError(f"can't keep decoded images in {path.parent}: {error.strerror or error}") from error
+    return path
+
+
+def decode(part: Samples) -> dict[str, NDArray[Any]]:
+    """The samples in memory, by input."""
+    batches = list(part)
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def observe_shard(model: OpenModel, shard: Shard, threads: int, graph: onnx.ModelProto | None = None) -> dict[str, Any]:
+    """The histograms of one shard as plain JSON, with what they cost and the versions that they depend on.
+
+    Args:
+        graph: the model's, where its files aren't at hand.
+    """
+    forget_peak()
+    started = time.monotonic()
+    try:
+        seen = observe(graph or _graph(model.folder), model.tensors, _read(model, shard), threads=threads, shard=True)
+    except CalibrationError as error:
+        if not shard.first:
+            raise
+        raise CalibrationError(f"{error} (samples counted from number {shard.first} of the data set)") from None
+    if seen.samples != shard.count:
+        raise CalibrationError(f"{seen.samples} of the {shard.count} samples of a shard were there: the data changed")
+    return {
+        **packed_observation(seen),
+        "seconds": round(time.monotonic() - started, 3),
+        "peak": peak_memory(),
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the bits of a histogram may depend on."""
+    return {"trtopt": __version__, "onnxruntime": require("onnxruntime", "ort", "calibration").__version__}
+
+
+def make_tables(
+    state: Path,
+    model: OpenModel,
+    data: OpenData,
+    pass_key: str,
+    shards: Sequence[str],
+    wanted: Sequence[tuple[str, str, Path]],
+    seconds: float,
+) -> list[dict[str, Any] | TrtoptError]:
+    """Merge the shards of a pass and write a table for each (model's name, method, output): a result or an error each.
+
+    Raises:
+        CalibrationError: a tensor is constant over all shards, or a shard's file is gone.
+    """
+    folder, prepared = State(state), model.prepared()
+    observations = []
+    for shard in shards:
+        seen = folder.shard(pass_key, shard)
+        if seen is None:
+            raise CalibrationError(f"the shard {shard[:32]} in {state} can't be read any more: run the list again")
+        observations.append(seen)
+    whole = combined(prepared.proto, observations)
+
+    def written(name: str, method: str, output: Path) -> dict[str, Any] | TrtoptError:
+        try:
+            table = replace(prepared, name=name).table(
+                whole, method, data=data.described, preprocess=data.preprocess, skipped=data.skipped, seconds=seconds
+            )
+            output.parent.mkdir(parents=True, exist_ok=True)
+            table.save(output)
+        except TrtoptError as error:
+            return error
+        except OSError as error:
+            return OutputError(f"can't make the folder {output.parent}: {error.strerror}")
+        return {
+            "digest": table.digest,
+            "sha256": sha256_file(output),
+            "samples": table.samples,
+            "tensors": dict(Counter(entry.method for entry in table.tensors.values())),
+            "notes": list(data_notes(table)),
+        }
+
+    return [written(*item) for item in wanted]
+
+
+def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:
+    """Batches under the model's own input names: decoded images are shared by models that name theirs otherwise."""
+    names = [info.name for info in model.inputs]
+    if isinstance(shard.source, Path):
+        images = np.load(shard.source, mmap_mode="r")
+        batches: Iterator[Mapping[str, NDArray[Any]]] = (
+            {names[0]: images[start : start + BATCH]} for start in range(0, len(images), BATCH)
+        )
+    elif isinstance(shard.source, Mapping):
+        arrays = shard.source
+        batches = (
+            {name: values[start : start + BATCH] for name, values in arrays.items()}
+            for start in range(0, shard.count, BATCH)
+        )
+    else:
+        batches = iter(shard.source)
+    for batch in batches:
+        yield dict(zip(names, batch.values())) if len(names) == 1 else batch
