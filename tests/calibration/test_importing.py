@@ -18,7 +18,7 @@ import trtopt
 from trtopt import cli
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.exporting import floating
-from trtopt.calibration.importing import import_table
+from trtopt.calibration.importing import import_table, left_out
 from trtopt.calibration.observe import observe
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.data import open_data
@@ -29,6 +29,7 @@ from trtopt.graph.io import load_model
 from trtopt.graph.placement import Points, find_points
 from trtopt.manifest import load_manifest
 from trtopt.recipes import package_file
+from trtopt.spec import Precision
 from trtopt.trt import NetworkLayer, select
 
 DETECTOR = "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"
@@ -332,6 +333,17 @@ def test_names_with_brackets_are_left_out_whole(tmp_path: Path) -> None:
     assert set(coverage.unquantized) >= {"[conv2]*", "[conv3]*"} & {node.name for node in folded.graph.node}
     assert set(table.amax) == {"x"}
     assert "[conv1]*" not in coverage.unquantized
+
+
+def test_a_node_with_the_name_of_an_operator_takes_no_others_along(tmp_path: Path) -> None:
+    given = _small()
+    given.graph.node[5].name = "Conv"
+    folded, _ = fold(given)
+    cache = read_cache(write_cache({"x": 1.0}, tmp_path / "c"))
+    table, coverage = import_table(cache, given, folded, missing="float")
+    assert "Conv" in coverage.unquantized
+    assert set(table.amax) == {"x"}  # conv1 stays
+    assert all("*" not in item.pattern for item in left_out(table, Precision.FP16))
 
 
 @pytest.mark.parametrize(

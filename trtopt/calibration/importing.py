@@ -204,7 +204,13 @@ def left_out(table: Table, base: Precision) -> tuple[Override, ...]:
 
 
 def _kept_out(nodes: Mapping[str, None], base: Precision = Precision.FP16) -> list[Override]:
-    return [Override(glob.escape(node), base) for node in nodes]
+    return [Override(_only(node), base) for node in nodes]
+
+
+def _only(node: str) -> str:
+    """A pattern for the node of that name, and not for the operator, should it have an operator's name."""
+    pattern = glob.escape(node)
+    return f"[{node[0]}]{pattern[1:]}" if node[:1].isalpha() else pattern
 
 
 def _names(proto: ModelProto) -> set[str]:
@@ -233,7 +239,7 @@ def _entries(points: Points, found: Mapping[str, Known], how: Mapping[str, str])
 
 def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
     names = coverage.missing
-    readers = list(dict.fromkeys(node for name in names for node, _ in points.reads[name]))
+    readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
     said = f"the cache ({cache.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs"
     text = f"{said}: {_some(names)} (read by {_some(readers)})"
     if coverage.unusable:
@@ -242,9 +248,10 @@ def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
         text += f"; {len(coverage.strange)} entries fit no tensor of this model ({_some(coverage.strange)})"
     if coverage.note:
         text += f"; {coverage.note}"
+    node = glob.escape(readers[0]) if readers else "NODE"
     return (
         f"{text}. Calibrate on real inputs instead (--images DIR --preprocess PRESET, or --data F.npz), leave what reads these "
-        f"tensors in floating point with --missing float, or name it: --precision-override '{glob.escape(readers[0])}=fp16'"
+        f"tensors in floating point with --missing float, or name it: --precision-override '{node}=fp16'"
     )
 
 
@@ -376,7 +383,7 @@ def load_import(
         table, coverage = import_table(cache, model.proto, prepared.proto, overrides=overrides, missing=missing)
     described = None if preprocess is None else Preprocess.load(preprocess).describe()
     table = replace(table, model=prepared.identity, preprocess=described)
-    if coverage.note:
+    if coverage.note and coverage.missing:
         reporter.warn(coverage.note)
     if coverage.unusable:
         reporter.warn(
