@@ -221,6 +221,9 @@ def calibrate(
     missing: Annotated[
         str, typer.Option("--missing", help="What an imported cache lacks: error, or float (stays out of INT8).")
     ] = "error",
+    allow_unusual_data: Annotated[
+        bool, typer.Option("--allow-unusual-data", help="Take noise, plain or repeated samples, refused otherwise.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
@@ -241,6 +244,7 @@ def calibrate(
         import_cache=import_cache,
         export_cache=export_cache,
         missing=missing,
+        allow_unusual_data=allow_unusual_data,
         reporter=_reporter(json_output),
     )
 

@@ -12,13 +12,17 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.convergence import movement
 from trtopt.calibration.exporting import Export, export
 from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import prepare, refuse_quantized
+from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
+from trtopt.calibration.trained import examine
+from trtopt.calibration.verdict import facts, refuse, refuse_early, warnings
 from trtopt.data import Batches, Skipped, open_data
-from trtopt.errors import DataError, OutputError, TrtoptError, UsageError
+from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.files import cache_folder, check_writable
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import fingerprint
@@ -68,6 +72,7 @@ class CalibrateResult:
             "skipped": [asdict(item) for item in self.skipped],
             "table": str(self.path) if self.path else None,
             "digest": self.table.digest,
+            "quality": None if self.table.quality is None else dict(self.table.quality),
             "notes": list(self.notes),
             "coverage": self.coverage.to_json() if self.coverage else None,
             "exported": self.exported.to_json() if self.exported else None,
@@ -96,6 +101,7 @@ def calibrate(
     import_cache: str | os.PathLike[str] | None = None,
     export_cache: str | os.PathLike[str] | None = None,
     missing: str = "error",
+    allow_unusual_data: bool = False,
     reporter: Reporter = SILENT,
 ) -> CalibrateResult:
     """Measure a model's INT8 scales on real inputs, in one pass, or take them from a TensorRT cache without any data.
@@ -117,9 +123,11 @@ def calibrate(
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
+        allow_unusual_data: take random noise, images of one colour or one sample repeated, which are refused otherwise.
 
     Raises:
-        UsageError, DataError: arguments or data that can't be right, before any long work.
+        UsageError, DataError: arguments or data that can't be right, before any long work; noise and its like as soon as
+            more than half of the samples are.
         InvalidModel: the model can't be read.
         CalibrationError: a tensor gives no scale (constant or not finite; it is named), the model already holds Q/DQ, or
             nothing in it can be quantized; or the imported cache lacks tensors (named).
@@ -165,13 +173,21 @@ def calibrate(
     cached = table is not None
     if table is None:
         pass_started = time.monotonic()
-        seen = observe(prepared.proto, prepared.tensors, batches, threads=threads, reporter=reporter)
+        survey = Survey()
+        watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, allow_unusual_data))
+        seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, reporter=reporter)
+        found = facts(survey)
+        refuse(found, allow_unusual_data)
         with reporter.phase("choosing thresholds"):
             table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
-        table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
+            moves = movement(seen.blocks, table.tensors, table.groups, seen.samples)
+            found["convergence"] = None if moves is None else {"method": method} | moves
+            found["preprocessing"] = examine(loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
+        table = replace(table, quality=found, seconds=round(time.monotonic() - pass_started, 3))
         if store:
             _remember(table, store, reporter)
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
+    refuse(table.quality or {}, allow_unusual_data)
     notes = data_notes(table)
     for note in notes:
         reporter.warn(note)
@@ -245,7 +261,7 @@ def data_notes(table: Table) -> tuple[str, ...]:
         notes.append(
             f"{repeated} of the {table.samples} images are copies of others: they add nothing that wasn't seen"
         )
-    return tuple(notes)
+    return (*notes, *warnings(table))
 
 
 def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
@@ -255,6 +271,8 @@ def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
         table = Table.load(store)
         # Chosen again even for the same method: its rules may have changed since.
         table = table.with_method(method)
+        if table.quality is None:
+            raise CalibrationError("it was made before data was looked at")
     except TrtoptError as error:
         reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         return None

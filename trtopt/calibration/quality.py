@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class Sample:
         digest: of its content.
         mean, std, absmax: over all its floating inputs.
         random: an image input is white noise.
-        constant: every input is one value throughout.
+        plain: what is seen where every image input is of one colour throughout; empty where not.
         thumb: the image's 16 x 16 means, centred and normalised, float16; empty where there is none.
     """
 
@@ -54,7 +54,7 @@ class Sample:
     std: float
     absmax: float
     random: bool
-    constant: bool
+    plain: str
     thumb: bytes = field(default=b"", repr=False)
 
 
@@ -65,9 +65,9 @@ class Survey:
         self.samples: list[Sample] = []
         self.probes: dict[str, dict[str, NDArray[Any]]] = {}
 
-    def watch(self, batches: Iterable[Mapping[str, NDArray[Any]]]) -> Watched:
-        """The same batches, looked at as they are read."""
-        return Watched(batches, self)
+    def watch(self, batches: Iterable[Mapping[str, NDArray[Any]]], check: Callable[[], None] | None = None) -> Watched:
+        """The same batches, looked at as they are read; `check` is called after each and may raise."""
+        return Watched(batches, self, check)
 
     def add(self, name: str, feed: Mapping[str, NDArray[Any]]) -> None:
         """Look at one sample: input name → array without the sample axis."""
@@ -79,8 +79,10 @@ class Survey:
         count = sum(flat.size for flat in flats) or 1
         mean = sum(float(flat @ np.ones_like(flat)) for flat in flats) / count
         square = sum(float(flat @ flat) for flat in flats) / count
-        images = [image for array in feed.values() if (image := as_image(array)) is not None]
-        constant = bool(images) and all(bool(array.min() == array.max()) for array in feed.values() if array.size)
+        found = {key: image for key, array in feed.items() if (image := as_image(array)) is not None}
+        images = list(found.values())
+        plain = [_plain(key, image) for key, image in found.items()]
+        plain = plain if all(plain) else []
         greys = [image.mean(0) if len(image) > 1 else image[0] for image in images]
         digest = _digest(feed, mean, square)
         self.samples.append(
@@ -90,8 +92,8 @@ class Survey:
                 mean,
                 math.sqrt(max(square - mean * mean, 0.0)),
                 max(high, -low),
-                not constant and any(map(is_noise, images, greys)),
-                constant,
+                not plain and any(map(is_noise, images, greys)),
+                ", ".join(plain),
                 _thumb(greys[0]) if greys else b"",
             )
         )
@@ -118,8 +120,10 @@ class Survey:
 class Watched:
     """Batches that a survey looks at on the way."""
 
-    def __init__(self, batches: Iterable[Mapping[str, NDArray[Any]]], survey: Survey) -> None:
-        self._batches, self._survey = batches, survey
+    def __init__(
+        self, batches: Iterable[Mapping[str, NDArray[Any]]], survey: Survey, check: Callable[[], None] | None
+    ) -> None:
+        self._batches, self._survey, self._check = batches, survey, check
         self.samples = getattr(batches, "samples", None)
 
     def __iter__(self) -> Iterator[Mapping[str, NDArray[Any]]]:
@@ -131,6 +135,8 @@ class Watched:
                 name = str(paths[number]) if paths is not None else f"sample {number}"
                 self._survey.add(name, {key: np.asarray(array[index]) for key, array in batch.items()})
                 number += 1
+            if self._check is not None:
+                self._check()
             yield batch
 
 
@@ -213,6 +219,15 @@ def near_copies(samples: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
             if earlier.size:
                 pairs.append((chosen[start + row], chosen[int(earlier[0])]))
     return pairs
+
+
+def _plain(name: str, image: Floats) -> str:
+    """What there is to see in an image of one colour; empty for others."""
+    colours = image[:, 0, 0]
+    if not bool((image == colours[:, None, None]).all()):
+        return ""
+    text = f"{colours[0]:g}" if bool((colours == colours[0]).all()) else ", ".join(f"{item:.3g}" for item in colours)
+    return f"{name!r} is {text} everywhere"
 
 
 def _digest(feed: Mapping[str, NDArray[Any]], mean: float, square: float) -> str:

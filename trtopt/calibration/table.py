@@ -47,6 +47,7 @@ class Table:
         skipped: files left out: "name" and "reason".
         seconds: that the measurement took.
         version: of the trtopt that measured.
+        quality: what the samples looked like, and how much more of them would move thresholds; None: nobody looked.
     """
 
     tensors: Mapping[str, Entry]
@@ -59,6 +60,7 @@ class Table:
     preprocess: Mapping[str, Any] | None = None
     skipped: tuple[Mapping[str, str], ...] = ()
     version: str = __version__
+    quality: Mapping[str, Any] | None = None
 
     @property
     def amax(self) -> dict[str, float]:
@@ -98,6 +100,7 @@ class Table:
             "skipped": [dict(item) for item in self.skipped],
             "seconds": self.seconds,
             "groups": [list(group) for group in self.groups],
+            "quality": None if self.quality is None else dict(self.quality),
             "tensors": {name: _plain(entry) for name, entry in self.tensors.items()},
         }
 
@@ -214,6 +217,7 @@ def _table(content: dict[str, Any]) -> Table:
         preprocess=_get(content, "preprocess", (dict, type(None)), here),
         skipped=tuple(_get(content, "skipped", list, here)),
         version=_get(content, "trtopt", str, here),
+        quality=_get({"quality": None} | content, "quality", (dict, type(None)), here),
     )
 
 
