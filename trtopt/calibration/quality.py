@@ -173,10 +173,11 @@ def is_noise(image: Floats, grey: Floats | None = None) -> bool:
 
 
 def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
-    """Samples whose mean, spread or largest magnitude lies far from the others', with what was seen; worst first.
+    """Samples whose spread or largest magnitude lies far above the others', or whose mean far from theirs; worst first.
 
-    Distances are in standard deviations as the median absolute deviation estimates them (which outliers can't move), of
-    log spread and log magnitude, and of the mean in units of the median spread; never finer than 0.1.
+    With each, what was seen. Distances are in standard deviations as the median absolute deviation estimates them (which
+    outliers can't move), of log spread and log magnitude, and of the mean in units of the median spread; never finer than
+    0.12, so that what is less than twice the usual is never far. Small values aren't: they stretch no threshold.
     """
     usable = [item for item in samples if item.std > 0 and item.absmax > 0]
     if len(usable) < 8:
@@ -191,7 +192,8 @@ def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
     for what, values, logarithmic in looks:
         axis = np.log(values) if logarithmic else np.asarray(values) / spread
         middle = float(np.median(axis))
-        distance = np.abs(axis - middle) / max(1.4826 * float(np.median(np.abs(axis - middle))), 0.1)
+        unit = max(1.4826 * float(np.median(np.abs(axis - middle))), 0.12)
+        distance = (axis - middle if logarithmic else np.abs(axis - middle)) / unit
         usual = float(np.median(values))
         for index in np.flatnonzero(distance > FAR):
             text = f"{what} {values[index]:.3g} where {usual:.3g} is usual"

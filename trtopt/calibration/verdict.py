@@ -87,21 +87,21 @@ def warnings(table: Table) -> tuple[str, ...]:
         return ()
     said = []
     if (random := found["random"])["count"]:
-        said.append(f"{random['count']} samples are random noise ({_list(random)}): leave them out")
+        said.append(f"random noise is among the samples ({random['count']}: {_list(random)}): leave it out")
     if (plain := found["plain"])["count"]:
-        said.append(f"{plain['count']} images are of one colour throughout ({_list(plain)}): they add nothing")
+        said.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
     if found["copies"] and not table.data.get("repeated"):
         said.append(f"{found['copies']} of the {found['samples']} samples are copies of others: they add nothing new")
     alike = found["alike"]
     if alike["count"]:
         one, other = alike["some"][0]
         said.append(
-            f"{alike['count']} images look almost the same as others (such as {one} and {other}): they add little"
+            f"some images look almost the same as others ({alike['count']}, such as {one} and {other}): they add little"
         )
     if (far := found["outliers"])["count"]:
         some = "; ".join(f"{item['name']}: {item['seen']}" for item in far["some"][:3])
         said.append(
-            f"{far['count']} samples lie far outside the others ({some}{'; …' if far['count'] > 3 else ''}): thresholds "
+            f"some samples lie far outside the others ({far['count']}: {some}{'; …' if far['count'] > 3 else ''}): thresholds "
             "stretch to hold them; are they meant to be there?"
         )
     said.append(_monotonous(table, found))
@@ -119,7 +119,7 @@ def _monotonous(table: Table, found: Facts) -> str:
         return ""
     return (
         f"most of the {found['samples']} samples show nearly the same ({dull} of them repeat others or are of one colour), and "
-        f"{', '.join(clipped)} cut off what is rare in them: give more varied data, or use --method minmax"
+        f"{' and '.join(clipped)} may cut off what is rare in them: give more varied data, or use --method minmax"
     )
 
 
