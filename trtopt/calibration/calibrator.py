@@ -15,7 +15,7 @@ from onnx import ModelProto
 from trtopt.calibration.convergence import movement
 from trtopt.calibration.exporting import Export, export
 from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
-from trtopt.calibration.observe import observe
+from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
@@ -180,10 +180,9 @@ def calibrate(
         refuse(found, allow_unusual_data)
         with reporter.phase("choosing thresholds"):
             table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
-            moves = movement(seen.blocks, table.tensors, table.groups, seen.samples)
-            found["convergence"] = None if moves is None else {"method": method} | moves
-            found["preprocessing"] = examine(loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
-        table = replace(table, quality=found, seconds=round(time.monotonic() - pass_started, 3))
+            examined = examine(loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
+            table = with_quality(table, seen, found, examined)
+        table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
         if store:
             _remember(table, store, reporter)
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
@@ -200,6 +199,13 @@ def calibrate(
         )
     path = Path(output) if output is not None else None
     return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
+
+
+def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], examined: Mapping[str, Any]) -> Table:
+    """The table with what was found of its data, foretold of more of it, and examined of its preprocessing."""
+    moves = movement(seen.blocks, table.tensors, table.groups, seen.samples)
+    convergence = None if moves is None else {"method": table.method} | moves
+    return replace(table, quality={**found, "convergence": convergence, "preprocessing": dict(examined)})
 
 
 def check_enough(batches: Batches) -> None:

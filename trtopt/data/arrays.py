@@ -51,6 +51,7 @@ class ArrayBatches:
 
     def _take(self, samples: Sequence[tuple[str, int, int]]) -> None:
         self._samples, self.samples = tuple(samples), len(samples)
+        self.digests = tuple(digest for digest, _, _ in samples)
         self._taken: list[list[int]] = [[] for _ in self._parts]
         for _, number, index in samples:
             self._taken[number].append(index)
@@ -65,7 +66,7 @@ class ArrayBatches:
         return {
             "kind": "arrays",
             "count": self.samples,
-            "digest": sha256_json(sorted(item[0] for item in self._samples)),
+            "digest": sha256_json(sorted(self.digests)),
         }
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:

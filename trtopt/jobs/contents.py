@@ -71,5 +71,6 @@ def _samples(data: DataSet) -> object:
         "kind": "images" if data.images is not None else "arrays",
         "files": sorted(digests),
         "limit": data.limit,
+        "unusual": data.allow_unusual_data,
         "preprocess": prepared,
     }

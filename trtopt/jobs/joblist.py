@@ -6,6 +6,7 @@
     images = "photos"                  # or data = "arrays.npz"
     preprocess = "imagenet"            # a preset, a TOML file or a table
     limit = 512
+    # allow_unusual_data = true        # take noise, plain or repeated samples, which are refused otherwise
 
     [[job]]
     model = ["resnet50.onnx", "zoo/*.onnx"]
@@ -37,7 +38,7 @@ else:
     import tomli as tomllib
 
 _TOP = ("output", "data", "job")
-_DATA = ("images", "data", "preprocess", "limit")
+_DATA = ("images", "data", "preprocess", "limit", "allow_unusual_data")
 _JOB = ("name", "model", "data", "method", "precision_override")
 
 
@@ -50,6 +51,7 @@ class DataSet:
     data: Path | None
     preprocess: Preprocess | None
     limit: int | None
+    allow_unusual_data: bool
 
     @property
     def source(self) -> Path:
@@ -168,7 +170,10 @@ def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
         preprocess = None if prepared is None else Preprocess.load(prepared)
     except UsageError as error:
         raise UsageError(f"{where}: {error}") from None
-    return DataSet(name, images, data, preprocess, limit)
+    unusual = table.get("allow_unusual_data", False)
+    if not isinstance(unusual, bool):
+        raise UsageError(f"{where}: allow_unusual_data is {unusual!r}; true or false is needed")
+    return DataSet(name, images, data, preprocess, limit, unusual)
 
 
 def _known(table: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:

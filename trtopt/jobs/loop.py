@@ -58,9 +58,15 @@ class Loop:
                 if not self.memory.fits(task.taken):
                     break
                 heapq.heappop(self._ready)
-                if not task.skip():
+                if task.skip():
+                    continue
+                try:
+                    future = task.start()
+                except Exception as error:
+                    task.failed(error)
+                else:
                     self.memory.taken += task.taken
-                    under_way[task.start()] = task
+                    under_way[future] = task
             if under_way:
                 # With a limit, so that Ctrl-C is noticed on every system.
                 for future in wait(under_way, timeout=1, return_when=FIRST_COMPLETED).done:

@@ -112,7 +112,6 @@ class _Pass:
     jobs: list[Job] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
-    seconds: float = 0.0
     failed: bool = False
 
 
@@ -303,7 +302,6 @@ class _Run:
             self.memory.measured(item.model.fingerprint, result.pop("peak"))
             self.state.save_shard(item.key, name, result)
             self.observed += 1
-            item.seconds += result["seconds"]
             item.missing.discard(name)
             self._phase.detail(
                 f"{item.jobs[0].name}: {len(item.shards) - len(item.missing)} of {len(item.shards)} shards"
@@ -338,7 +336,8 @@ class _Run:
                 else:
                     self._record(job, "done", outcome | {"shards": len(item.shards)})
 
-        wanted = [(job.model.name, job.method, job.output) for job in item.jobs]
+        wanted = [(job.model, job.method, job.output) for job in item.jobs]
+        unusual = all(job.data.allow_unusual_data for job in item.jobs)
         self._add(
             FINISH,
             lambda: self.pool.submit(
@@ -349,7 +348,7 @@ class _Run:
                 item.key,
                 item.shards,
                 wanted,
-                item.seconds,
+                unusual,
             ),
             done,
             item.jobs,

@@ -12,18 +12,21 @@ place in a list, so a job list may be reordered and files renamed.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import Observation
+from trtopt.calibration.quality import Sample
 from trtopt.calibration.table import Damaged, packed, unpacked
 from trtopt.errors import OutputError, UsageError
 from trtopt.files import write_json
@@ -104,33 +107,50 @@ class State:
         path.parent.mkdir(exist_ok=True)
         write_json(path, {"format": _SHARD_FORMAT, "pass": pass_key, "shard": shard, **content})
 
-    def shard(self, pass_key: str, shard: str) -> Observation | None:
-        """A finished shard; None if it isn't there or is damaged."""
+    def shard(self, pass_key: str, shard: str) -> tuple[Observation, list[Sample], float] | None:
+        """A finished shard: what was observed, how its samples looked, its seconds; None if not there or damaged."""
         found = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
         if (found.get("pass"), found.get("shard")) != (pass_key, shard):
             return None
-        return unpacked_observation(found)
+        observation, looks = unpacked_observation(found), found.get("looks")
+        try:
+            samples = [Sample(**{**item, "thumb": base64.b64decode(item["thumb"])}) for item in looks or ()]
+        except (TypeError, KeyError, ValueError):
+            return None
+        if not observation or observation.samples != len(samples):
+            return None
+        return observation, samples, float(found.get("seconds", 0.0))
+
+
+def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
+    """As plain JSON."""
+    return [{**asdict(item), "thumb": base64.b64encode(item.thumb).decode("ascii")} for item in samples]
 
 
 def packed_observation(seen: Observation) -> dict[str, Any]:
     """As plain JSON, histograms compressed as in a table."""
     return {
         "samples": seen.samples,
-        "tensors": {name: packed(item) if item.total else None for name, item in seen.histograms.items()},
+        "blocks": [
+            {name: packed(item) if item.total else None for name, item in block.items()}
+            for block in seen.blocks or [seen.histograms]
+        ],
     }
 
 
 def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
     """What `packed_observation` wrote; None if it is damaged."""
-    tensors, samples = content.get("tensors"), content.get("samples")
-    if not isinstance(tensors, dict) or not isinstance(samples, int):
+    blocks, samples = content.get("blocks"), content.get("samples")
+    if not isinstance(blocks, list) or not blocks or not isinstance(samples, int):
         return None
     try:
-        return Observation(
-            {name: unpacked(item, name) if item else Histogram() for name, item in tensors.items()}, samples
+        parts = tuple(
+            {name: unpacked(item, name) if item else Histogram() for name, item in block.items()} for block in blocks
         )
-    except Damaged:
+    except (Damaged, AttributeError):
         return None
+    whole = {name: merged(part[name] for part in parts) for name in parts[0]}
+    return Observation(whole, samples, parts if len(parts) > 1 else ())
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:

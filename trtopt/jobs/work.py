@@ -15,16 +15,19 @@ import onnx
 from numpy.typing import NDArray
 
 from trtopt.about import __version__
-from trtopt.calibration.calibrator import check_enough, data_notes
+from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
+from trtopt.calibration.quality import PROBES, Sample, Survey
+from trtopt.calibration.trained import examine
+from trtopt.calibration.verdict import facts, refuse
 from trtopt.data import ArrayBatches, ImageBatches, open_data
 from trtopt.errors import CalibrationError, OutputError, TrtoptError, require
 from trtopt.files import sha256_file, sha256_json
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.joblist import DataSet
 from trtopt.jobs.machine import forget_peak, peak_memory
-from trtopt.jobs.state import State, packed_observation
+from trtopt.jobs.state import State, packed_looks, packed_observation
 from trtopt.spec import Override, TensorInfo
 
 Samples = ImageBatches | ArrayBatches
@@ -74,9 +77,13 @@ class OpenData:
     def __len__(self) -> int:
         return self.samples.samples
 
+    def name(self, number: int) -> str:
+        """Of a sample, for people, as `calibrate` names it."""
+        return str(self.samples.paths[number]) if isinstance(self.samples, ImageBatches) else f"sample {number}"
+
     def shard(self, start: int, stop: int) -> str:
-        """The name of a shard: its content, in whatever order."""
-        return sha256_json(self.samples.part(start, stop).describe())
+        """The name of a shard: its samples' contents, in their order."""
+        return sha256_json(self.samples.digests[start:stop])
 
 
 @dataclass(frozen=True)
@@ -162,9 +169,10 @@ def observe_shard(model: OpenModel, shard: Shard, threads: int, graph: onnx.Mode
         graph: the model's, where its files aren't at hand.
     """
     forget_peak()
-    started = time.monotonic()
+    started, survey = time.monotonic(), Survey()
     try:
-        seen = observe(graph or _graph(model.folder), model.tensors, _read(model, shard), threads=threads, shard=True)
+        batches = survey.watch(_read(model, shard))
+        seen = observe(graph or _graph(model.folder), model.tensors, batches, threads=threads, shard=True)
     except CalibrationError as error:
         if not shard.first:
             raise
@@ -173,6 +181,7 @@ def observe_shard(model: OpenModel, shard: Shard, threads: int, graph: onnx.Mode
         raise CalibrationError(f"{seen.samples} of the {shard.count} samples of a shard were there: the data changed")
     return {
         **packed_observation(seen),
+        "looks": packed_looks(survey.samples),
         "seconds": round(time.monotonic() - started, 3),
         "peak": peak_memory(),
         "versions": versions(),
@@ -190,28 +199,39 @@ def make_tables(
     data: OpenData,
     pass_key: str,
     shards: Sequence[str],
-    wanted: Sequence[tuple[str, str, Path]],
-    seconds: float,
+    wanted: Sequence[tuple[Path, str, Path]],
+    unusual: bool,
 ) -> list[dict[str, Any] | TrtoptError]:
-    """Merge the shards of a pass and write a table for each (model's name, method, output): a result or an error each.
+    """Merge the shards of a pass and write a table for each (model, method, output): a result or an error each.
+
+    Args:
+        unusual: data that `calibrate` would refuse, such as noise, is allowed.
 
     Raises:
         CalibrationError: a tensor is constant over all shards, or a shard's file is gone.
+        DataError: most of the samples are noise, constant or the same.
     """
     folder, prepared = State(state), model.prepared()
-    observations = []
+    observations, survey, seconds = [], Survey(), 0.0
     for shard in shards:
-        seen = folder.shard(pass_key, shard)
-        if seen is None:
+        found = folder.shard(pass_key, shard)
+        if found is None:
             raise CalibrationError(f"the shard {shard[:32]} in {state} can't be read any more: run the list again")
-        observations.append(seen)
+        observations.append(found[0])
+        survey.samples += found[1]
+        seconds += found[2]
+    survey.samples = [replace(item, name=data.name(number)) for number, item in enumerate(survey.samples)]
+    quality = facts(survey)
+    refuse(quality, unusual)
     whole = combined(prepared.proto, observations)
+    examined = examine(load_model(wanted[0][0]).proto, _probes(model, data, survey.samples))
 
-    def written(name: str, method: str, output: Path) -> dict[str, Any] | TrtoptError:
+    def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
-            table = replace(prepared, name=name).table(
+            table = replace(prepared, name=path.name).table(
                 whole, method, data=data.described, preprocess=data.preprocess, skipped=data.skipped, seconds=seconds
             )
+            table = with_quality(table, whole, quality, examined)
             output.parent.mkdir(parents=True, exist_ok=True)
             table.save(output)
         except TrtoptError as error:
@@ -227,6 +247,17 @@ def make_tables(
         }
 
     return [written(*item) for item in wanted]
+
+
+def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> list[Mapping[str, NDArray[Any]]]:
+    """The samples that a pass over all of them would have kept for a look into the model, read once more."""
+    numbers = {item.digest: number for number, item in enumerate(samples)}
+    survey = Survey()
+    for digest in sorted(numbers)[:PROBES]:
+        source = data.samples.part(numbers[digest], numbers[digest] + 1)
+        for _ in survey.watch(_read(model, Shard(source, numbers[digest], 1))):
+            pass
+    return [feed for _, feed in sorted(survey.probes.items())]
 
 
 def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:

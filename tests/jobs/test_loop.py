@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from trtopt.errors import CalibrationError, WorkerDied
+from trtopt.jobs.engines import Memory
+from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, Loop, Task
+
+GIB = 1 << 30
+
+
+class Bench:
+    """Tasks that are done at once, or when told, in a loop that they are written down by."""
+
+    def __init__(self, slots: int = 2, memory: int | None = None) -> None:
+        self.loop = Loop(slots, Memory(lambda: memory))
+        self.started: list[str] = []
+        self.ended: list[tuple[str, Any]] = []
+        self.most = self.now = 0
+
+    def add(
+        self, name: str, priority: int = OBSERVE, *, outcomes: tuple[Any, ...] = (None,), need: int = 0, **more: Any
+    ) -> None:
+        waiting = list(outcomes)
+
+        def start() -> Future[Any]:
+            self.started.append(name)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            future: Future[Any] = Future()
+            value = waiting.pop(0)
+            if isinstance(value, Exception):
+                future.set_exception(value)
+            else:
+                future.set_result(value)
+            return future
+
+        def done(value: Any) -> None:
+            self.now -= 1
+            if callable(value):
+                value()
+            self.ended.append((name, "done"))
+
+        def failed(error: Exception) -> None:
+            self.ended.append((name, str(error)))
+
+        self.loop.add(Task(priority, start, done, failed, lambda: need, **more))
+
+
+def test_priorities_first_then_the_order_given() -> None:
+    bench = Bench(slots=1)
+    for name, priority in (("a", OPEN), ("b", OBSERVE), ("c", FINISH), ("d", OBSERVE)):
+        bench.add(name, priority)
+    bench.loop.run()
+    assert bench.started == ["c", "b", "d", "a"]
+
+
+def test_no_more_at_a_time_than_slots_and_memory_allow() -> None:
+    bench = Bench(slots=3)
+    for name in "abcdefgh":
+        bench.add(name, need=GIB)
+    bench.loop.run()
+    assert (len(bench.ended), bench.most) == (8, 3)
+    short = Bench(slots=3, memory=int(2.5 * GIB))
+    for name in "abcdefgh":
+        short.add(name, need=GIB)
+    short.loop.run()
+    assert (len(short.ended), short.most) == (8, 2)
+    assert short.loop.memory.taken == 0
+
+
+def test_what_never_fits_runs_alone() -> None:
+    bench = Bench(slots=3, memory=GIB)
+    for name in "abc":
+        bench.add(name, need=5 * GIB)
+    bench.loop.run()
+    assert (len(bench.ended), bench.most) == (3, 1)
+
+
+def test_memory_is_estimated_then_measured() -> None:
+    memory = Memory(lambda: GIB)
+    before = memory.need("model", 100 << 20)
+    assert before > 3 * (100 << 20)
+    memory.measured("model", 5000)
+    assert memory.need("model", 100 << 20) == 5000
+    memory.measured("model", 4000)
+    assert memory.need("model", 100 << 20) == 5000
+    assert memory.need("another", 100 << 20) == before
+
+
+def test_a_failure_is_the_tasks_own() -> None:
+    bench = Bench()
+    bench.add("a", outcomes=(CalibrationError("constant"),))
+    bench.add("b")
+    bench.add("c", outcomes=(ValueError("odd"),))
+
+    def refuse() -> None:
+        raise CalibrationError("other versions")
+
+    bench.add("d", outcomes=(refuse,))
+    bench.loop.run()
+    assert sorted(bench.ended) == [("a", "constant"), ("b", "done"), ("c", "odd"), ("d", "other versions")]
+
+
+def test_a_lost_worker_is_replaced_once() -> None:
+    bench = Bench()
+    bench.add("a", outcomes=(WorkerDied("killed"), None))
+    bench.add("b", outcomes=(WorkerDied("killed"), WorkerDied("killed again"), None))
+    bench.loop.run()
+    assert sorted(bench.started) == ["a", "a", "b", "b"]
+    assert sorted(bench.ended) == [("a", "done"), ("b", "killed again")]
+
+
+def test_what_nobody_needs_any_more_is_passed_over() -> None:
+    bench = Bench(slots=1)
+    bench.add("a", outcomes=(CalibrationError("bad"),))
+    bench.add("b", skip=lambda: bool(bench.ended))
+    bench.loop.run()
+    assert bench.started == ["a"]
+
+
+def test_tasks_may_add_tasks_and_an_interrupt_ends_the_loop() -> None:
+    bench = Bench()
+    bench.add("a", outcomes=(lambda: bench.add("b"),))
+    bench.loop.run()
+    assert bench.started == ["a", "b"]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    bench.add("c", outcomes=(interrupt,))
+    with pytest.raises(KeyboardInterrupt):
+        bench.loop.run()
