@@ -129,3 +129,12 @@ def test_the_shipped_recipe_holds_what_it_says() -> None:
     assert len(found.photos) == 7
     assert all(path.is_file() for path in found.photos)
     assert found.digest == load_crops("imagenet-crops").digest
+
+
+def test_the_crops_to_measure_on_show_no_photo_that_is_calibrated_on() -> None:
+    calibration, evaluation = load_crops("imagenet-crops"), load_crops("evaluation-crops")
+    assert evaluation.count >= 200
+    assert evaluation.count % len(evaluation.photos) == 0  # as many of each: their means are compared
+    assert len(evaluation.photos) == 20
+    assert list(evaluation.photos) == sorted(evaluation.photos)
+    assert not {path.read_bytes() for path in calibration.photos} & {path.read_bytes() for path in evaluation.photos}

@@ -66,7 +66,7 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
         raise UsageError(f"{path}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
     try:
         requires = str(content.get("requires", "'trtopt[samples]'"))
-        photos = tuple(package_file(str(item), requires) for item in content["photos"])
+        photos = tuple(path for item in content["photos"] for path in _photos(str(item), requires))
         low, high = map(float, content["scale"])
         recipe = CropRecipe(photos, int(content["count"]), int(content["seed"]), int(content["size"]), (low, high))
     except (KeyError, TypeError, ValueError) as error:
@@ -74,6 +74,12 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < low <= high <= 1:
         raise UsageError(f"{path}: photos, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
     return recipe
+
+
+def _photos(reference: str, requires: str) -> list[Path]:
+    """The file of a reference, or the files of a pattern, by name."""
+    found = package_file(reference, requires)
+    return sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
 
 
 def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> tuple[Path, ...]:
