@@ -219,7 +219,7 @@ def table(reference: Row, rows: list[Row], labels: list[int]) -> str:
         "Real ImageNet weights. Calibrated on 64 crops of seven photos, compared with FP32 on 240 crops of 20 other photos and",
         "on these 20 labelled photos whole; all from installed packages. Every Q/DQ model runs in ONNX Runtime with graph",
         "optimizations off. ModelOpt and ONNX Runtime use their own placement of Q/DQ, TensorRT's scales are put where trtopt",
-        'puts its own. dB: signal over noise of a sample\'s logits, mean over samples. Under "against auto" and in parentheses:',
+        "puts its own. dB: signal over noise of a sample's logits, mean over samples. Against auto, and in parentheses:",
         "the difference from auto ± its standard error over the 20 photos. Seconds are one calibration and quantization,",
         "without imports.",
         "",
