@@ -101,8 +101,15 @@ def test_a_failure_is_the_tasks_own() -> None:
         raise CalibrationError("other versions")
 
     bench.add("d", outcomes=(refuse,))
+    bench.add("e", outcomes=(lambda: {}["what"],))
     bench.loop.run()
-    assert sorted(bench.ended) == [("a", "constant"), ("b", "done"), ("c", "odd"), ("d", "other versions")]
+    assert sorted(bench.ended) == [
+        ("a", "constant"),
+        ("b", "done"),
+        ("c", "odd"),
+        ("d", "other versions"),
+        ("e", "'what'"),
+    ]
 
 
 def test_a_lost_worker_is_replaced_once() -> None:

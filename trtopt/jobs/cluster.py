@@ -119,6 +119,11 @@ class Cluster:
     def _ours(self, error: BaseException) -> BaseException:
         """The exception that the task raised, or what became of its worker."""
         cause = getattr(error, "cause", None)
+        if isinstance(cause, RuntimeError) and "No module named" in str(cause):
+            return BackendError(
+                f"a Ray worker lacks what it needs ({str(cause).strip().splitlines()[-1]}): pip install 'trtopt[ort,ray]' on "
+                "every node, in the version that is here"
+            )
         if isinstance(cause, BaseException):
             return cause if type(cause) is not type(error) else error
         if isinstance(error, self._ray.exceptions.RayError):

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtopt.errors import TrtoptError, WorkerDied
+from trtopt.errors import WorkerDied
 from trtopt.jobs.engines import Memory
 
 FINISH, OBSERVE, STAGE, OPEN = range(4)  # what goes first: results, then what is decoded, then more to do
@@ -21,7 +21,7 @@ class Task:
 
     Attributes:
         start: makes the call.
-        done: takes its result; may add tasks. A TrtoptError of its own counts as the task's.
+        done: takes its result; may add tasks. An error of its own counts as the task's.
         failed: takes its error.
         need: bytes of memory that it takes, asked for when it is about to start.
         skip: says that nobody needs it any more; asked then, too.
@@ -86,5 +86,5 @@ class Loop:
         else:
             try:
                 task.done(future.result())
-            except TrtoptError as wrong:
+            except Exception as wrong:  # what one task's result does wrong is no affair of the others
                 task.failed(wrong)

@@ -33,6 +33,8 @@ from trtopt.files import write_json
 
 _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
 
+_NUMBERS = ("mean", "std", "absmax")  # of a sample; written as text, as they may be infinite, which JSON can't say
+
 
 class State:
     """A state folder at work; made by `State.locked`."""
@@ -114,7 +116,12 @@ class State:
             return None
         observation, looks = unpacked_observation(found), found.get("looks")
         try:
-            samples = [Sample(**{**item, "thumb": base64.b64decode(item["thumb"])}) for item in looks or ()]
+            samples = [
+                Sample(
+                    **item | {name: float(item[name]) for name in _NUMBERS} | {"thumb": base64.b64decode(item["thumb"])}
+                )
+                for item in looks or ()
+            ]
         except (TypeError, KeyError, ValueError):
             return None
         if not observation or observation.samples != len(samples):
@@ -124,7 +131,12 @@ class State:
 
 def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """As plain JSON."""
-    return [{**asdict(item), "thumb": base64.b64encode(item.thumb).decode("ascii")} for item in samples]
+    return [
+        asdict(item)
+        | {name: repr(getattr(item, name)) for name in _NUMBERS}
+        | {"thumb": base64.b64encode(item.thumb).decode()}
+        for item in samples
+    ]
 
 
 def packed_observation(seen: Observation) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""A Ray cluster on this machine. Its shards' tables are those of `calibrate`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from test_runner import LIST, fixed_batch, listed, measured, plain
+from world import World, samples
+
+import trtopt
+from trtopt.errors import BackendError, CalibrationError, MissingDependency, WorkerDied
+from trtopt.jobs import cluster as module
+from trtopt.jobs.cluster import Cluster
+from trtopt.jobs.joblist import load_jobs
+from trtopt.jobs.state import State
+from trtopt.jobs.work import open_model, open_samples
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def mine() -> None:
+    return None
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    found = pytest.importorskip("ray", reason="Ray isn't installed: pip install 'trtopt[ray]'")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        found.init(
+            address="local",
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=200 << 20,
+            log_to_driver=False,
+            runtime_env={"env_vars": {"PYTHONPATH": str(ROOT), "OPENCV_FOR_THREADS_NUM": "1"}},
+        )
+        yield found
+        found.shutdown()
+
+
+@pytest.mark.parametrize(("shard", "observed"), [(40, 2), (20, 3), (10, 5)])
+def test_tables_are_those_of_calibrate_for_any_number_of_shards(
+    ray: Any, world: World, shard: int, observed: int
+) -> None:
+    text = LIST.replace('["auto", "entropy"]', '"auto"')
+    result = trtopt.run_jobs(listed(world, text), shard=shard, workers=1, ray="auto")
+    assert result.ok, result.jobs
+    assert result.observed == observed
+    arrays, photos = (measured(job.output) for job in result.jobs)
+    assert arrays == plain(world, data=world.arrays)
+    assert photos == plain(world, images=world.photos, preprocess={"size": [32, 32], "scale": 0.00392156862745098})
+    assert ray.is_initialized()  # the caller's cluster stays
+
+
+def test_a_run_goes_on_with_or_without_ray(ray: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnx.save(fixed_batch(4), world.model)
+    text = listed(world, LIST.replace('["arrays", "photos"]', '"arrays"'))
+    taken: list[str] = []
+    save = State.save_shard
+
+    def interrupting(self: Any, pass_key: str, shard: str, content: Any) -> None:
+        save(self, pass_key, shard, content)
+        taken.append(shard)
+        if len(taken) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(State, "save_shard", interrupting)
+        with pytest.raises(KeyboardInterrupt):
+            trtopt.run_jobs(text, shard=8, workers=1, ray="auto")
+    result = trtopt.run_jobs(text, workers=1)
+    assert (result.reused, result.observed) == (2, 3)
+    assert measured(result.jobs[0].output) == plain(world, data=world.arrays)
+
+
+def test_errors_keep_their_type_and_a_lost_worker_is_told(ray: Any, world: World, tmp_path: Path) -> None:
+    values = samples(8)
+    values[5] = 3e38
+    np.savez(tmp_path / "hot.npz", x=values)
+    text = f'[data.hot]\ndata = "{tmp_path / "hot.npz"}"\n[[job]]\nmodel = "model.onnx"\ndata = "hot"\n'
+    (job,) = trtopt.run_jobs(listed(world, text), workers=1, ray="auto").jobs
+    assert job.error is not None
+    assert job.error["type"] == "CalibrationError"
+    assert "isn't finite" in job.error["message"]
+    engine = Cluster("auto", 1)
+    with pytest.raises(ray.exceptions.RayError) as lost:
+        ray.get(ray.remote(max_retries=0)(lambda: os._exit(1)).remote())
+    assert isinstance(engine._ours(lost.value), WorkerDied)
+    with pytest.raises(RuntimeError) as stranger:  # a module of ours that workers don't have
+        ray.get(ray.remote(mine).remote())
+    told = engine._ours(stranger.value)
+    assert isinstance(told, BackendError)
+    assert "pip install 'trtopt[ort,ray]'" in str(told)
+
+
+def test_samples_are_staged_on_the_cluster_and_models_sent_once(ray: Any, world: World) -> None:
+    (arrays, photos) = (job.data for job in load_jobs(listed(world))[::2])
+    model = open_model(world.model, (), world.folder / "folded")
+    engine = Cluster("auto", 1)
+    assert engine.slots == 4
+    for data in (arrays, photos):
+        opened = open_samples(data, model.inputs, 1)
+        source = engine.stage(opened.samples.part(1, 3)).result(60)
+        found = engine.observe(model, source, 1, 2).result(120)
+        assert found["samples"] == 2
+        engine.release(source)
+    assert len(engine._models) == 1
+    with pytest.raises(CalibrationError, match="the data changed"):
+        engine.observe(model, engine.stage(opened.samples.part(0, 2)).result(60), 0, 3).result(120)
+    engine.close()
+
+
+def test_too_many_threads_for_the_cluster_are_refused(ray: Any, world: World) -> None:
+    with pytest.raises(BackendError, match="has 2 CPUs; a worker with --threads 64"):
+        trtopt.run_jobs(listed(world), workers=1, threads=64, ray="auto")
+
+
+def test_a_cluster_that_isnt_there_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent:
+        def is_initialized(self) -> bool:
+            return False
+
+        def init(self, **_: Any) -> None:
+            raise ConnectionError("nobody listens")
+
+    monkeypatch.setattr(module, "require", lambda *_: Absent())
+    with pytest.raises(BackendError, match=r"--ray 10.0.0.1:6379: .*nobody listens.*ray start --head"):
+        trtopt.run_jobs(listed(world), workers=1, ray="10.0.0.1:6379")
+
+    def missing(name: str, extra: str, purpose: str) -> None:
+        raise MissingDependency(f"{purpose} needs {name}: pip install 'trtopt[{extra}]'")
+
+    monkeypatch.setattr(module, "require", missing)
+    with pytest.raises(MissingDependency, match=r"--ray needs ray: .*trtopt\[ray\]"):
+        trtopt.run_jobs(listed(world), workers=1, ray="auto")
