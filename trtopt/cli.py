@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
 import typer
+from typer.core import TyperCommand
 
 if TYPE_CHECKING:
     from trtopt.progress import Reporter
@@ -451,7 +452,17 @@ jobs = typer.Typer(
 app.add_typer(jobs, name="jobs")
 
 
-@jobs.command("run", epilog="Example: trtopt jobs run jobs.toml")
+class _RayAlone(TyperCommand):
+    """`--ray` without an address means auto; typer has no options whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place in reversed([number for number, text in enumerate(args) if text == "--ray"]):
+            if place + 1 == len(args) or args[place + 1].startswith("-"):
+                args.insert(place + 1, "auto")
+        return super().parse_args(ctx, args)
+
+
+@jobs.command("run", cls=_RayAlone, epilog="Example: trtopt jobs run jobs.toml")
 def run_jobs(
     jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help="The job list.")],
     state: Annotated[
@@ -466,7 +477,7 @@ def run_jobs(
     ] = None,
     ray: Annotated[
         str | None,
-        typer.Option("--ray", metavar="ADDRESS|auto|local", help="Run the shards on a Ray cluster."),
+        typer.Option("--ray", metavar="[ADDRESS|auto|local]", help="Run the shards on a Ray cluster; alone: auto."),
     ] = None,
     json_output: Json = False,
 ) -> None:

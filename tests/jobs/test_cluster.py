@@ -141,3 +141,21 @@ def test_a_cluster_that_isnt_there_is_named(world: World, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "require", missing)
     with pytest.raises(MissingDependency, match=r"--ray needs ray: .*trtopt\[ray\]"):
         trtopt.run_jobs(listed(world), workers=1, ray="auto")
+
+
+@pytest.mark.parametrize(
+    ("typed", "address"),
+    [(["--ray"], "auto"), (["--ray", "--workers", "1"], "auto"), (["--ray", "host:1"], "host:1"), ([], None)],
+)
+def test_the_address_may_be_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch, typed: list[str], address: str | None
+) -> None:
+    asked: list[str | None] = []
+
+    def noted(jobs: Path, *, ray: str | None, **_: Any) -> Any:
+        asked.append(ray)
+        raise BackendError(f"{jobs.name} isn't run")
+
+    monkeypatch.setattr(trtopt, "run_jobs", noted, raising=False)
+    assert "jobs.toml isn't run" in world.run("jobs", "run", listed(world), *typed).err
+    assert asked == [address]
