@@ -12,6 +12,7 @@ Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNo
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import warnings
@@ -23,11 +24,12 @@ from typing import Any
 from onnx import ModelProto, NodeProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes
+from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes, tensor_size
 from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
+HEAVY = 32 << 20  # bytes of weights that are worth the 0.1 s which finding their forgotten copies takes
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 
@@ -78,6 +80,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         ModelError: a library failed on this model (its message is quoted), or the graph doesn't settle.
     """
     before = _count(proto)
+    heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
     seen = [""]
     current = ModelProto()
     current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
@@ -85,7 +88,10 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         for _ in range(ROUNDS):
             try:
                 with _quiet():
-                    current = _fuse(_evaluate(current))
+                    for step in (_evaluate, _fuse):
+                        current = step(current)
+                        if heavy:
+                            gc.collect()  # the libraries' graphs are cycles with all weights in them
             except Exception as error:
                 what = f"{type(error).__name__}: {str(error)[:300]}"
                 raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
@@ -139,6 +145,8 @@ def _evaluate(proto: ModelProto) -> ModelProto:
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
     result: ModelProto = onnx_ir.to_proto(model)
+    for value in model.graph.initializers.values():
+        value.const_value = None  # onnxscript's rules remember what they matched last, which would keep all weights alive
     return result
 
 
@@ -189,9 +197,7 @@ def _restore(proto: ModelProto, original: ModelProto) -> None:
     del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
     graph.input.extend(inputs)
     graph.output.extend(outputs)
-    tensors = sorted(graph.initializer, key=lambda tensor: tensor.name)
-    del graph.initializer[:]
-    graph.initializer.extend(tensors)
+    graph.initializer.sort(key=lambda tensor: tensor.name)  # in place: a message's memory grows with what is put in anew
     for tensor in graph.initializer:
         del tensor.metadata_props[:]
         tensor.ClearField("doc_string")
