@@ -146,7 +146,9 @@ def _evaluate(proto: ModelProto) -> ModelProto:
     common.TopologicalSortPass()(model)
     result: ModelProto = onnx_ir.to_proto(model)
     for value in model.graph.initializers.values():
-        value.const_value = None  # onnxscript's rules remember what they matched last, which would keep all weights alive
+        value.const_value = (
+            None  # onnxscript's rules remember what they matched last, which would keep all weights alive
+        )
     return result
 
 
@@ -197,7 +199,9 @@ def _restore(proto: ModelProto, original: ModelProto) -> None:
     del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
     graph.input.extend(inputs)
     graph.output.extend(outputs)
-    graph.initializer.sort(key=lambda tensor: tensor.name)  # in place: a message's memory grows with what is put in anew
+    graph.initializer.sort(
+        key=lambda tensor: tensor.name
+    )  # in place: a message's memory grows with what is put in anew
     for tensor in graph.initializer:
         del tensor.metadata_props[:]
         tensor.ClearField("doc_string")
