@@ -15,60 +15,75 @@ from numpy.typing import NDArray
 from skimage import data as photos
 
 from trtopt.calibration import counting, histogram
-from trtopt.calibration.counting import PLAIN, Loops, loops
-from trtopt.calibration.histogram import BINS, Histogram
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, Count, compiled, counter, plain
+from trtopt.calibration.histogram import Histogram
 
+Floats = NDArray[np.float32]
 any_bits = arrays(np.uint32, st.integers(1, 200)).map(lambda bits: bits.view(np.float32))
 finite = arrays(np.float32, st.integers(1, 200), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Loops:
+def fast() -> Count:
     if importlib.util.find_spec("numba") is None:
         pytest.skip("numba isn't installed")
-    found = loops()
-    assert found.name == "numba"
+    found = compiled()
+    assert found is not None
+    assert counter() is found
     return found
 
 
+def same(values: Floats, fast: Count, exponent: int = LOWEST_EXPONENT) -> None:
+    expected, found = plain(values, exponent), fast(values, exponent)
+    if not (math.isfinite(expected.low) and math.isfinite(expected.high)):
+        assert not (math.isfinite(found.low) and math.isfinite(found.high))
+        assert not found.counts.any()
+        return
+    assert found[:3] == expected[:3]
+    assert found.counts.sum() == values.size
+    assert np.array_equal(found.counts, expected.counts)
+
+
 @settings(max_examples=300, deadline=None)
-@given(values=any_bits)
-def test_extremes_agree_on_every_bit_pattern(compiled: Loops, values: NDArray[np.float32]) -> None:
-    found, expected = compiled.extremes(values), PLAIN.extremes(values)
-    if all(map(math.isfinite, expected)):
-        assert found == expected
-    else:
-        assert not all(map(math.isfinite, found))
+@given(values=any_bits, exponent=st.integers(-120, 128))
+def test_both_agree_on_every_bit_pattern(fast: Count, values: Floats, exponent: int) -> None:
+    same(values, fast, exponent)
 
 
 @settings(max_examples=200, deadline=None)
-@given(values=finite)
-def test_both_count_the_same(compiled: Loops, values: NDArray[np.float32]) -> None:
-    same(values, compiled)
+@given(values=finite, exponent=st.integers(-120, 128))
+def test_both_count_the_same(fast: Count, values: Floats, exponent: int) -> None:
+    same(values, fast, exponent)
 
 
-@pytest.mark.parametrize("size", [counting._SMALL - 1, counting._SMALL, counting._SMALL + 3, 3 * counting._CHUNK + 1])
-def test_both_count_large_arrays_the_same(compiled: Loops, size: int) -> None:
+@settings(max_examples=50, deadline=None)
+@given(parts=st.lists(finite, min_size=1, max_size=4), sizes=st.randoms(use_true_random=False))
+def test_a_range_that_grows_between_blocks_moves_no_count(fast: Count, parts: list[Floats], sizes: Any) -> None:
+    same(np.concatenate([np.resize(part, sizes.randint(1, 3 * counting._BLOCK)) for part in parts]), fast)
+
+
+@pytest.mark.parametrize("size", [counting._BLOCK - 1, counting._BLOCK, 3 * counting._CHUNK + 1])
+def test_both_count_large_arrays_the_same(fast: Count, size: int) -> None:
     photo = np.resize(photos.astronaut().astype(np.float32) / 127 - 1, size)
-    same(np.maximum(photo, 0), compiled)
-    same(photo**3 * 1e30, compiled)
-    same(np.resize(np.float32([0, -0.0, 1e-45, -7.5]), size), compiled)
+    same(np.maximum(photo, 0), fast)
+    same(photo**3 * 1e30, fast)
+    same(np.resize(np.float32([0, -0.0, 1e-45, -7.5]), size), fast)
+    same(-np.abs(photo) - 1, fast, 3)
+    same(np.zeros(size, np.float32), fast)
 
 
-def same(values: NDArray[np.float32], compiled: Loops) -> None:
-    exponent = max(math.frexp(float(np.abs(values).max()))[1], -100)
-    scale = np.float32(BINS / math.ldexp(1.0, exponent))
-    plain, fast = np.ones(BINS, np.int64), np.ones(BINS, np.int64)
-    PLAIN.count(values, scale, plain)
-    compiled.count(values, scale, fast)
-    assert plain.sum() == BINS + values.size
-    assert np.array_equal(plain, fast)
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
+def test_nothing_is_counted_of_an_array_that_is_not_finite(fast: Count, bad: float) -> None:
+    values = np.linspace(-1, 1, 2 * counting._BLOCK + 7, dtype=np.float32)
+    values[-1] = bad
+    same(values, fast)
+    assert not fast(values, 0).counts.any()
 
 
-def test_histograms_are_the_same_with_either(compiled: Loops, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histograms_are_the_same_with_either(fast: Count, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for chosen in (compiled, PLAIN):
-        monkeypatch.setattr(histogram, "loops", lambda chosen=chosen: chosen)
+    for chosen in (fast, plain):
+        monkeypatch.setattr(histogram, "counter", lambda chosen=chosen: chosen)
         seen = Histogram()
         for photo in (photos.camera(), photos.astronaut(), photos.coffee()):
             seen.add(photo.astype(np.float32) / 100 - 1)
@@ -76,19 +91,19 @@ def test_histograms_are_the_same_with_either(compiled: Loops, monkeypatch: pytes
     assert found[0] == found[1]
 
 
-def test_views_that_may_not_be_written_are_counted(compiled: Loops) -> None:
+def test_views_that_may_not_be_written_are_counted(fast: Count) -> None:
     values = np.linspace(-1, 1, 1000, dtype=np.float32)
     values.flags.writeable = False
-    same(values, compiled)
-    assert compiled.extremes(values) == (-1, 1)
+    same(values, fast)
 
 
-def test_it_counts_without_the_interpreters_lock(compiled: Loops) -> None:
+def test_it_counts_without_the_interpreters_lock(fast: Count) -> None:
     """While one long count runs, this thread goes on; with the lock held it would stand still until the end."""
-    values, counts, done = np.zeros(1 << 28, np.float32), np.zeros(BINS, np.int64), threading.Event()
+    values, done = np.zeros(1 << 28, np.float32), threading.Event()
+    counted = []
 
     def work() -> None:
-        compiled.count(values, np.float32(1), counts)
+        counted.append(fast(values, 0))
         done.set()
 
     thread = threading.Thread(target=work)
@@ -97,17 +112,17 @@ def test_it_counts_without_the_interpreters_lock(compiled: Loops) -> None:
     while not done.wait(0.001):
         steps += 1
     thread.join()
-    assert counts[0] == values.size
+    assert counted[0].counts[0] == values.size
     assert steps > 4
 
 
 def test_numpy_stands_in_where_numba_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    assert counting._compiled() is PLAIN
+    assert compiled.__wrapped__() is None
 
 
 def test_without_a_folder_for_machine_code_it_compiles_for_this_process(
-    compiled: Loops, monkeypatch: pytest.MonkeyPatch
+    fast: Count, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import numba
 
@@ -120,5 +135,8 @@ def test_without_a_folder_for_machine_code_it_compiles_for_this_process(
         return real(*args, **options)
 
     monkeypatch.setattr(numba, "njit", njit)
-    assert counting._compiled().name == "numba"
-    assert asked == [True, False] * 2
+    again = compiled.__wrapped__()
+    assert again is not None
+    assert asked == [True, False]
+    same(np.linspace(-1, 1, 1000, dtype=np.float32), again)
+    assert again(np.ones(5, np.float32), 0).counts.size == BINS

@@ -1,57 +1,75 @@
-"""The two loops over every value that calibration sees, compiled by numba where it is installed, else by NumPy.
+"""The loop over every value that calibration sees, compiled by numba where it is installed, else by NumPy.
 
 Both give the same bits. Per value, one core / each of two at once (EPYC Zen 5, 0.8 million values, half of them zeros):
-numba 0.54 / 0.51 ns; NumPy 2.4 / 4.2 (bincount holds the interpreter's lock); beside them cv2.calcHist 2.2 / 4.1,
-fast-histogram 2.1 / 2.5 and boost-histogram 3.3 / 4.4. numba costs 0.6 s and 45 MB to import; its machine code is kept on
-disk, so it compiles once per machine (2 s).
+numba 0.5 / 0.5 ns; NumPy 2.4 / 4.2 (bincount holds the interpreter's lock); beside them cv2.calcHist 2.2 / 4.1,
+fast-histogram 2.1 / 2.5 and boost-histogram 3.3 / 4.4. numba takes 45 MB, and 1.3 s to import and
+set up; its machine code is kept on disk, so it compiles once per machine (2 s).
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
+import math
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+BINS = 16384  # over 8192 of them lie within the largest magnitude: 64 or more to one INT8 step
+LOWEST_EXPONENT = -100  # magnitudes are scaled by BINS / 2**exponent, which FP32 must hold
+
 Floats = NDArray[np.float32]
-Counts = NDArray[np.int64]
 
+_lock = threading.Lock()
 _CHUNK = 1 << 16  # values at a time in NumPy: the temporaries stay in the cache
+_BLOCK = 1 << 14  # values at a time in numba: read from memory once, for both loops
 _LANES = 4  # partial histograms in numba: a run of equal values, such as zeros, doesn't wait for its own last count
-_SMALL = 1 << 15  # values: below, clearing and adding the lanes costs more than they save
 
 
-@dataclass(frozen=True)
-class Loops:
-    """The loops, and who compiled them.
+class Counted(NamedTuple):
+    """What `Count` found in an array.
 
     Attributes:
-        extremes: of a flat, contiguous FP32 array that isn't empty: the least and the greatest value; one of them is NaN
-            or infinite if any value is.
-        count: adds 1 to `counts[⌊|x| × scale⌋]` for each value; the scale is a power of two and all |x| × scale are below
-            `counts.size`, at most 65536.
+        low, high: the least and the greatest value; not finite (one may be NaN) if any value isn't, and then nothing was
+            counted. A zero may have either sign.
+        exponent: the smallest that is at least what was asked for, at least `LOWEST_EXPONENT`, and has all |x| below
+            2**exponent.
+        counts: int64, of |x| in `BINS` equal bins over [0, 2**exponent).
     """
 
-    name: str
-    extremes: Callable[[Floats], tuple[float, float]]
-    count: Callable[[Floats, np.float32, Counts], None]
+    low: float
+    high: float
+    exponent: int
+    counts: NDArray[np.int64]
+
+
+Count = Callable[[Floats, int], Counted]
+"""Counts a flat, contiguous FP32 array that isn't empty, with at least the exponent given."""
+
+
+def counter() -> Count:
+    """The fastest there is here. The first call loads it; others wait for that."""
+    with _lock:
+        return _fastest()
 
 
 @functools.cache
-def loops() -> Loops:
-    """The fastest there are here."""
-    return _compiled() if importlib.util.find_spec("numba") else PLAIN
+def _fastest() -> Count:
+    return (compiled() if importlib.util.find_spec("numba") else None) or plain
 
 
-def _extremes(flat: Floats) -> tuple[float, float]:
-    return float(flat.min()), float(flat.max())  # NaN if any value is
-
-
-def _count(flat: Floats, scale: np.float32, counts: Counts) -> None:
+def plain(flat: Floats, exponent: int) -> Counted:
+    counts = np.zeros(BINS, np.int64)
+    low, high = float(flat.min()), float(flat.max())  # NaN if any value is
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Counted(low, high, exponent, counts)
+    exponent = max(exponent, LOWEST_EXPONENT)
+    if low or high:
+        exponent = max(exponent, math.frexp(max(high, -low))[1])
+    scale = np.float32(BINS / math.ldexp(1.0, exponent))
     magnitudes = np.empty(min(_CHUNK, flat.size), np.float32)
     bins = np.empty(magnitudes.size, np.uint16)
     for start in range(0, flat.size, _CHUNK):
@@ -60,61 +78,82 @@ def _count(flat: Floats, scale: np.float32, counts: Counts) -> None:
         np.abs(chunk, out=scaled)
         np.multiply(scaled, scale, out=scaled)  # exact: the scale is a power of two
         np.copyto(index, scaled, casting="unsafe")  # truncates, which is floor here
-        counts += np.bincount(index, minlength=counts.size)
+        counts += np.bincount(index, minlength=BINS)
+    return Counted(low, high, exponent, counts)
 
 
-PLAIN = Loops("NumPy", _extremes, _count)
-
-
-def _compiled() -> Loops:
+@functools.cache
+def compiled() -> Count | None:
+    """By numba; None where it can't be imported."""
     try:
         import numba
-    except ImportError:  # installed, but not for this NumPy
-        return PLAIN
+    except ImportError:  # perhaps installed, but not for this NumPy
+        return None
+    sign, magnitude, infinite = np.int32(31), np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+    one = np.uint32(1)
 
-    def keys(bits: NDArray[np.int32]) -> tuple[Any, Any]:
+    def run(flat: Floats, bits: NDArray[np.int32], exponent: int, counts: NDArray[np.int64]) -> tuple[Any, Any, int]:
+        lanes = np.zeros((_LANES, BINS), np.uint32)
         # As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, …, inf, NaN.
         # Unlike comparisons of floats, these are taken sixteen at a time without leave to ignore NaN.
-        low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-        for i in range(bits.size):
-            key = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
-            low = min(low, key)
-            high = max(high, key)
-        return low, high
+        least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for start in range(0, flat.size, _BLOCK):
+            block, words = (
+                flat[start : start + _BLOCK],
+                bits[start : start + _BLOCK],
+            )  # indices known not to be negative
+            low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+            for i in range(words.size):
+                key = words[i] ^ ((words[i] >> sign) & magnitude)
+                low = min(low, key)
+                high = max(high, key)
+            least, most = min(least, low), max(most, high)
+            largest = max(high, np.int32(0))
+            if low < 0:
+                largest = max(largest, (low ^ magnitude) & magnitude)
+            if largest >= infinite:
+                return np.int32(least), np.int32(most), exponent
+            needed = (int(largest) >> 23) - 126  # as frexp's, of all but subnormals, which are below the lowest anyway
+            if needed > exponent:
+                step = 1 << min(needed - exponent, 14)
+                for lane in range(_LANES):
+                    for i in range(BINS // step):
+                        total = np.uint32(0)
+                        for j in range(i * step, i * step + step):
+                            total += lanes[lane, j]
+                        lanes[lane, i] = total
+                    lanes[lane, BINS // step :] = 0
+                exponent = needed
+            scale = np.float32(math.ldexp(float(BINS), -exponent))  # a power of two: products are exact
+            whole = block.size - block.size % _LANES
+            for i in range(0, whole, _LANES):
+                a = np.uint16(np.int32(abs(block[i]) * scale))
+                b = np.uint16(np.int32(abs(block[i + 1]) * scale))
+                c = np.uint16(np.int32(abs(block[i + 2]) * scale))
+                d = np.uint16(np.int32(abs(block[i + 3]) * scale))
+                lanes[0, a] += one
+                lanes[1, b] += one
+                lanes[2, c] += one
+                lanes[3, d] += one
+            for i in range(whole, block.size):
+                lanes[0, np.uint16(np.int32(abs(block[i]) * scale))] += one
+        for i in range(BINS):
+            counts[i] = np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
+        return least, most, exponent
 
-    def count(flat: Floats, scale: np.float32, counts: Counts) -> None:
-        if flat.size < _SMALL:
-            for i in range(flat.size):
-                counts[np.uint16(np.int32(abs(flat[i]) * scale))] += 1
-            return
-        lanes = np.zeros((_LANES, counts.size), np.uint32)
-        whole = flat.size - flat.size % _LANES
-        for i in range(0, whole, _LANES):
-            a = np.uint16(np.int32(abs(flat[i]) * scale))
-            b = np.uint16(np.int32(abs(flat[i + 1]) * scale))
-            c = np.uint16(np.int32(abs(flat[i + 2]) * scale))
-            d = np.uint16(np.int32(abs(flat[i + 3]) * scale))
-            lanes[0, a] += np.uint32(1)
-            lanes[1, b] += np.uint32(1)
-            lanes[2, c] += np.uint32(1)
-            lanes[3, d] += np.uint32(1)
-        for i in range(whole, flat.size):
-            lanes[0, np.uint16(np.int32(abs(flat[i]) * scale))] += np.uint32(1)
-        for i in range(counts.size):
-            counts[i] += np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
+    floats, ints = (numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.float32, numba.int32))
+    result = numba.types.Tuple((numba.int32, numba.int32, numba.int64))
+    signature = result(floats, ints, numba.int64, numba.int64[::1])
+    try:
+        made = numba.njit(signature, nogil=True, cache=True)(run)
+    except (RuntimeError, OSError):  # no folder to keep machine code in: once per process, then
+        made = numba.njit(signature, nogil=True)(run)
 
-    def built(function: Callable[..., Any], signature: Any) -> Callable[..., Any]:
-        try:
-            return numba.njit(signature, nogil=True, cache=True)(function)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError):  # no folder to keep machine code in: once per process, then
-            return numba.njit(signature, nogil=True)(function)  # type: ignore[no-any-return]
+    def count(flat: Floats, exponent: int) -> Counted:
+        counts = np.zeros(BINS, np.int64)
+        least, most, reached = made(flat, flat.view(np.int32), max(exponent, LOWEST_EXPONENT), counts)
+        keys = np.array([least, most], np.int32)
+        low, high = (keys ^ ((keys >> sign) & magnitude)).view(np.float32)
+        return Counted(float(low), float(high), reached, counts)
 
-    ints, floats = (numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.int32, numba.float32))
-    find = built(keys, numba.types.UniTuple(numba.int32, 2)(ints))
-
-    def extremes(flat: Floats) -> tuple[float, float]:
-        found = np.array(find(flat.view(np.int32)), np.int32)
-        low, high = (found ^ ((found >> 31) & 0x7FFFFFFF)).view(np.float32)
-        return float(low), float(high)
-
-    return Loops("numba", extremes, built(count, numba.void(floats, numba.float32, numba.int64[::1])))
+    return count

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import loops
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, counter
 
-BINS = 16384  # over 8192 of them lie within the largest magnitude: 64 or more to one INT8 step
-_LOWEST_EXPONENT = -100  # magnitudes are scaled by BINS / 2**exponent, which FP32 must hold
+__all__ = ["BINS", "Histogram", "merged"]
 
 
 @dataclass(eq=False)
@@ -62,17 +61,14 @@ class Histogram:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if not flat.size:
             return
-        run = loops()
-        low, high = (value + 0.0 for value in run.extremes(flat))  # -0 becomes 0, whichever was seen first
+        found = counter()(flat, LOWEST_EXPONENT if self.exponent is None else self.exponent)
+        low, high = found.low + 0.0, found.high + 0.0  # -0 becomes 0, whichever was seen first
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
             raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {flat.size} values")
         self._reach(low, high)
         self.total += flat.size
-        if self.exponent is None:
-            self.counts[0] += flat.size
-            return
-        run.count(flat, np.float32(BINS / math.ldexp(1.0, self.exponent)), self.counts)
+        self.counts += found.counts  # of zeros alone: in the first bin of any range
 
     def merge(self, other: Histogram) -> None:
         """Add what another one counted, as if its values had been added here."""
@@ -91,7 +87,7 @@ class Histogram:
         self.low, self.high = min(self.low, low), max(self.high, high)
         if self.absmax == 0:
             return
-        needed = max(math.frexp(self.absmax)[1], _LOWEST_EXPONENT)
+        needed = max(math.frexp(self.absmax)[1], LOWEST_EXPONENT)
         if self.exponent is None:
             self.exponent = needed
         elif needed > self.exponent:

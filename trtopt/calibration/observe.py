@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
+from trtopt.calibration.counting import counter
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.errors import CalibrationError, DataError, require
 from trtopt.graph.io import save_model
@@ -81,13 +82,14 @@ def observe(
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
     workers = threads or _cores()
-    runner = _Runner(proto, tensors, inputs, producers, workers)
     feeds = _feeds(batches, inputs)
     total = getattr(batches, "samples", None)
     samples = 0
     pending: deque[tuple[Future[None], int]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
+        pool.submit(counter)  # loading it takes a second, some of it while ONNX Runtime opens the model
+        runner = _Runner(proto, tensors, inputs, producers, workers)
         with reporter.phase("calibrating", total if isinstance(total, int) else None) as phase:
             for feed, fresh, copies in feeds:
                 if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
@@ -228,7 +230,7 @@ def _with_outputs(path: Path, outputs: Sequence[str]) -> bytes | str:
     light.ParseFromString(path.read_bytes())
     del light.graph.output[:]
     light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
-    content = light.SerializeToString()
+    content: bytes = light.SerializeToString()
     if not any(item.data_location == TensorProto.EXTERNAL for item in light.graph.initializer):
         return content
     path.write_bytes(content)
