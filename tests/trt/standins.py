@@ -19,7 +19,10 @@ import onnx
 
 API = Path(__file__).parent / "api"
 VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
+SCRATCH = 4096  # bytes a context needs; one more by the v2 name, to tell them apart
 UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
+# What Python may override though the class doesn't list it (its C++ trampoline looks it up), and trtopt's own additions.
+_OVERRIDES = {"IOutputAllocator": {"reallocate_output", "reallocate_output_async", "notify_shape", "check"}}
 _HEAVY = {
     "Conv": "CONVOLUTION",
     "ConvTranspose": "DECONVOLUTION",
@@ -38,11 +41,15 @@ class Simulation:
         warnings: messages that the builder logs, (severity, text).
         fail: the builder logs this error and gives no plan.
         block: called during a build (to interrupt it there).
+        shared: engines were built so that their contexts share profiles.
+        no_context: the engine logs this error and gives no context.
+        contexts: every execution context that was created, in order.
     """
 
     def __init__(self, version: str) -> None:
         self.api = json.loads((API / f"{version}.json").read_text())
-        self.version, self.major = self.api["version"], int(version.split(".")[0])
+        self.version, self.major = self.api["version"], int(version.removeprefix("rtx-").split(".")[0])
+        self.rtx = version.startswith("rtx")
         self.missed: set[str] = set()
         self.configs: list[Any] = []
         self.networks: list[Any] = []
@@ -50,6 +57,9 @@ class Simulation:
         self.fail: str | None = None
         self.block: Any = None
         self.has_gpu = True
+        self.shared = True
+        self.no_context: str | None = None
+        self.contexts: list[Any] = []
         self.module: Any = _Module(self)
 
 
@@ -145,7 +155,8 @@ def _strict_class(sim: Simulation, name: str, members: list[str], simulated: dic
 
     def subclassed(cls: Any, **named: Any) -> None:
         for attribute in vars(cls):  # a method that the base never calls is a misspelt one
-            if not attribute.startswith("_") and attribute not in members:
+            known = {*members, *_OVERRIDES.get(name, ())}
+            if not attribute.startswith("_") and attribute not in known:
                 sim.missed.add(f"{name}.{attribute} (overridden)")
 
     namespace: dict[str, Any] = {
@@ -192,7 +203,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
     def create_config(self: Any) -> Any:
         config = sim.module.IBuilderConfig()
         config._flags, config._pools, config._profiles, config._calibration = {"TF32"}, {}, [], None
-        config._cache, config._logger = None, self._logger
+        config._cache, config._logger, config._previews = None, self._logger, {}
         sim.configs.append(config)
         return config
 
@@ -314,6 +325,10 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         assert isinstance(flag, sim.module.BuilderFlag)
         self._flags.discard(flag.name)
 
+    def set_preview(self: Any, feature: Any, on: bool) -> None:
+        assert isinstance(feature, sim.module.PreviewFeature)
+        self._previews[feature.name] = on
+
     def set_pool(self: Any, pool: Any, size: int) -> None:
         assert isinstance(pool, sim.module.MemoryPoolType)
         self._pools[pool.name] = size
@@ -353,8 +368,42 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             log(self._logger, "ERROR", "Serialization assertion failed: version tag does not match")
             return None
         engine = sim.module.ICudaEngine()
-        engine._report = text[64:].decode()
+        engine._report, engine._logger = text[64:].decode(), self._logger
+        sizes = ("device_memory_size", "device_memory_size_v2")
+        engine._set.update({name: SCRATCH + number for number, name in enumerate(sizes)})
         return engine
+
+    def context(self: Any, how: Any = None) -> Any:
+        """One with its own memory, or as `how` says: a strategy, or an IRuntimeConfig."""
+        if sim.no_context is not None:
+            log(self._logger, "ERROR", sim.no_context)
+            return None
+        made = sim.module.IExecutionContext()
+        made._how = how
+        made._set["active_optimization_profile"] = 0 if sim.shared or not sim.contexts else -1
+        sim.contexts.append(made)
+        return made
+
+    def set_memory(self: Any, address: int, size: int) -> None:
+        assert size >= SCRATCH
+        self._memory = (address, size)
+
+    def set_shape(self: Any, name: str, shape: Any) -> None:
+        assert self._set["active_optimization_profile"] >= 0, "8.6 ends the process here"
+        self._shape = shape
+
+    # TensorRT-RTX's IRuntimeConfig, IRuntimeCache
+
+    def runtime_cache(self: Any) -> Any:
+        cache = sim.module.IRuntimeCache()
+        cache._content = b"kernels"
+        return cache
+
+    def read_runtime_cache(self: Any, blob: bytes) -> bool:
+        if not blob.startswith(b"kernels"):
+            return False
+        self._content = bytes(blob)
+        return True
 
     def inspector(self: Any) -> Any:
         made = sim.module.EngineInspector()
@@ -406,6 +455,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         "ParserError": {name: fact(name) for name in ("node", "node_name", "node_operator", "desc")},
         "IBuilderConfig": {
             "set_flag": set_flag,
+            "set_preview_feature": set_preview,
             "clear_flag": clear_flag,
             "set_memory_pool_limit": set_pool,
             "add_optimization_profile": add_profile,
@@ -425,14 +475,22 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         },
         "ICudaEngine": {
             "create_engine_inspector": inspector,
-            "create_execution_context": lambda self: sim.module.IExecutionContext(),
+            "create_execution_context": context,
+            "create_execution_context_without_device_memory": lambda self: context(self, "without"),
+            "create_runtime_config": lambda self: sim.module.IRuntimeConfig(),
             "num_io_tensors": property(lambda self: 1),
             "get_tensor_name": lambda self, index: "x",
             "get_tensor_mode": lambda self, name: sim.module.TensorIOMode.INPUT,
             "get_tensor_shape": lambda self, name: (-1, 3, 32, 32),
             "get_tensor_profile_shape": profile_shape,
         },
-        "IExecutionContext": {"set_input_shape": lambda self, name, shape: setattr(self, "_shape", shape)},
+        "IExecutionContext": {"set_input_shape": set_shape, "set_device_memory": set_memory},
+        "IRuntimeConfig": {
+            "set_execution_context_allocation_strategy": lambda self, strategy: setattr(self, "_strategy", strategy),
+            "create_runtime_cache": runtime_cache,
+            "set_runtime_cache": lambda self, cache: setattr(self, "_cache", cache) or True,
+        },
+        "IRuntimeCache": {"deserialize": read_runtime_cache, "serialize": lambda self: HostMemory(self._content)},
         "EngineInspector": {"get_engine_information": information},
     }
 

@@ -29,6 +29,7 @@ from trtopt.runtime.device import Probe, probe
 from trtopt.spec import BuildSpec, LayerInfo, Precision, TensorInfo
 from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
+from trtopt.trt.contexts import RuntimeSettings
 from trtopt.trt.layers import from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.parsing import NetworkLayer, ParserIssue
@@ -126,6 +127,10 @@ class Generation:
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
         return ()
+
+    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None) -> RuntimeSettings | None:
+        """How contexts of the engine are made, where that takes an IRuntimeConfig."""
+        return None
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
         try:
@@ -263,19 +268,27 @@ class Generation:
         seconds = time.monotonic() - started
         return BuiltPlan(seconds=seconds, warnings=(*built.pop("warnings"), *messages.warnings), **built)
 
-    def load(self, plan: bytes | memoryview, name: str = "the plan", *, host_code: bool = False) -> LoadedEngine:
+    def load(
+        self,
+        plan: bytes | memoryview,
+        name: str = "the plan",
+        *,
+        host_code: bool = False,
+        runtime_cache: bytes | None = None,
+    ) -> LoadedEngine:
         """Deserialize a plan on this machine's GPU.
 
         Args:
             name: how to call it in messages, such as its file name.
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
+            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
 
         Raises:
             EngineMismatch: made by another product, version or for another GPU; both are named.
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.
         """
-        return self._deserialize(plan, name, host_code)
+        return self._deserialize(plan, name, host_code, runtime_cache)
 
     def plan_header(self, plan: bytes | memoryview) -> PlanHeader | None:
         """Who made a plan, off its first bytes; None when they don't say."""
@@ -409,7 +422,9 @@ class Generation:
             raise UsageError(f"{request.model} has no Q/DQ and no calibrator was given: nothing would run in INT8")
         return None
 
-    def _deserialize(self, plan: bytes | memoryview, name: str, host_code: bool) -> LoadedEngine:
+    def _deserialize(
+        self, plan: bytes | memoryview, name: str, host_code: bool, runtime_cache: bytes | None = None
+    ) -> LoadedEngine:
         header = plans.check_maker(plan, self.product, self.version, name)
         gpu = self.gpu()
         if not gpu:  # 8.6's Runtime() ends the process without one
@@ -419,7 +434,9 @@ class Generation:
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
-        return LoadedEngine(self.module, engine, runtime, messages)
+            settings = self._runtime_settings(engine, runtime, runtime_cache)
+        notes = () if settings is None else settings.notes
+        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 
 
 @dataclass(frozen=True)

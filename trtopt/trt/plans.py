@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from trtopt.errors import EngineError, EngineMismatch
+from trtopt.trt.contexts import OutputAllocator, RuntimeSettings, output_allocator
 from trtopt.trt.messages import Messages, translate
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
@@ -42,19 +45,101 @@ class LoadedEngine:
         module: the TensorRT module, for its enums (TensorIOMode, …) and base classes (IOutputAllocator, …).
         engine: ICudaEngine.   runtime: IRuntime; must outlive the engine.
         messages: TensorRT's messages while loading.
+        settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
+        notes: what the user may want to know, such as a runtime cache that didn't fit.
+        collecting: gathers TensorRT's messages while it is entered.
+
+    Contexts must be let go before this.
     """
 
     module: Any
     engine: Any
     runtime: Any
     messages: Messages
+    settings: RuntimeSettings | None = None
+    notes: tuple[str, ...] = ()
+    collecting: Callable[[], AbstractContextManager[Messages]] = field(
+        default=lambda: nullcontext(Messages()), repr=False, compare=False
+    )
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
+        engine = self.engine
+        return int(engine.device_memory_size_v2 if _has(engine, "device_memory_size_v2") else engine.device_memory_size)
+
+    @property
+    def captures_itself(self) -> bool:
+        """Whether TensorRT-RTX captures CUDA graphs on its own, so that its caller must not."""
+        return self.settings is not None and self.settings.captures
+
+    def context(self, scratch: int, nbytes: int) -> Any:
+        """A new IExecutionContext with the caller's memory for activations.
+
+        Args:
+            scratch: device address, a multiple of 256; must outlive the context and serve no other at the same time.
+            nbytes: its length, `scratch_bytes` at the least.
+
+        Raises:
+            EngineError: too little memory, or TensorRT gives no context; its own words are quoted.
+        """
+        if nbytes < self.scratch_bytes:  # 8.6 isn't told the length, and would write past the end
+            raise EngineError(f"an execution context needs {self.scratch_bytes} bytes of scratch memory, not {nbytes}")
+        with self.collecting() as messages:
+            if self.settings is not None:
+                context = self.engine.create_execution_context(self.settings.config)
+            elif _has(self.engine, "create_execution_context_without_device_memory"):
+                context = self.engine.create_execution_context_without_device_memory()
+            else:
+                context = self.engine.create_execution_context(
+                    self.module.ExecutionContextAllocationStrategy.USER_MANAGED
+                )
+            if context is None:
+                said = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
+                raise EngineError(
+                    f"TensorRT gives no execution context for this engine: {said or 'it gave no message'}"
+                )
+            if _has(context, "set_device_memory"):
+                context.set_device_memory(scratch, nbytes)
+            else:
+                context.device_memory = scratch
+        return context
+
+    @staticmethod
+    def shares_profiles(context: Any) -> bool:
+        """Whether a further context, just made, can use a profile that an earlier one uses.
+
+        8.6 gives a second context no profile, unless the engine was built with PreviewFeature.PROFILE_SHARING_0806;
+        setting profile 0 on such a context ends the process (seen on an H200).
+        """
+        return int(context.active_optimization_profile) >= 0
+
+    def output_allocator(
+        self, reallocate: Callable[[str, int, int], int], notify: Callable[[str, tuple[int, ...]], None]
+    ) -> OutputAllocator:
+        """An IOutputAllocator for `context.set_output_allocator`; keep it as long as the context.
+
+        TensorRT calls it during enqueue, on the enqueuing thread. What a callback raises is kept: TensorRT sees a
+        failed allocation, and `check()`, to be called after every enqueue, raises it.
+
+        Args:
+            reallocate: (name, nbytes, alignment) → device address; never 0, not even for 0 bytes.
+            notify: (name, shape), once the shape is known.
+        """
+        return output_allocator(self.module, reallocate, notify)
+
+    def runtime_cache(self) -> bytes | None:
+        """The kernels that TensorRT-RTX compiled so far, for `Generation.load(runtime_cache=)`; None elsewhere."""
+        held = None if self.settings is None else self.settings.cache.serialize()
+        return None if held is None else bytes(memoryview(held))
 
     def inspect(self) -> str:
         """The inspector's JSON text, as TensorRT writes it (it holds raw control characters)."""
         inspector = self.engine.create_engine_inspector()
         # Without a context at given shapes, the types in a dynamic engine are "N/A due to dynamic shapes" (seen on 8.6).
         context = self.engine.create_execution_context()
-        if context is not None:
+        # Beside other contexts it may have no profile (see shares_profiles): then no shape may be set.
+        if context is not None and self.shares_profiles(context):
             for index in range(self.engine.num_io_tensors):
                 name = self.engine.get_tensor_name(index)
                 given = self.engine.get_tensor_mode(name) == self.module.TensorIOMode.INPUT
@@ -62,6 +147,11 @@ class LoadedEngine:
                     context.set_input_shape(name, self.engine.get_tensor_profile_shape(name, 0)[1])
             inspector.execution_context = context
         return str(inspector.get_engine_information(self.module.LayerInformationFormat.JSON))
+
+
+def _has(thing: Any, name: str) -> bool:
+    """Whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
+    return hasattr(type(thing), name)
 
 
 def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:

@@ -9,6 +9,7 @@ from typing import Any
 from trtopt.errors import EngineError, UnsupportedRequest
 from trtopt.spec import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.contexts import RuntimeSettings, runtime_settings
 from trtopt.trt.generation import FoundLayers, Generation
 from trtopt.trt.layers import from_dump
 from trtopt.trt.messages import Messages
@@ -76,6 +77,9 @@ class TensorRTRTX(Generation):
             if not config.set_compute_capability(getattr(self.module.ComputeCapability, f"SM{target}"), index):
                 listing = ",".join(f"sm{cc}" for cc in targets)
                 raise UnsupportedRequest(f"--target {listing}: {self} refuses sm{target} in this list")
+
+    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None) -> RuntimeSettings | None:
+        return runtime_settings(self.module, engine, runtime, cached)
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
         if not messages.layers:

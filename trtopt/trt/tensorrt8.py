@@ -7,7 +7,9 @@ so the graph stays FP32-typed (Q/DQ included) and flags allow the rest.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from trtopt.spec import BuildSpec
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import Generation
 
@@ -20,3 +22,7 @@ class TensorRT8(Generation):
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
+
+    def _configure(self, config: Any, spec: BuildSpec) -> None:
+        # Else an engine's second context can't use the profile of the first; later generations always share.
+        config.set_preview_feature(self.module.PreviewFeature.PROFILE_SHARING_0806, True)
