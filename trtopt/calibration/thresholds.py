@@ -186,7 +186,8 @@ def _mean_error(edges: Floats, mass: Floats, amax: Floats) -> Floats:
     """
     step = np.asarray(amax, np.float64)[:, None] / CODES
     codes = np.minimum(np.rint(edges / step), CODES)
-    integral = codes * step**3 / 12 + (edges - codes * step) ** 3 / 3
+    rest = edges - codes * step
+    integral = codes * (step * step * step / 12) + rest * rest * rest / 3  # products: x**3 takes ten times as long
     return np.asarray(np.diff(integral, axis=1) @ (mass / np.diff(edges)) / mass.sum())
 
 
