@@ -13,7 +13,7 @@ import importlib.util
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,32 +22,25 @@ BINS = 16384  # over 8192 of them lie within the largest magnitude: 64 or more t
 LOWEST_EXPONENT = -100  # magnitudes are scaled by BINS / 2**exponent, which FP32 must hold
 
 Floats = NDArray[np.float32]
+Counts = NDArray[np.int64]
 
 _lock = threading.Lock()
 _CHUNK = 1 << 16  # values at a time in NumPy: the temporaries stay in the cache
 _BLOCK = 1 << 14  # values at a time in numba: read from memory once, for both loops
+_SMALL = 1 << 13  # values: up to here, clearing and adding more than one partial histogram costs more than it saves
 _LANES = 4  # partial histograms in numba: a run of equal values, such as zeros, doesn't wait for its own last count
 
 
-class Counted(NamedTuple):
-    """What `Count` found in an array.
+Count = Callable[[Floats, int, Counts], tuple[float, float, int]]
+"""Counts a flat, contiguous FP32 array that isn't empty.
 
-    Attributes:
-        low, high: the least and the greatest value; not finite (one may be NaN) if any value isn't, and then nothing was
-            counted. A zero may have either sign.
-        exponent: the smallest that is at least what was asked for, at least `LOWEST_EXPONENT`, and has all |x| below
-            2**exponent.
-        counts: int64, of |x| in `BINS` equal bins over [0, 2**exponent).
-    """
+Args: the array; an exponent, at least `LOWEST_EXPONENT`; and the counts so far of |x| in `BINS` equal bins over
+[0, 2**exponent), int64, which are added to.
 
-    low: float
-    high: float
-    exponent: int
-    counts: NDArray[np.int64]
-
-
-Count = Callable[[Floats, int], Counted]
-"""Counts a flat, contiguous FP32 array that isn't empty, with at least the exponent given."""
+Returns: the least and the greatest value, and the exponent that the counts then have: the smallest, not below the one given,
+that has all |x| below 2**exponent. If any value isn't finite, neither is one of the extremes (it may be NaN), and the counts
+stay as they are. A zero may have either sign.
+"""
 
 
 def counter() -> Count:
@@ -61,14 +54,14 @@ def _fastest() -> Count:
     return (compiled() if importlib.util.find_spec("numba") else None) or plain
 
 
-def plain(flat: Floats, exponent: int) -> Counted:
-    counts = np.zeros(BINS, np.int64)
+def plain(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:
     low, high = float(flat.min()), float(flat.max())  # NaN if any value is
     if not (math.isfinite(low) and math.isfinite(high)):
-        return Counted(low, high, exponent, counts)
-    exponent = max(exponent, LOWEST_EXPONENT)
-    if low or high:
-        exponent = max(exponent, math.frexp(max(high, -low))[1])
+        return low, high, exponent
+    needed = math.frexp(max(high, -low))[1]
+    if (low or high) and needed > exponent:
+        counts[:] = coarser(counts, needed - exponent)
+        exponent = needed
     scale = np.float32(BINS / math.ldexp(1.0, exponent))
     magnitudes = np.empty(min(_CHUNK, flat.size), np.float32)
     bins = np.empty(magnitudes.size, np.uint16)
@@ -79,7 +72,17 @@ def plain(flat: Floats, exponent: int) -> Counted:
         np.multiply(scaled, scale, out=scaled)  # exact: the scale is a power of two
         np.copyto(index, scaled, casting="unsafe")  # truncates, which is floor here
         counts += np.bincount(index, minlength=BINS)
-    return Counted(low, high, exponent, counts)
+    return low, high, exponent
+
+
+def coarser(counts: Counts, doublings: int) -> Counts:
+    """The counts of the same values over a range 2**doublings as wide."""
+    if doublings == 0:
+        return counts
+    step = 1 << min(doublings, BINS.bit_length() - 1)
+    result = np.zeros_like(counts)
+    result[: BINS // step] = counts.reshape(-1, step).sum(1)
+    return result
 
 
 @functools.cache
@@ -90,18 +93,21 @@ def compiled() -> Count | None:
     except ImportError:  # perhaps installed, but not for this NumPy
         return None
     sign, magnitude, infinite = np.int32(31), np.int32(0x7FFFFFFF), np.int32(0x7F800000)
-    one = np.uint32(1)
+    one, all_doublings = np.uint32(1), BINS.bit_length() - 1
 
-    def run(flat: Floats, bits: NDArray[np.int32], exponent: int, counts: NDArray[np.int64]) -> tuple[Any, Any, int]:
-        lanes = np.zeros((_LANES, BINS), np.uint32)
+    # bits: the array's, as integers; lanes: `_LANES` x `BINS`, of any content.
+    def run(flat: Floats, bits: Any, exponent: int, counts: Counts, lanes: Any) -> tuple[Any, Any, int]:
+        used = _LANES if flat.size > _SMALL else 1
+        lanes[:used] = 0
+        before = exponent
         # As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, …, inf, NaN.
         # Unlike comparisons of floats, these are taken sixteen at a time without leave to ignore NaN.
         least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
         for start in range(0, flat.size, _BLOCK):
-            block, words = (
-                flat[start : start + _BLOCK],
-                bits[start : start + _BLOCK],
-            )  # indices known not to be negative
+            block = flat[
+                start : start + _BLOCK
+            ]  # with loops from 0: indices may not look negative, or they cost double
+            words = bits[start : start + _BLOCK]
             low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
             for i in range(words.size):
                 key = words[i] ^ ((words[i] >> sign) & magnitude)
@@ -112,11 +118,11 @@ def compiled() -> Count | None:
             if low < 0:
                 largest = max(largest, (low ^ magnitude) & magnitude)
             if largest >= infinite:
-                return np.int32(least), np.int32(most), exponent
+                return np.int32(least), np.int32(most), before
             needed = (int(largest) >> 23) - 126  # as frexp's, of all but subnormals, which are below the lowest anyway
             if needed > exponent:
-                step = 1 << min(needed - exponent, 14)
-                for lane in range(_LANES):
+                step = 1 << min(needed - exponent, all_doublings)
+                for lane in range(used):
                     for i in range(BINS // step):
                         total = np.uint32(0)
                         for j in range(i * step, i * step + step):
@@ -125,7 +131,7 @@ def compiled() -> Count | None:
                     lanes[lane, BINS // step :] = 0
                 exponent = needed
             scale = np.float32(math.ldexp(float(BINS), -exponent))  # a power of two: products are exact
-            whole = block.size - block.size % _LANES
+            whole = block.size - block.size % _LANES if used > 1 else 0
             for i in range(0, whole, _LANES):
                 a = np.uint16(np.int32(abs(block[i]) * scale))
                 b = np.uint16(np.int32(abs(block[i + 1]) * scale))
@@ -137,23 +143,31 @@ def compiled() -> Count | None:
                 lanes[3, d] += one
             for i in range(whole, block.size):
                 lanes[0, np.uint16(np.int32(abs(block[i]) * scale))] += one
-        for i in range(BINS):
-            counts[i] = np.int64(lanes[0, i]) + lanes[1, i] + lanes[2, i] + lanes[3, i]
+        if exponent > before:
+            step = 1 << min(exponent - before, all_doublings)
+            for i in range(BINS // step):
+                counts[i] = counts[i * step : i * step + step].sum()
+            counts[BINS // step :] = 0
+        for lane in range(used):
+            for i in range(BINS):
+                counts[i] += lanes[lane, i]
         return least, most, exponent
 
     floats, ints = (numba.types.Array(kind, 1, "C", readonly=True) for kind in (numba.float32, numba.int32))
     result = numba.types.Tuple((numba.int32, numba.int32, numba.int64))
-    signature = result(floats, ints, numba.int64, numba.int64[::1])
+    signature = result(floats, ints, numba.int64, numba.int64[::1], numba.uint32[:, ::1])
     try:
         made = numba.njit(signature, nogil=True, cache=True)(run)
     except (RuntimeError, OSError):  # no folder to keep machine code in: once per process, then
         made = numba.njit(signature, nogil=True)(run)
+    own = threading.local()
 
-    def count(flat: Floats, exponent: int) -> Counted:
-        counts = np.zeros(BINS, np.int64)
-        least, most, reached = made(flat, flat.view(np.int32), max(exponent, LOWEST_EXPONENT), counts)
+    def count(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:
+        if not hasattr(own, "lanes"):
+            own.lanes = np.empty((_LANES, BINS), np.uint32)
+        least, most, reached = made(flat, flat.view(np.int32), exponent, counts, own.lanes)
         keys = np.array([least, most], np.int32)
         low, high = (keys ^ ((keys >> sign) & magnitude)).view(np.float32)
-        return Counted(float(low), float(high), reached, counts)
+        return float(low), float(high), reached
 
     return count

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, counter
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, coarser, counter
 
 __all__ = ["BINS", "Histogram", "merged"]
 
@@ -61,21 +61,22 @@ class Histogram:
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)
         if not flat.size:
             return
-        found = counter()(flat, LOWEST_EXPONENT if self.exponent is None else self.exponent)
-        low, high = found.low + 0.0, found.high + 0.0  # -0 becomes 0, whichever was seen first
+        known = LOWEST_EXPONENT if self.exponent is None else self.exponent
+        low, high, exponent = counter()(flat, known, self.counts)
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
             raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {flat.size} values")
-        self._reach(low, high)
+        self.low, self.high = min(self.low, low + 0.0), max(self.high, high + 0.0)  # + 0: -0 counts as 0
         self.total += flat.size
-        self.counts += found.counts  # of zeros alone: in the first bin of any range
+        if self.absmax:  # zeros alone are in the first bin of any range
+            self.exponent = exponent
 
     def merge(self, other: Histogram) -> None:
         """Add what another one counted, as if its values had been added here."""
         self._reach(other.low, other.high)
         self.total += other.total
         known = self.exponent is not None and other.exponent is not None
-        self.counts += _coarser(other.counts, (self.exponent or 0) - (other.exponent or 0) if known else 0)
+        self.counts += coarser(other.counts, (self.exponent or 0) - (other.exponent or 0) if known else 0)
 
     def divided(self, copies: int) -> Histogram | None:
         """What one of `copies` equal parts counted; None where the counts can't be so many equal parts."""
@@ -91,7 +92,7 @@ class Histogram:
         if self.exponent is None:
             self.exponent = needed
         elif needed > self.exponent:
-            self.counts = _coarser(self.counts, needed - self.exponent)
+            self.counts = coarser(self.counts, needed - self.exponent)
             self.exponent = needed
 
 
@@ -100,14 +101,4 @@ def merged(histograms: Iterable[Histogram]) -> Histogram:
     result = Histogram()
     for histogram in histograms:
         result.merge(histogram)
-    return result
-
-
-def _coarser(counts: NDArray[np.int64], doublings: int) -> NDArray[np.int64]:
-    """The counts of the same values over a range 2**doublings as wide."""
-    if doublings == 0:
-        return counts
-    step = 1 << min(doublings, BINS.bit_length() - 1)
-    result = np.zeros_like(counts)
-    result[: BINS // step] = counts.reshape(-1, step).sum(1)
     return result
