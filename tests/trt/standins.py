@@ -1,4 +1,4 @@
-"""Stand-ins for the `tensorrt` modules of 8.6, 10 and 11, made from lists of the names that each really has (api/).
+"""Stand-ins for the `tensorrt` modules of 8.6, 10, 11 and RTX, made from lists of the names that each really has (api/).
 
 A stand-in holds those names and no others: touching another raises AttributeError and is remembered in `missed`. What
 the door needs is simulated just enough to follow it: the parser reads the real ONNX file, the builder writes a plan
@@ -363,8 +363,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     def deserialize(self: Any, plan: Any) -> Any:
         text = bytes(plan)
-        header = _header(sim.version)
-        if not text.startswith(header):
+        if not text.startswith(_header(sim.version)) and not text.startswith(_rtx_header(sim.version, len(text))):
             log(self._logger, "ERROR", "Serialization assertion failed: version tag does not match")
             return None
         engine = sim.module.ICudaEngine()
@@ -398,6 +397,10 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         cache = sim.module.IRuntimeCache()
         cache._content = b"kernels"
         return cache
+
+    def set_runtime_cache(self: Any, cache: Any) -> bool:
+        self._cache = cache
+        return True
 
     def read_runtime_cache(self: Any, blob: bytes) -> bool:
         if not blob.startswith(b"kernels"):
@@ -488,7 +491,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         "IRuntimeConfig": {
             "set_execution_context_allocation_strategy": lambda self, strategy: setattr(self, "_strategy", strategy),
             "create_runtime_cache": runtime_cache,
-            "set_runtime_cache": lambda self, cache: setattr(self, "_cache", cache) or True,
+            "set_runtime_cache": set_runtime_cache,
         },
         "IRuntimeCache": {"deserialize": read_runtime_cache, "serialize": lambda self: HostMemory(self._content)},
         "EngineInspector": {"get_engine_information": information},
@@ -509,6 +512,16 @@ def _calibrate(calibrator: Any, names: list[str]) -> None:
 def _header(version: str) -> bytes:
     numbers = [int(part) for part in version.split(".")] + [0, 0]
     return b"ftrt" + bytes(20) + bytes(numbers[:4])
+
+
+def _rtx_header(version: str, size: int) -> bytes:
+    return b"vtrt" + bytes(12) + size.to_bytes(8, "little") + _header(version)[-4:]
+
+
+def plan_without_layers(sim: Simulation) -> bytes:
+    report = b'{"Layers": []}'
+    header = _rtx_header(sim.version, 64 + len(report)) if sim.rtx else _header(sim.version)
+    return header.ljust(64, b"\0") + report
 
 
 def _plan(sim: Simulation, network: Any, config: Any) -> bytes:

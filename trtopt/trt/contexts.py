@@ -74,7 +74,7 @@ def runtime_settings(module: Any, engine: Any, runtime: Any, cached: bytes | Non
     notes = []
     config = engine.create_runtime_config()
     config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
-    captures = hasattr(config, "cuda_graph_strategy")
+    captures = hasattr(type(config), "cuda_graph_strategy")
     if captures:
         config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
     cache = config.create_runtime_cache()
