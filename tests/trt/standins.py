@@ -1,4 +1,4 @@
-"""Stand-ins for the `tensorrt` modules of 8.6, 10, 11 and RTX, made from lists of the names that each really has (api/).
+"""Stand-ins for the `tensorrt` modules of 8.6, 10, 11 and RTX, made from lists of the names that each has (api/).
 
 A stand-in holds those names and no others: touching another raises AttributeError and is remembered in `missed`. What
 the door needs is simulated just enough to follow it: the parser reads the real ONNX file, the builder writes a plan
