@@ -28,6 +28,9 @@ ROOMS = (
     ("checker", "scales", "lowering"),
     ("engine",),
     ("measure",),
+    ("session", "onnx_lane"),
+    ("peers",),
+    ("benchmark",),
     ("stages", "jobs"),
     ("cli",),
 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtopt.about import __version__
+    from trtopt.benchmark import BenchReport, bench
     from trtopt.calibration.calibrator import CalibrateResult, calibrate
     from trtopt.calibration.table import Table
     from trtopt.checker import CheckReport, check
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from trtopt.stages import PipelineResult, pipeline
 
 _HOMES = {
+    "benchmark": ("BenchReport", "bench"),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.table": ("Table",),
     "data.preprocess": ("Preprocess",),
@@ -49,6 +51,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Agreement",
+    "BenchReport",
     "BuildResult",
     "CalibrateResult",
     "CheckReport",
@@ -61,6 +64,7 @@ __all__ = [
     "Table",
     "TrtoptError",
     "__version__",
+    "bench",
     "build",
     "calibrate",
     "check",

@@ -444,6 +444,72 @@ def pipeline(
     _show(result, json_output, lambda: print(result))
 
 
+@app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
+def bench(
+    engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan.")],
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="NAME[,NAME]", help="torch, onnxruntime, polygraphy.")
+    ] = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", metavar="N[,N]", help="Samples at a time; default: what it is tuned for.")
+    ] = None,
+    streams: Annotated[int, typer.Option("--streams", help="Threads calling at once, for the throughput.")] = 1,
+    iterations: Annotated[int, typer.Option("--iterations", help="Calls of each kind.")] = 200,
+    warmup: Annotated[int, typer.Option("--warmup", help="Calls before, not counted.")] = 20,
+    data: Data = None,
+    images: Images = None,
+    preprocess: Preprocess = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="M.onnx", help="For ONNX Runtime; default: the engine's source.")
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", help="For PyTorch: torchvision:NAME, module:factory, or a recipe.")
+    ] = None,
+    backend: Backend = "auto",
+    device: Annotated[int, typer.Option("--device", help="The GPU's number.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
+    import trtopt
+
+    result = trtopt.bench(
+        engine,
+        against=_listed(against),
+        batch=_numbers(batch, "--batch"),
+        streams=streams,
+        iterations=iterations,
+        warmup=warmup,
+        data=data,
+        images=images,
+        preprocess=preprocess,
+        model=model,
+        source=source,
+        backend=backend,
+        device=device,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        columns, rows = result.table()
+        _table(str(engine), columns, rows)
+        print("\n".join(result.remarks()))
+
+    _show(result, json_output, text)
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+    from trtopt.errors import UsageError
+
+    parts = _listed(text)
+    if not all(part.isdigit() for part in parts):
+        raise UsageError(f"{option} {text!r} can't be read; write numbers such as 1,8,32")
+    return tuple(map(int, parts))
+
+
 jobs = typer.Typer(
     help="Calibrate many models on many data sets, in shards, on all cores or a Ray cluster; resumable.",
     no_args_is_help=True,
