@@ -131,6 +131,29 @@ def test_bad_images_are_left_out_and_counted(lite0: Lite0, tmp_path: Path) -> No
     assert result.notes == tuple(reporter.warned)
 
 
+def test_a_kept_pass_is_used_only_for_the_images_it_saw(lite0: Lite0, tmp_path: Path, own_cache: Path) -> None:
+    """Of two folders the first images by content are the same, one of them bad; another stands in for it."""
+    files = sorted(lite0.crops.glob("*.png"))[:6]
+    first, other = tmp_path / "first", tmp_path / "other"
+    for folder, extra in ((first, files[:5]), (other, files[1:])):
+        folder.mkdir()
+        for file in extra:
+            shutil.copy(file, folder)
+        for number in range(9):
+            (folder / f"bad{number}.png").write_text(f"bad {number}")
+
+    def run(folder: Path, cache: bool = True) -> Any:
+        found = calibrate(lite0.path, images=folder, preprocess=PRESET, threads=2, limit=4, cache=cache)
+        return found.cached, found.table.amax, {item.name for item in found.skipped}
+
+    fresh = run(first)
+    assert not fresh[0]
+    assert run(first) == (True, *fresh[1:])
+    different = run(other)
+    assert different[1:] == run(other, cache=False)[1:]
+    assert different[1] != fresh[1]
+
+
 def test_repeated_images_are_used_and_told(lite0: Lite0, tmp_path: Path) -> None:
     one, other = sorted(lite0.crops.glob("*.png"))[:2]
     for index, file in enumerate((one, one, other)):

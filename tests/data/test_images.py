@@ -282,3 +282,71 @@ def test_parts_are_the_samples_in_order_and_travel(folder: Path, tmp_path: Path)
     assert np.array_equal(np.concatenate([batch["input"] for batch in carried]), expected[2:5])
     with pytest.raises(DataError, match="can't read"):
         list(parts[0])
+
+
+def spoil(folder: Path, count: int = 4) -> set[str]:
+    """Files that no decoder takes, all different."""
+    for index in range(count):
+        (folder / f"bad{index}.jpg").write_bytes(b"no image %d" % index)
+    return {f"bad{index}.jpg" for index in range(count)}
+
+
+@pytest.mark.parametrize("limit", [None, 1, 5, 9, 11, 30])
+@pytest.mark.parametrize("size", [1, 3, 50])
+def test_lazily_the_same_images_are_used(folder: Path, limit: int | None, size: int) -> None:
+    bad = spoil(folder)
+    eager, lazy = read(folder, limit=limit, batch=size, threads=2), read(folder, limit=limit, batch=size, lazy=True)
+    first = np.concatenate([part["input"] for part in lazy])
+    assert eager.samples == lazy.samples == len(first) == min(limit or 9, 9)
+    assert (lazy.paths, lazy.digests, lazy.skipped) == (eager.paths, eager.digests, eager.skipped)
+    assert lazy.describe() == eager.describe()
+    assert {item.name for item in lazy.skipped} <= bad
+    assert {image.tobytes() for image in first} == {image.tobytes() for part in eager for image in part["input"]}
+    again = np.concatenate([part["input"] for part in lazy])
+    assert np.array_equal(again, np.concatenate([part["input"] for part in eager]))
+
+
+def test_lazily_each_image_is_decoded_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoil(folder)
+    seen: list[bytes] = []
+    original = module.decode
+    monkeypatch.setattr(module, "decode", lambda content: (seen.append(content), original(content))[1])
+    lazy = read(folder, lazy=True)
+    assert not seen
+    assert sum(len(part["input"]) for part in lazy) == 9
+    assert len(seen) == len(set(seen)) == 13
+
+
+def test_a_limit_decodes_no_more_than_it_needs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+    original = module.decode
+    monkeypatch.setattr(module, "decode", lambda content: (seen.append(content), original(content))[1])
+    assert read(folder, limit=2).samples == 2
+    assert len(seen) == 2
+
+
+def test_lazily_the_paths_go_with_the_samples(folder: Path) -> None:
+    spoil(folder)
+    lazy = read(folder, batch=2, threads=1, lazy=True)
+    number = 0
+    for part in lazy:
+        for image in part["input"]:
+            assert np.array_equal(image, PLAIN(cv2.imread(str(lazy.paths[number]))[:, :, ::-1]))
+            number += 1
+    assert number == 9
+
+
+def test_a_lazy_pass_that_stops_early_can_be_taken_up(folder: Path) -> None:
+    spoil(folder)
+    lazy = read(folder, batch=1, lazy=True, limit=7)
+    next(iter(lazy))
+    parts = [pickle.loads(pickle.dumps(lazy.part(0, 3))), lazy.part(3, 7)]
+    assert sum(len(batch["input"]) for part in parts for batch in part) == 7
+    assert lazy.describe() == read(folder, limit=7).describe()
+
+
+def test_lazily_too_all_corrupt_is_an_error(tmp_path: Path) -> None:
+    spoil(tmp_path)
+    lazy = read(tmp_path, lazy=True)
+    with pytest.raises(DataError, match="none of the 4 images can be used"):
+        list(lazy)

@@ -21,7 +21,7 @@ from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.trained import examine
 from trtopt.calibration.verdict import facts, refuse, refuse_early, warnings
-from trtopt.data import Batches, Skipped, open_data
+from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.files import cache_folder, check_writable
 from trtopt.graph.io import load_model
@@ -159,7 +159,14 @@ def calibrate(
         where, seconds = Path(output) if output is not None else None, time.monotonic() - started
         return CalibrateResult(imported, where, (), seconds, False, coverage=coverage, exported=exported)
     batches = open_data(
-        loaded.inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch, threads=threads
+        loaded.inputs,
+        images=images,
+        data=data,
+        preprocess=preprocess,
+        limit=limit,
+        batch=batch,
+        threads=threads,
+        lazy=True,
     )
     check_enough(batches)
     prepared = prepare(loaded, overrides, reporter=reporter)
@@ -169,13 +176,14 @@ def calibrate(
         if cache
         else None
     )
-    table = _cached(store, method, reporter) if store else None
+    table = _cached(store, batches, method, reporter) if store else None
     cached = table is not None
     if table is None:
         pass_started = time.monotonic()
         survey = Survey()
         watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, allow_unusual_data))
         seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, reporter=reporter)
+        check_enough(batches)  # again: now it is known which images can be used
         found = facts(survey)
         refuse(found, allow_unusual_data)
         with reporter.phase("choosing thresholds"):
@@ -270,11 +278,15 @@ def data_notes(table: Table) -> tuple[str, ...]:
     return (*notes, *warnings(table))
 
 
-def _cached(store: Path, method: str, reporter: Reporter) -> Table | None:
+def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> Table | None:
     if not store.is_file():
         return None
     try:
         table = Table.load(store)
+        if isinstance(batches, ImageBatches) and table.data != batches.describe():
+            batches.check()  # some couldn't be used then, and others may have stood in for them
+            if table.data != batches.describe():
+                return None
         # Chosen again even for the same method: its rules may have changed since.
         table = table.with_method(method)
         if table.quality is None:

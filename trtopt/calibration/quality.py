@@ -127,9 +127,9 @@ class Watched:
         self.samples = getattr(batches, "samples", None)
 
     def __iter__(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        paths = getattr(self._batches, "paths", None)
         number = 0
         for batch in self._batches:
+            paths = getattr(self._batches, "paths", None)  # asked each time: images found unusable leave the list
             size = min((len(array) for array in batch.values() if np.ndim(array)), default=0)
             for index in range(size):
                 name = str(paths[number]) if paths is not None else f"sample {number}"

@@ -24,6 +24,7 @@ def open_data(
     limit: int | None = None,
     batch: int = 8,
     threads: int | None = None,
+    lazy: bool = False,
 ) -> Batches:
     """Batches for a model with these inputs, from images or from arrays.
 
@@ -35,6 +36,7 @@ def open_data(
         limit: use at most so many samples, chosen by content.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
+        lazy: find out during the first pass which images can be used (see `ImageBatches`), so as to decode each once.
 
     Raises:
         UsageError: neither or both are given, or they don't fit the model.
@@ -62,4 +64,6 @@ def open_data(
         )
     if preprocess is None:
         raise UsageError(f"--images needs --preprocess, how pixels become inputs: {', '.join(PRESETS)} or a TOML file")
-    return ImageBatches(images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads)
+    return ImageBatches(
+        images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads, lazy=lazy
+    )
