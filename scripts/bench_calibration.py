@@ -1,0 +1,319 @@
+"""What calibration costs: trtopt beside plain inference and its peers, same run, same model, same prepared samples.
+
+Every measurement is a process of its own, whose peak memory the system tells; they take turns, and the best of the
+rounds counts. See scripts/bench_calibration for how to start it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+THREADS = 2
+SAMPLES = 128
+PEER_ROUNDS = 2
+MODELS = ("resnet50", "mobilenet_v2")
+RECIPE = """
+count = 1024
+seed = 1
+size = 256
+scale = [0.35, 1.0]
+photos = ["package:skimage/data/astronaut.png", "package:skimage/data/chelsea.png", "package:skimage/data/coffee.png",
+    "package:skimage/data/rocket.jpg", "package:skimage/data/motorcycle_left.png",
+    "package:sklearn/datasets/images/china.jpg", "package:sklearn/datasets/images/flower.jpg"]
+"""
+
+INTRODUCTION = """\
+# What calibration costs
+
+{today}, {cpu}, {threads} cores, Python {python}, {versions}; `scripts/bench_calibration FILE`.
+Each figure is the best of {rounds} runs (peers: of two), which take turns, each in a process of its own; imports don't count.
+
+{samples} crops of real photos, decoded and prepared before (arrays in a file), in torchvision's models with random weights;
+entropy everywhere. **trtopt**: the whole `calibrate()` from the model's file to the table, folding, opening the data and
+looking at its quality included; in brackets the pass over the data and the thresholds alone. **Plain inference**: ONNX Runtime
+on the same folded graph and samples, loaded before: batches of 8 on two threads; or single samples on one thread each, side by
+side, as trtopt runs them. **ONNX Runtime's calibrator**: creating it, collecting, computing, on its own preprocessed graph.
+**ModelOpt**: `quantize()`, the only way to its calibration. Neither peer searches (microsoft/onnxruntime#9597,
+NVIDIA/Model-Optimizer#619).
+
+"""
+
+
+def make_inputs(folder: Path) -> None:
+    """Photo crops as files and as arrays, the models, and their folded graphs."""
+    from trtopt.data import open_data
+    from trtopt.data.samples import write_crops
+    from trtopt.exporter import export
+    from trtopt.graph.fold import fold
+    from trtopt.graph.io import load_model, save_model
+
+    (folder / "crops.toml").write_text(RECIPE)
+    crops = write_crops(folder / "crops.toml", folder / "crops")
+    for name in MODELS:
+        export(f"torchvision:{name}", folder / f"{name}.onnx", verify=False)
+        model = load_model(folder / f"{name}.onnx")
+        save_model(fold(model.proto)[0], folder / f"{name}.folded.onnx")
+    batches = open_data(model.inputs, images=list(crops[:SAMPLES]), preprocess="imagenet", threads=THREADS)
+    key = model.inputs[0].name
+    np.savez(folder / "samples.npz", **{key: np.concatenate([batch[key] for batch in batches])})
+
+
+def plain(folder: Path, model: str, batch: int) -> dict[str, Any]:
+    """ONNX Runtime on the folded graph; `batch` 0: single samples, one thread each, side by side."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = THREADS if batch else 1
+    options.log_severity_level = 3
+    path = str(folder / f"{model}.folded.onnx")
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    ((key, samples),) = np.load(folder / "samples.npz").items()
+    size = batch or 1
+    session.run(None, {key: samples[:size]})
+    start = time.perf_counter()
+    if batch:
+        for index in range(0, len(samples), size):
+            session.run(None, {key: samples[index : index + size]})
+    else:
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda index: session.run(None, {key: samples[index : index + 1]}), range(len(samples))):
+                pass
+    return {"seconds": time.perf_counter() - start}
+
+
+def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
+    """calibrate() with entropy, from arrays or from images; then all five methods from the same pass."""
+    from trtopt.calibration.calibrator import calibrate
+    from trtopt.calibration.counting import counter, plain
+    from trtopt.spec import METHODS
+
+    counter()  # imports aren't counted, as they aren't for peers
+    for name in ("cv2", "onnxruntime", "onnxscript.optimizer", "onnxscript.rewriter", "onnxslim"):
+        importlib.import_module(name)
+    given: dict[str, Any] = {"data": folder / "samples.npz"}
+    if source == "images":
+        given = {
+            "images": [folder / "crops" / f"crop_{number:03}.png" for number in range(count)],
+            "preprocess": "imagenet",
+        }
+    start = time.perf_counter()
+    result = calibrate(folder / f"{model}.onnx", method="entropy", cache=False, threads=THREADS, **given)
+    seconds = time.perf_counter() - start
+    assert result.samples == count
+    start = time.perf_counter()
+    for method in METHODS:
+        if method != "entropy":
+            result.table.with_method(method)
+    return {
+        "seconds": seconds,
+        "pass": result.table.seconds,
+        "others": time.perf_counter() - start,
+        "digest": result.table.digest,
+        "version": f"{importlib.metadata.version('trtopt')}, counting by {'NumPy' if counter() is plain else 'numba'}",
+    }
+
+
+def onnxruntime_own(folder: Path, model: str) -> dict[str, Any]:
+    """ONNX Runtime's entropy calibrator on its own preprocessed graph: collecting and computing, nothing else counted."""
+    import onnxruntime
+    from onnxruntime.quantization import CalibrationMethod, create_calibrator, shape_inference
+    from onnxruntime.quantization.calibrate import CalibrationDataReader
+
+    ((key, samples),) = np.load(folder / "samples.npz").items()
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.batches: Iterator[dict[str, Any]] = iter(
+                [{key: samples[index : index + 8]} for index in range(0, len(samples), 8)]
+            )
+
+        def get_next(self) -> dict[str, Any] | None:
+            return next(self.batches, None)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        cleaned = Path(scratch) / "cleaned.onnx"
+        shape_inference.quant_pre_process(str(folder / f"{model}.onnx"), str(cleaned), skip_symbolic_shape=True)
+        augmented = str(Path(scratch) / "augmented.onnx")
+        start = time.perf_counter()
+        calibrator = create_calibrator(
+            str(cleaned), augmented_model_path=augmented, calibrate_method=CalibrationMethod.Entropy
+        )
+        calibrator.collect_data(Reader())
+        calibrator.compute_data()
+        return {"seconds": time.perf_counter() - start, "version": onnxruntime.__version__}
+
+
+def modelopt_own(folder: Path, model: str) -> dict[str, Any]:
+    """ModelOpt's entropy quantization, without its import; it offers no calibration by itself."""
+    python = os.environ.get("MODELOPT_PYTHON")
+    if not python:
+        raise RuntimeError(os.environ.get("MODELOPT_REASON") or "MODELOPT_PYTHON names no Python with nvidia-modelopt")
+    with tempfile.TemporaryDirectory() as scratch:
+        worker = Path(__file__).with_name("modelopt_quantize.py")
+        arguments = [folder / f"{model}.onnx", folder / "samples.npz", "entropy", Path(scratch) / "quantized.onnx"]
+        done = subprocess.run([python, str(worker), *map(str, arguments)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no message"])[-1])
+    version, seconds = done.stdout.split()[-2:]
+    return {"seconds": float(seconds), "version": version}
+
+
+WORKERS = {"plain": plain, "ours": ours, "onnxruntime": onnxruntime_own, "modelopt": modelopt_own}
+
+
+@dataclass
+class Best:
+    """The fastest of several runs of one measurement, and the smallest peak memory of them."""
+
+    seconds: float = float("inf")
+    megabytes: float = float("inf")
+    found: dict[str, Any] | None = None
+    failure: str = ""
+
+    def take(self, found: dict[str, Any]) -> None:
+        self.megabytes = min(self.megabytes, found["megabytes"])
+        if found["seconds"] < self.seconds:
+            self.seconds, self.found = found["seconds"], found
+
+
+def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
+    """One measurement in a process of its own. Peak memory: of it, or of the child that it waits for."""
+    command = [sys.executable, __file__, "--worker", str(folder), name, json.dumps(arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1])
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def work(folder: Path, name: str, arguments: list[Any]) -> None:
+    import resource
+
+    found = WORKERS[name](folder, *arguments)
+    who = resource.RUSAGE_CHILDREN if name == "modelopt" else resource.RUSAGE_SELF
+    print(json.dumps(found | {"megabytes": resource.getrusage(who).ru_maxrss / 1024}))
+
+
+def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
+    own: list[tuple[Any, ...]] = []
+    for model in MODELS:
+        own += [("plain", model, 8), ("plain", model, 0), ("ours", model, "arrays", SAMPLES)]
+    own += [("ours", "resnet50", "images", count) for count in (32, 128, 1024)]
+    peers = [(name, model) for model in MODELS for name in ("onnxruntime", "modelopt")]
+    best: dict[tuple[Any, ...], Best] = defaultdict(Best)
+    for number in range(rounds):
+        for job in own + (peers if number < PEER_ROUNDS else []):
+            print(f"round {number + 1} of {rounds}: {' '.join(map(str, job))}", file=sys.stderr, flush=True)
+            try:
+                best[job].take(run(folder, *job))
+            except RuntimeError as error:
+                if job not in peers:
+                    raise  # a peer that can't run must not hide the others
+                best[job].failure = str(error)
+    return best
+
+
+def table(best: dict[tuple[Any, ...], Best], rounds: int) -> str:
+    packages = ("onnxruntime", "onnx", "numpy", "numba", "torch")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    lines = INTRODUCTION.format(
+        today=datetime.date.today().isoformat(),
+        cpu=_cpu(),
+        threads=THREADS,
+        python=platform.python_version(),
+        versions=versions,
+        rounds=rounds,
+        samples=SAMPLES,
+    ).splitlines()
+    for model in MODELS:
+        mine = best["ours", model, "arrays", SAMPLES]
+        assert mine.found is not None
+        whole = mine.seconds
+        lines += [
+            f"## {model}",
+            "",
+            "| | seconds | trtopt is | peak MB |",
+            "|---|---|---|---|",
+            f"| trtopt {mine.found['version']} | {whole:.2f} ({mine.found['pass']:.2f}) | | {mine.megabytes:.0f} |",
+            _floor("plain inference, batches of 8", mine, best["plain", model, 8]),
+            _floor("plain inference, side by side", mine, best["plain", model, 0]),
+        ]
+        for name, title in (("onnxruntime", "ONNX Runtime's calibrator"), ("modelopt", "ModelOpt")):
+            peer = best[name, model]
+            if peer.found is None:
+                lines.append(f"| {title} | not measured here: {peer.failure} | | |")
+            else:
+                faster = f"{peer.seconds / whole:.1f} × ({peer.seconds / mine.found['pass']:.1f} ×) as fast"
+                lines.append(
+                    f"| {title} {peer.found['version']} | {peer.seconds:.1f} | {faster} | {peer.megabytes:.0f} |"
+                )
+        lines += [
+            "",
+            f"All five methods from the one pass: {(whole + mine.found['others']) / whole:.2f} × entropy alone.",
+            "",
+        ]
+    lines += [
+        "## From image files: resnet50, decoding included",
+        "",
+        "| images | seconds | peak MB |",
+        "|---|---|---|",
+    ]
+    for count in (32, 128, 1024):
+        one = best["ours", "resnet50", "images", count]
+        lines.append(f"| {count} | {one.seconds:.2f} | {one.megabytes:.0f} |")
+    same = {best["ours", "resnet50", kind, SAMPLES].found["digest"] for kind in ("arrays", "images")}  # type: ignore[index]
+    lines += [
+        "",
+        f"The table from files {'equals' if len(same) == 1 else 'DIFFERS FROM'} the one from arrays, to the bit.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _floor(title: str, mine: Best, floor: Best) -> str:
+    assert mine.found is not None
+    ratios = f"{mine.seconds / floor.seconds:.2f} × ({mine.found['pass'] / floor.seconds:.2f} ×) its time"
+    return f"| {title} | {floor.seconds:.2f} | {ratios} | {floor.megabytes:.0f} |"
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--worker"]:
+        work(Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
+        return
+    if not 2 <= len(sys.argv) <= 3:
+        raise SystemExit("usage: scripts/bench_calibration FILE.md [ROUNDS]")
+    rounds = int(sys.argv[2]) if len(sys.argv) == 3 else 3
+    with tempfile.TemporaryDirectory(prefix="trtopt-bench-") as scratch:
+        folder = Path(scratch)
+        make_inputs(folder)
+        text = table(measure(folder, rounds), rounds)
+    Path(sys.argv[1]).write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
