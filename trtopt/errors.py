@@ -109,6 +109,10 @@ class DeviceError(TrtoptError):
     pass
 
 
+class Busy(DeviceError):
+    pass
+
+
 class WorkerDied(TrtoptError):
     pass
 

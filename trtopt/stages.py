@@ -24,9 +24,8 @@ from trtopt.measure.verify import verify
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import Recipe, load_recipe
 from trtopt.runtime.device import probe
-from trtopt.runtime.executor import Executor
+from trtopt.session import Session
 from trtopt.spec import Precision, choice
-from trtopt.trt import select
 
 
 @dataclass(frozen=True)
@@ -159,6 +158,7 @@ def pipeline(
         target=target,
         backend=backend,
         save_onnx=graph,
+        classes=model.classes,
         reporter=reporter,
     )
     files["manifest"] = built.manifest
@@ -241,7 +241,7 @@ def _timed(model: Recipe, clean: Path, engine: Path, backend: str) -> tuple[Mapp
         return None, "the recipe names no images to run it on"
     try:
         batches = open_data(load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=8)
-        with Executor(select(backend).load(engine.read_bytes(), engine.name)) as executor:
-            return executor.time(next(iter(batches))).describe(), ""
+        with Session(engine, backend=backend) as session:
+            return session.time(next(iter(batches))).describe(), ""
     except (BackendError, EngineError) as error:  # TensorRT-RTX refuses some GPUs that TensorRT takes
         return None, str(error)

@@ -17,7 +17,7 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.measure.verify import Agreement, compare
 from trtopt.runtime.device import Device
-from trtopt.runtime.executor import Executor
+from trtopt.session import Session
 from trtopt.trt import Generation, weak
 
 OURS, THEIRS = Builds.FROM_CACHES
@@ -61,8 +61,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _agreement(generation: Generation, gpu: Device, engine: Path, inputs: Inputs) -> Agreement:
     photos = inputs.photos["input"]
-    with Executor(generation.load(engine.read_bytes(), engine.name), gpu) as executor:
-        outputs = [executor.run({"input": photos[start : start + 10]})["logits"] for start in range(0, len(photos), 10)]
+    with Session(engine) as session:
+        outputs = [session.run({"input": photos[start : start + 10]})["logits"] for start in range(0, len(photos), 10)]
     return compare(inputs.reference, {"logits": np.concatenate(outputs)}, inputs.labels)
 
 

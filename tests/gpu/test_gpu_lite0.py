@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,30 +13,24 @@ from trtopt.errors import UsageError
 from trtopt.manifest import load_manifest
 from trtopt.measure.verify import Agreement, compare
 from trtopt.runtime.device import Device
-from trtopt.runtime.executor import Executor
+from trtopt.session import Session
 
 # Least agreement with FP32 in ONNX Runtime: top-1 and dB of the logits. Observed on an H200 with TensorRT 8.6: entropy
 # 0.95 and 14.2, min-max 1.00 and 18.5; FP32 may use TF32.
 LIMITS = {"fp32": (1.0, 45.0), "fp16": (1.0, 35.0), "int8 Q/DQ": (0.95, 16.0), "int8 native": (0.85, 11.0)}
 
 
-@contextmanager
-def _running(generation: Any, gpu: Device, engine: Path) -> Iterator[Executor]:
-    with Executor(generation.load(engine.read_bytes(), engine.name), gpu) as executor:
-        yield executor
-
-
-def _agreement(executor: Executor, inputs: Inputs) -> Agreement:
+def _agreement(session: Session, inputs: Inputs) -> Agreement:
     photos = inputs.photos["input"]
     batches = [photos[start : start + 7] for start in range(0, len(photos), 7)]  # the last one is smaller
-    outputs = [executor.run({"input": batch})["logits"] for batch in batches]
+    outputs = [session.run({"input": batch})["logits"] for batch in batches]
     return compare(inputs.reference, {"logits": np.concatenate(outputs)}, inputs.labels)
 
 
 @pytest.mark.parametrize("name", list(Builds.OPTIONS))
 def test_outputs_agree_with_fp32(generation: Any, gpu: Device, builds: Builds, inputs: Inputs, name: str) -> None:
-    with _running(generation, gpu, builds[name].engine) as executor:
-        found = _agreement(executor, inputs)
+    with Session(builds[name].engine) as session:
+        found = _agreement(session, inputs)
     assert found.candidate_accuracy is not None
     accuracy = f"top-1 {found.candidate_accuracy.top1:.2f}, top-5 {found.candidate_accuracy.top5:.2f}"
     note = f"same class {found.top1:.2f}, {accuracy}, {found.samples} photos"
@@ -75,8 +66,8 @@ def test_speed(generation: Any, gpu: Device, builds: Builds, inputs: Inputs, bat
     images = np.concatenate([photos] * -(-batch // len(photos)))[:batch]
     medians: dict[str, float] = {}
     for name in Builds.OPTIONS:
-        with _running(generation, gpu, builds[name].engine) as executor:
-            timing = executor.time({"input": images}, iterations=200, warmup=50)
+        with Session(builds[name].engine) as session:
+            timing = session.time({"input": images}, iterations=200, warmup=50)
         assert timing.gpu.minimum > 0
         assert timing.cuda_graph, timing.note
         medians[name] = timing.gpu.median
@@ -90,13 +81,13 @@ def test_inputs_outside_the_profile_are_refused_and_the_engine_goes_on(
     generation: Any, gpu: Device, builds: Builds, inputs: Inputs
 ) -> None:
     image = inputs.photos["input"][:1]
-    with _running(generation, gpu, builds["fp16"].engine) as executor:
-        first = executor.run({"input": image})["logits"]
+    with Session(builds["fp16"].engine) as session:
+        first = session.run({"input": image})["logits"]
         with pytest.raises(UsageError, match="1x3x224x224 to 32x3x224x224"):
-            executor.run({"input": np.concatenate([image] * 33)})
+            session.run({"input": np.concatenate([image] * 33)})
         with pytest.raises(UsageError, match="'input' is float64"):
-            executor.run({"input": image.astype(np.float64)})
-        np.testing.assert_array_equal(executor.run({"input": image})["logits"], first)
+            session.run({"input": image.astype(np.float64)})
+        np.testing.assert_array_equal(session.run({"input": image})["logits"], first)
 
 
 def test_memory_is_flat_over_many_calls_and_comes_back(
@@ -105,12 +96,12 @@ def test_memory_is_flat_over_many_calls_and_comes_back(
     photos = inputs.photos["input"]
     gc.collect()
     before = gpu.free_memory()
-    with _running(generation, gpu, builds["fp16"].engine) as executor:
+    with Session(builds["fp16"].engine) as session:
         for batch in (1, 8, 20):
-            executor.run({"input": photos[:batch]})
+            session.run({"input": photos[:batch]})
         settled = gpu.free_memory()
         for index in range(300):
-            executor.run({"input": photos[: 1 + index % 20]})
+            session.run({"input": photos[: 1 + index % 20]})
         assert gpu.free_memory() >= settled - (8 << 20)
     gc.collect()
     assert gpu.free_memory() >= before - (64 << 20)  # CUDA keeps the kernels that it loaded

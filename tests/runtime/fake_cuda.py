@@ -9,6 +9,7 @@ A fake clock gives events exact times.
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import itertools
 import threading
@@ -25,6 +26,7 @@ class Code(enum.IntEnum):
     cudaErrorMemoryAllocation = 2
     cudaErrorInvalidDevice = 101
     cudaErrorInvalidResourceHandle = 400
+    cudaErrorNotReady = 600
     cudaErrorIllegalAddress = 700
     cudaErrorStreamCaptureUnsupported = 900
     cudaErrorStreamCaptureInvalidated = 901
@@ -40,6 +42,7 @@ class FakeCuda:
 
     cudaStreamNonBlocking = 1
     cudaEventDefault, cudaEventDisableTiming, cudaHostAllocPortable = 0, 2, 1
+    cudaMemoryType = SimpleNamespace(cudaMemoryTypeUnregistered=0, cudaMemoryTypeHost=1, cudaMemoryTypeDevice=2)
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 
@@ -52,6 +55,7 @@ class FakeCuda:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.executables: dict[int, list[Callable[[], None]]] = {}
         self.events: dict[int, float | None] = {}
+        self.recorded: dict[int, list[bool]] = {}
         self.calls: list[str] = []
         self.clock = 0.0
         self.last = Code.cudaSuccess
@@ -132,12 +136,20 @@ class FakeCuda:
     def cudaFreeHost(self, address: int) -> None:
         self._free("host", address)
 
-    def memory(self, address: int, size: int, kind: str) -> Any:
-        """The bytes of a live region of that kind, which must hold them all."""
+    def memory(self, address: int, size: int, *kinds: str) -> Any:
+        """The bytes of a live region of one of these kinds, which must hold them all."""
         found, block = self.regions.get(address, ("", None))
-        if found != kind or size > block.size:
+        if found not in kinds or size > block.size:
             raise CudaFailure(Code.cudaErrorIllegalAddress)
         return block[:size]
+
+    def cudaPointerGetAttributes(self, address: int) -> SimpleNamespace:
+        kind = {"host": 1, "device": 2}.get(self.regions.get(address, ("", None))[0], 0)
+        return SimpleNamespace(type=kind)
+
+    def cudaMemcpy(self, target: int, source: int, size: int, direction: int) -> None:
+        assert direction == 2
+        np.frombuffer((ctypes.c_uint8 * size).from_address(target), np.uint8)[:] = self.memory(source, size, "device")
 
     def cudaMemcpyAsync(self, target: int, source: int, size: int, direction: int, stream: int) -> None:
         kinds = ("device", "host") if direction == 1 else ("host", "device")
@@ -182,6 +194,15 @@ class FakeCuda:
         work, self.streams[stream] = self.streams[stream], []
         for step in work:
             step()
+
+    def cudaStreamQuery(self, stream: int) -> None:
+        if self.streams.get(stream):
+            raise CudaFailure(Code.cudaErrorNotReady)
+
+    def cudaDeviceSynchronize(self) -> None:
+        self._on_device()
+        for stream in tuple(self.streams):
+            self.cudaStreamSynchronize(stream)
 
     def cudaStreamBeginCapture(self, stream: int, mode: int) -> None:
         if stream not in self.streams or stream in self.capturing:
@@ -232,8 +253,12 @@ class FakeCuda:
         if event not in self.events:
             raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
 
+        recorded = self.recorded[event] = [False]
+
         def record() -> None:
-            self.events[event] = self.clock
+            recorded[0] = True
+            if event in self.events:
+                self.events[event] = self.clock
 
         self.push(stream, record)
 
@@ -242,7 +267,16 @@ class FakeCuda:
             self.cudaStreamSynchronize(stream)
 
     def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
-        self.push(stream, lambda: None)
+        if event not in self.events:
+            raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
+        recorded = self.recorded.get(event, [True])
+
+        def wait() -> None:  # the other streams' work up to the record comes first
+            for other in tuple(self.streams):
+                if not recorded[0] and other != stream:
+                    self.cudaStreamSynchronize(other)
+
+        self.push(stream, wait)
 
     def cudaEventElapsedTime(self, start: int, end: int) -> float:
         first, last = self.events[start], self.events[end]
@@ -272,12 +306,14 @@ class FakeEngine:
         compute: Callable[[dict[str, Any]], dict[str, Any]],
         milliseconds: float = 0.25,
         capturable: bool = True,
+        shares: bool = True,
     ) -> None:
         self.cuda, self.tensors, self.profiles = cuda, tensors, profiles
         self.outputs, self.compute, self.milliseconds, self.capturable = outputs, compute, milliseconds, capturable
         self.names = list(tensors)
         self.num_io_tensors, self.num_optimization_profiles = len(tensors), len(profiles)
         self.contexts: list[FakeContext] = []
+        self.shares, self.device_memory_size = shares, 4096
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -298,7 +334,7 @@ class FakeEngine:
         assert self.tensors[name][3] == "INPUT", "profiles are asked of inputs only"
         return list(self.profiles[profile][name])
 
-    def create_execution_context(self) -> FakeContext:
+    def create_execution_context_without_device_memory(self) -> FakeContext:
         self.contexts.append(FakeContext(self))
         return self.contexts[-1]
 
@@ -306,6 +342,9 @@ class FakeEngine:
 class FakeContext:
     def __init__(self, engine: FakeEngine) -> None:
         self.engine, self.profile = engine, 0
+        self.active_optimization_profile = 0 if engine.shares or not engine.contexts else -1
+        self.device_memory = 0
+        self.allocators: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
         self.enqueued = 0
@@ -324,16 +363,22 @@ class FakeContext:
         return inside
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        kind = self.engine.tensors[name][4].lower()
-        if self.engine.cuda.regions.get(address, ("", None))[0] != kind:
+        allowed = ("host",) if self.engine.tensors[name][4] == "HOST" else ("device", "host")  # pinned: mapped too
+        if self.engine.cuda.regions.get(address, ("", None))[0] not in allowed:
             return False
         self.addresses[name] = address
         return True
 
-    def _array(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _array(self, name: str, shape: tuple[int, ...], addresses: dict[str, int] | None = None) -> Any:
         _, dtype, _, _, location = self.engine.tensors[name]
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return self.engine.cuda.memory(self.addresses[name], size, location.lower()).view(dtype).reshape(shape)
+        kinds = ("host",) if location == "HOST" else ("device", "host")
+        address = (addresses or self.addresses)[name]
+        return self.engine.cuda.memory(address, size, *kinds).view(dtype).reshape(shape)
+
+    def set_output_allocator(self, name: str, allocator: Any) -> bool:
+        self.allocators[name] = allocator
+        return True
 
     def _inputs(self) -> list[str]:
         return [name for name, tensor in self.engine.tensors.items() if tensor[3] == "INPUT"]
@@ -356,21 +401,33 @@ class FakeContext:
         return self.shapes[name] if name in self.shapes else self._output_shapes()[name]
 
     def execute_async_v3(self, stream: int) -> bool:
-        if self.infer_shapes() or set(self.addresses) != set(self.engine.tensors):
+        if self.infer_shapes() or set(self.addresses) | set(self.allocators) != set(self.engine.tensors):
             return False
+        self.engine.cuda.memory(self.device_memory, 4096, "device")  # still allocated
         if stream in self.engine.cuda.capturing and not self.engine.capturable:
             self.engine.cuda.broken.add(stream)
             return True
-        shapes, outputs = dict(self.shapes), self._output_shapes()
+        shapes, outputs, addresses = dict(self.shapes), self._output_shapes(), dict(self.addresses)
+        if self.allocators:
+            assert stream not in self.engine.cuda.capturing, "data-dependent shapes can't be captured"
+            self.engine.cuda.cudaStreamSynchronize(stream)
+            for name, value in self._results(shapes, addresses).items():
+                if name in self.allocators:
+                    outputs[name] = value.shape
+                    addresses[name] = self.allocators[name].reallocate_output(name, None, value.nbytes, 256)
+                    self.allocators[name].notify_shape(name, value.shape)
         for name, shape in {**shapes, **outputs}.items():
-            self._array(name, shape)  # addresses live and large enough now…
+            self._array(name, shape, addresses)  # addresses live and large enough now…
         self.enqueued += 1
 
         def work() -> None:  # …and when the stream gets there
-            results = self.engine.compute({name: self._array(name, shapes[name]).copy() for name in self._inputs()})
-            for name, value in results.items():
-                self._array(name, outputs[name])[...] = value
+            for name, value in self._results(shapes, addresses).items():
+                self._array(name, outputs[name], addresses)[...] = value
             self.engine.cuda.clock += self.engine.milliseconds
 
         self.engine.cuda.push(stream, work)
         return True
+
+    def _results(self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]) -> dict[str, Any]:
+        given = {name: self._array(name, shapes[name], addresses).copy() for name in self._inputs()}
+        return self.engine.compute(given)

@@ -213,7 +213,7 @@ def test_probe_survives_a_library_that_is_not_cuda(monkeypatch: pytest.MonkeyPat
 
 
 def test_importing_the_device_layer_imports_no_cuda() -> None:
-    code = "import sys, trtopt.runtime.executor; print([m for m in sys.modules if m.split('.')[0] == 'cuda'])"
+    code = "import sys, trtopt.session; print([m for m in sys.modules if m.split('.')[0] == 'cuda'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
 

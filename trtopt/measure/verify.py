@@ -21,7 +21,7 @@ from trtopt.measure.onnx_runner import OnnxRunner
 
 Arrays = Mapping[str, NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
-"""Input name → array to output name → array: an `OnnxRunner`, or `Executor.run`."""
+"""Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def verify(
     Args:
         reference: usually the FP32 ONNX model. ONNX models run in ONNX Runtime on the CPU.
         candidate: usually its Q/DQ, FP16 or BF16 model, run node by node without graph optimizations; or a function
-            from inputs to outputs, such as `Executor.run`.
+            from inputs to outputs, such as `Session.run`.
         batches: input name → array, the first axis counting samples; each batch is run once through both.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.

@@ -1,1 +1,1 @@
-"""Running engines: the CUDA device layer and the executor."""
+"""Running engines: the CUDA device layer, lanes and what they need."""

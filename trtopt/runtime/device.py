@@ -14,6 +14,7 @@ import ctypes
 import math
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -354,6 +355,8 @@ class Device:
         self.info = info or require_gpu("running an engine", ordinal)
         self.cuda = Cuda(functions)
         self._process = os.getpid()
+        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
+        self.capturing = threading.Lock()
         self.use()
 
     def use(self) -> None:
@@ -370,6 +373,21 @@ class Device:
         """Bytes not in use by any process."""
         self.use()
         return int(self.cuda("cudaMemGetInfo")[0])
+
+    def synchronize(self) -> None:
+        """Wait until all work given to this GPU is done."""
+        self.use()
+        with self.capturing:
+            self.cuda("cudaDeviceSynchronize")
+
+    def idle(self, stream: int) -> bool:
+        """Whether all work given to a stream of anybody's is done."""
+        return not int(self.cuda.functions.cudaStreamQuery(stream)[0])  # else an error or "not ready": take it as busy
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether host memory is page-locked, so that the GPU copies straight from it."""
+        kind = self.cuda("cudaPointerGetAttributes", address).type
+        return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 
     def buffer(self, nbytes: int) -> DeviceBuffer:
         self.use()

@@ -1,0 +1,761 @@
+"""Session on a fake GPU that fails on misuse (tests/runtime/fake_cuda.py); real ones are in tests/gpu."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).parent / "runtime"))
+from fake_cuda import FakeCuda, FakeEngine
+
+from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.runtime.arrays import DeviceArray
+from trtopt.runtime.device import Device, DeviceInfo, Probe
+from trtopt.session import Session, stream_handle
+from trtopt.spec import ShapeRange, TensorInfo
+from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
+
+Array = NDArray[Any]
+Open = Callable[..., Session]
+
+
+class _Allocator:
+    """IOutputAllocator's base."""
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    yield fake
+    gc.collect()
+    assert fake.live == 0, "something was not freed"
+
+
+@pytest.fixture
+def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    info = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
+    plan = tmp_path / "net.engine"
+    plan.write_bytes(b"plan")
+    opened: list[Session] = []
+    monkeypatch.setattr("trtopt.session.probe", lambda: Probe((info,), (12, 4)))
+    monkeypatch.setattr("trtopt.session.Device", lambda ordinal: Device(functions=cuda, info=info))
+
+    def start(engine: FakeEngine, **options: Any) -> Session:
+        def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
+            return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator), engine, None, Messages())
+
+        generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
+        monkeypatch.setattr("trtopt.session.select", lambda backend: generation)
+        opened.append(Session(plan, **options))
+        return opened[-1]
+
+    yield start
+    for session in opened:
+        session.close()
+
+
+def _engine(cuda: FakeCuda, **options: Any) -> FakeEngine:
+    """y = x + row, s = the sum of each sample; two profiles: batch 1..8, and batch 16..64."""
+    return FakeEngine(
+        cuda,
+        {
+            "x": ("FLOAT", "float32", (-1, 3), "INPUT", "DEVICE"),
+            "row": ("HALF", "float16", (3,), "INPUT", "DEVICE"),
+            "y": ("FLOAT", "float32", (-1, 3), "OUTPUT", "DEVICE"),
+            "s": ("FLOAT", "float32", (-1,), "OUTPUT", "DEVICE"),
+        },
+        [
+            {"x": ((1, 3), (4, 3), (8, 3)), "row": ((3,),) * 3},
+            {"x": ((16, 3), (32, 3), (64, 3)), "row": ((3,),) * 3},
+        ],
+        lambda shapes: {"y": shapes["x"], "s": shapes["x"][:1]},
+        lambda arrays: {"y": arrays["x"] + arrays["row"], "s": arrays["x"].sum(1)},
+        **options,
+    )
+
+
+def _large(cuda: FakeCuda) -> FakeEngine:
+    """y = 2 x, with more bytes than are mapped or staged without asking."""
+    size = 40_000
+    return FakeEngine(
+        cuda,
+        {
+            "x": ("FLOAT", "float32", (-1, size), "INPUT", "DEVICE"),
+            "y": ("FLOAT", "float32", (-1, size), "OUTPUT", "DEVICE"),
+        },
+        [{"x": ((1, size), (1, size), (4, size))}],
+        lambda shapes: {"y": shapes["x"]},
+        lambda arrays: {"y": arrays["x"] * 2},
+    )
+
+
+def _inputs(batch: int, seed: int = 0) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    return {"x": generator.normal(size=(batch, 3)).astype(np.float32), "row": np.array([1, 2, 3], np.float16)}
+
+
+def _check(session: Session, inputs: dict[str, Array]) -> None:
+    results = session.run(inputs)
+    assert set(results) == {"y", "s"}
+    np.testing.assert_array_equal(results["y"], inputs["x"] + inputs["row"])
+    np.testing.assert_array_equal(results["s"], inputs["x"].sum(1))
+
+
+class _OnGpu:
+    """An array of another library's in the fake GPU's memory."""
+
+    def __init__(self, device: Device, values: Array, stream: int | None = None) -> None:
+        self.buffer = device.buffer(values.nbytes)
+        ctypes.memmove(self.buffer.handle, values.ctypes.data, values.nbytes)
+        self.values, self.stream = values, stream
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.values.shape,
+            "typestr": self.values.dtype.str,
+            "data": (self.buffer.handle, False),
+            "version": 3,
+            "stream": self.stream,
+        }
+
+    def now(self) -> Array:
+        return np.frombuffer(ctypes.string_at(self.buffer.handle, self.values.nbytes), self.values.dtype).reshape(
+            self.values.shape
+        )
+
+
+def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        for seed, batch in enumerate((4, 8, 1, 64, 16, 2, 2, 33, 2, 8, 8, 4, 64)):
+            _check(session, _inputs(batch, seed))
+
+
+def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        assert session.inputs == (TensorInfo("x", "float32", (-1, 3)), TensorInfo("row", "float16", (3,)))
+        assert [item.name for item in session.outputs] == ["y", "s"]
+        assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
+
+
+def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        for seed in range(5):
+            _check(session, _inputs(4, seed))
+        lane = session._lanes._free[0]
+        assert (lane.enqueues, lane.captures, lane.replays) == (1, 1, 4)
+        _check(session, _inputs(8))
+        _check(session, _inputs(4, 9))  # the other shape left its graph alone
+        assert lane.captures == 1
+        assert lane.replays == 5
+
+
+def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
+    engine = _engine(cuda)
+    with open_session(engine) as session:
+        made = len(engine.contexts)
+        for seed in range(4):
+            _check(session, _inputs(4, seed))
+        assert len(engine.contexts) == made
+
+
+def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), graphs=2) as session:
+        for seed in range(100):
+            _check(session, _inputs(1 + seed % 5, seed))
+        lane = session._lanes._free[0]
+        assert len(lane._fixed) == 2
+        assert lane.captures <= 2 + 100 // 32  # thrashing would capture again and again
+
+
+def test_without_graphs_every_call_is_enqueued(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), graphs=0) as session:
+        for seed in range(3):
+            _check(session, _inputs(2, seed))
+    assert "cudaStreamBeginCapture" not in cuda.calls
+
+
+def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda, capturable=False)) as session:
+        for seed in range(6):
+            _check(session, _inputs(4, seed))
+        lane = session._lanes._free[0]
+        assert lane.replays == 0
+        assert "plain enqueues" in lane.note
+    assert cuda.calls.count("cudaStreamBeginCapture") == 1
+
+
+def test_contexts_that_can_not_share_a_profile_are_one(cuda: FakeCuda, open_session: Open) -> None:
+    engine = _engine(cuda, shares=False)
+    with open_session(engine, contexts=4) as session:
+        assert "PROFILE_SHARING" in session.notes[0]
+        for seed, batch in enumerate((4, 4, 4, 2, 2, 2, 4, 4, 16, 4)):
+            _check(session, _inputs(batch, seed))
+        assert session.memory().lanes == 1
+        assert session._lanes._free[0].replays > 0
+
+
+def test_results_are_not_overwritten_by_the_next_run(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        first = session.run(_inputs(2, 1))["y"]
+        kept = first.copy()
+        for seed in range(4):
+            session.run(_inputs(2, seed))
+        np.testing.assert_array_equal(first, kept)
+
+
+def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda, open_session: Open) -> None:
+    inputs = _inputs(6)
+    inputs["x"] = np.asfortranarray(inputs["x"])[::-2]
+    assert not inputs["x"].flags.c_contiguous
+    with open_session(_engine(cuda)) as session:
+        for _ in range(3):
+            _check(session, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"z": np.zeros(1)}, r"unknown 'z'; the engine takes 'x', 'row'"),
+        ({"row": None}, r"missing 'row'"),
+        ({"x": np.zeros((2, 3))}, r"'x' is float64; the engine takes float32"),
+        ({"x": np.zeros((2, 3, 1), np.float32)}, r"shape 2x3x1, rank 3; the engine takes rank 2, -1x3"),
+        ({"x": np.zeros((9, 3), np.float32)}, r"x 9x3; row 3 are outside .*x 1x3 to 8x3; .* or x 16x3 to 64x3"),
+        ({"x": np.zeros((2, 4), np.float32)}, r"x 2x4; row 3 are outside"),
+        ({"x": np.zeros((0, 3), np.float32)}, r"x 0x3; row 3 are outside"),
+    ],
+)
+def test_wrong_inputs_are_named_with_what_is_allowed(
+    cuda: FakeCuda, open_session: Open, change: dict[str, Any], message: str
+) -> None:
+    wrong = {name: value for name, value in {**_inputs(2), **change}.items() if value is not None}
+    with open_session(_engine(cuda)) as session:
+        _check(session, _inputs(2))
+        with pytest.raises(UsageError, match=message):
+            session.run(wrong)
+        _check(session, _inputs(2))  # and it still works
+
+
+def test_results_go_into_arrays_of_the_caller(cuda: FakeCuda, open_session: Open) -> None:
+    target = np.zeros((2, 3), np.float32)
+    with open_session(_engine(cuda)) as session:
+        for seed in range(4):
+            inputs = _inputs(2, seed)
+            results = session.run(inputs, out={"y": target})
+            assert results["y"] is target
+            np.testing.assert_array_equal(target, inputs["x"] + inputs["row"])
+        with pytest.raises(UsageError, match=r"out has 'z'; the engine gives 'y', 's'"):
+            session.run(_inputs(2), out={"z": target})
+        with pytest.raises(UsageError, match=r"'y'\] has shape 2x3; this call gives 4x3"):
+            session.run(_inputs(4), out={"y": target})
+        target.flags.writeable = False
+        with pytest.raises(UsageError, match="read-only"):
+            session.run(_inputs(2), out={"y": target})
+        _check(session, _inputs(2))
+
+
+def test_pinned_arrays_are_copied_by_the_gpu_alone(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_large(cuda)) as session:
+        pinned, plain = session.pinned("x", (2, 40_000)), np.zeros((2, 40_000), np.float32)
+        for round_ in range(4):
+            for array in (pinned, plain):
+                array[:] = np.random.default_rng(round_).normal(size=array.shape)
+                np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
+        with pytest.raises(UsageError, match="no input 'z'"):
+            session.pinned("z", (1,))
+        del pinned, array
+
+
+def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs = _inputs(4)
+        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        copies = cuda.calls.count("cudaMemcpyAsync")
+        kept = []
+        for _ in range(40):
+            result = session.run({"x": x, "row": row})["y"]
+            assert isinstance(result, DeviceArray)
+            np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
+            kept = [*kept[-2:], result]
+        assert cuda.calls.count("cudaMemcpyAsync") == copies
+        lane = session._lanes._free[0]
+        assert lane.replays > 0
+        target = _OnGpu(device, np.zeros((4, 3), np.float32))
+        assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
+        np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
+        del x, row, target, result, kept
+
+
+def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        row = _OnGpu(device, np.array([1, 2, 3], np.float16))
+        held = []
+        for seed in range(12):
+            values = _inputs(4, seed)["x"]
+            held.append((values, session.run({"x": _OnGpu(device, values), "row": row})["y"]))
+        for values, result in held:
+            np.testing.assert_array_equal(result.numpy(), values + row.values)
+        held.clear()
+        del result, row
+
+
+def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs = _inputs(4)
+        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        with device.stream() as mine:
+            for _ in range(4):
+                waits = cuda.calls.count("cudaStreamSynchronize")
+                result = session.run({"x": x, "row": row}, stream=mine.handle)["y"]
+                assert cuda.calls.count("cudaStreamSynchronize") == waits
+                assert cuda.streams[mine.handle], "it ran before anybody waited"
+                mine.synchronize()
+                np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
+            session.run({"x": x, "row": row}, stream=mine.handle)
+            _check(session, _inputs(4, 3))  # another stream right behind it
+        del x, row, result
+
+
+def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs = _inputs(4)
+        row = _OnGpu(device, inputs["row"])
+        with device.stream() as producer:
+            x = _OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
+            for seed in range(4):
+                values = _inputs(4, seed)["x"]
+                cuda.push(
+                    producer.handle,
+                    lambda to=x.buffer.handle, values=values: ctypes.memmove(to, values.ctypes.data, values.nbytes),
+                )
+                result = session.run({"x": x, "row": row})["y"]
+                np.testing.assert_array_equal(result.numpy(), values + inputs["row"])
+        del x, row, result
+
+
+def test_values_of_a_shape_tensor_decide_the_output_shape(cuda: FakeCuda, open_session: Open) -> None:
+    engine = FakeEngine(
+        cuda,
+        {
+            "x": ("FLOAT", "float32", (1,), "INPUT", "DEVICE"),
+            "shape": ("INT32", "int32", (2,), "INPUT", "HOST"),
+            "y": ("FLOAT", "float32", (-1, -1), "OUTPUT", "DEVICE"),
+        },
+        [{"x": ((1,),) * 3, "shape": ((2,),) * 3}],
+        lambda known: {"y": tuple(int(size) for size in known["shape"])},
+        lambda arrays: {"y": np.broadcast_to(arrays["x"], tuple(arrays["shape"]))},
+    )
+    with open_session(engine) as session:
+        for shape in ((2, 3), (4, 5), (1, 1), (2, 3), (2, 3), (4, 5), (2, 3)):
+            result = session.run({"x": np.array([7], np.float32), "shape": np.array(shape, np.int32)})["y"]
+            np.testing.assert_array_equal(result, np.full(shape, 7, np.float32))
+
+
+def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Open) -> None:
+    engine = FakeEngine(
+        cuda,
+        {
+            "x": ("FLOAT", "float32", (-1,), "INPUT", "DEVICE"),
+            "where": ("INT32", "int32", (-1,), "OUTPUT", "DEVICE"),
+        },
+        [{"x": ((1,), (8,), (4096,))}],
+        lambda shapes: {"where": (-1,)},
+        lambda arrays: {"where": np.flatnonzero(arrays["x"] > 0).astype(np.int32)},
+    )
+    with open_session(engine) as session:
+        for seed, size in enumerate((8, 8, 100, 4096, 8, 8, 8)):
+            values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+            np.testing.assert_array_equal(session.run({"x": values})["where"], np.flatnonzero(values > 0))
+    assert "cudaStreamBeginCapture" not in cuda.calls
+
+
+def test_bfloat16_and_bool_pass_through(cuda: FakeCuda, open_session: Open) -> None:
+    import ml_dtypes
+
+    engine = FakeEngine(
+        cuda,
+        {"x": ("BF16", "bfloat16", (2,), "INPUT", "DEVICE"), "y": ("BOOL", "bool", (2,), "OUTPUT", "DEVICE")},
+        [{"x": ((2,),) * 3}],
+        lambda shapes: {"y": (2,)},
+        lambda arrays: {"y": arrays["x"] > 1},
+    )
+    with open_session(engine) as session:
+        for _ in range(3):
+            result = session.run({"x": np.array([0.5, 2.5], ml_dtypes.bfloat16)})["y"]
+            assert result.dtype == np.bool_
+            assert result.tolist() == [False, True]
+
+
+def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    with open_session(_engine(cuda)) as session:
+        inputs = _inputs(3)
+        for _ in range(3):
+            results = session.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+            assert isinstance(results["y"], torch.Tensor)
+            np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
+
+
+def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        context = session._lanes._free[0]._loose.context
+        context.execute_async_v3 = lambda stream: False
+        with pytest.raises(EngineError, match="couldn't enqueue"):
+            session.run(_inputs(2))
+        del context.execute_async_v3
+        _check(session, _inputs(2))
+
+
+def test_types_that_arrays_can_not_hold_are_refused(cuda: FakeCuda, open_session: Open) -> None:
+    engine = _engine(cuda)
+    engine.tensors["x"] = ("INT4", "int8", (-1, 3), "INPUT", "DEVICE")
+    with pytest.raises(EngineError, match=r"'x' has type INT4; allowed .*FLOAT, HALF"):
+        open_session(engine)
+
+
+def test_memory_is_bounded_and_reported(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), memory="64KiB") as session:
+        _check(session, _inputs(4))
+        report = session.memory()
+        assert 4096 < report.gpu <= 64 << 10
+        assert report.limit == 64 << 10
+        assert json.loads(json.dumps(report.describe()))["lanes"] == 1
+    with pytest.raises(DeviceError, match=r"more bytes of GPU memory are needed; this session has .* of at most 100"):
+        open_session(_engine(cuda), memory=100)
+
+
+def test_many_calls_leak_nothing(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs = _inputs(4)
+        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        for _ in range(30):
+            session.run({"x": x, "row": row})
+            session.run(inputs)
+        settled = cuda.live, cuda.left
+        for _ in range(300):
+            session.run({"x": x, "row": row})
+            session.run(inputs)
+        assert (cuda.live, cuda.left) == settled
+        del x, row
+
+
+def test_times_graph_replays(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda, milliseconds=0.5)) as session:
+        timing = session.time(_inputs(4), iterations=150, warmup=3)
+        assert timing.cuda_graph, timing.note
+        assert timing.iterations == 150
+        assert timing.gpu.median == timing.gpu.p90 == timing.gpu.minimum == pytest.approx(0.5)
+        assert 0 < timing.host.minimum <= timing.host.median <= timing.host.p99
+        assert json.loads(json.dumps(timing.describe()))["gpu"]["p99"] == pytest.approx(0.5)
+        _check(session, _inputs(8))
+        with pytest.raises(UsageError, match="iterations is 0"):
+            session.time(_inputs(1), iterations=0)
+
+
+def test_times_plain_enqueues_where_a_graph_can_not_be_captured(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda, capturable=False)) as session:
+        timing = session.time(_inputs(4), iterations=5, warmup=1)
+        assert not timing.cuda_graph
+        assert "plain enqueues" in timing.note
+        assert timing.gpu.median == pytest.approx(0.25)
+        _check(session, _inputs(4))
+
+
+# Threads, futures, asyncio ---------------------------------------------------------------------------------------
+
+
+def _threads(count: int, work: Callable[[int], None]) -> list[BaseException]:
+    wrong: list[BaseException] = []
+
+    def guarded(seed: int) -> None:
+        try:
+            work(seed)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(seed,), daemon=True) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive(), "a thread hangs"
+    return wrong
+
+
+def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=3) as session:
+
+        def work(seed: int) -> None:
+            for batch in (1, 8, 16, 3) * 3:
+                _check(session, _inputs(batch, seed))
+                if seed == 5:
+                    with pytest.raises(UsageError):
+                        session.run({"x": np.zeros((1, 3))})
+
+        assert _threads(8, work) == []
+        assert session.memory().lanes <= 3
+
+
+@contextmanager
+def _busy(session: Session) -> Iterator[None]:
+    """Another thread holds the session's one lane."""
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        lane = session._lanes.take()
+        held.set()
+        done.wait(30)
+        session._lanes.give(lane)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait(10)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(10)
+
+
+def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=1) as session:
+        with _busy(session), pytest.raises(Busy, match="all 1 are in use"):
+            session.run(_inputs(1), timeout=0.05)
+        _check(session, _inputs(1))
+
+
+def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    with open_session(_engine(cuda), contexts=1) as session:
+        _check(session, _inputs(4))
+        lane = session._lanes._free[0]
+        finish = type(lane)._finish
+
+        def stopped(self: Any, *arguments: Any) -> Any:
+            raise Stop
+
+        monkeypatch.setattr(type(lane), "_finish", stopped)
+        with pytest.raises(Stop):
+            session.run(_inputs(4))
+        monkeypatch.setattr(type(lane), "_finish", finish)
+        for seed in range(3):
+            _check(session, _inputs(4, seed))
+
+
+def test_a_lane_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=1) as session:
+        thread = threading.Thread(target=session._lanes.take)  # ends without giving back
+        thread.start()
+        thread.join()
+        _check(session, _inputs(2))
+        session._lanes.take()  # as if an exception had struck right after it
+        _check(session, _inputs(2))
+        session._lanes.take()
+
+
+def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=1, queue=2) as session:
+        inputs = _inputs(2)
+        np.testing.assert_array_equal(session.submit(inputs).result(10)["s"], inputs["x"].sum(1))
+        with _busy(session):
+            waiting = [session.submit(inputs), session.submit(inputs)]
+            with pytest.raises(Busy, match="all 2 are in use"):
+                session.submit(inputs, timeout=0.05)
+        for future in waiting:
+            np.testing.assert_array_equal(future.result(10)["s"], inputs["x"].sum(1))
+        with pytest.raises(UsageError, match="missing 'row'"):
+            session.submit({"x": inputs["x"]}).result(10)
+
+
+def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=1, queue=2) as session:
+
+        async def main() -> None:
+            inputs = [_inputs(1 + seed % 8, seed) for seed in range(40)]
+            results = await asyncio.wait_for(asyncio.gather(*map(session.run_async, inputs)), 30)
+            for given, result in zip(inputs, results):
+                np.testing.assert_array_equal(result["y"], given["x"] + given["row"])
+            with _busy(session):
+                calls = [asyncio.ensure_future(session.run_async(inputs[0])) for _ in range(4)]
+                await asyncio.sleep(0.05)  # the loop turns though the queue is full
+                for call in calls[2:]:  # those wait for a place in the queue
+                    call.cancel()
+            done = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+            assert [isinstance(item, asyncio.CancelledError) for item in done] == [False, False, True, True]
+            await asyncio.wait_for(session.run_async(inputs[1]), 10)  # no place was lost
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, finish: bool) -> None:
+    session = open_session(_engine(cuda), contexts=2, queue=8)
+    futures: list[Future[Any]] = []
+    ended: list[type[BaseException]] = []
+
+    def work(seed: int) -> None:
+        while True:
+            try:
+                _check(session, _inputs(1 + seed, seed))
+                futures.append(session.submit(_inputs(1 + seed, seed)))
+            except DeviceError as error:  # noqa: PERF203
+                assert "closed" in str(error)
+                ended.append(type(error))
+                return
+
+    closer = threading.Timer(0.1, session.close, [finish])
+    closer.start()
+    assert _threads(6, work) == []
+    closer.join(30)
+    assert not closer.is_alive(), "close hangs"
+    assert len(ended) == 6
+    for future in futures:
+        assert future.cancelled() or future.exception(5) is None or isinstance(future.exception(5), DeviceError)
+        assert future.done()
+        if finish and not future.cancelled():
+            assert future.exception() is None
+    with pytest.raises(DeviceError, match="closed"):
+        session.run(_inputs(1))
+
+
+def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(_engine(cuda))
+    _check(session, _inputs(3))
+    session.close()
+    session.close()
+    assert cuda.live == 0
+
+
+def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(_engine(cuda))
+    for _ in range(3):
+        _check(session, _inputs(3))
+    session.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_session(_engine(cuda)) as session:
+        _check(session, _inputs(1))
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        for call in (session.run, session.submit):
+            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
+                call(_inputs(1))
+        monkeypatch.undo()
+
+
+def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
+    order: list[int] = []
+    with open_session(_engine(cuda), contexts=1) as session:
+        holding = _busy(session)
+        holding.__enter__()
+        threads = []
+        for number in range(6):
+
+            def work(number: int = number) -> None:
+                mine = session._lanes.take()
+                order.append(number)
+                session._lanes.give(mine)
+
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+            while session._lanes.waiting <= number:
+                time.sleep(0.001)
+        holding.__exit__(None, None, None)
+        for thread in threads:
+            thread.join(10)
+    assert order == list(range(6))
+
+
+# Opening ---------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "net.engine").write_bytes(b"plan")
+    monkeypatch.setattr("trtopt.session.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
+        Session(tmp_path / "net.engine")
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            {"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1"},
+            "built by TensorRT 10.16.1, here is TensorRT",
+        ),
+        ({"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"}, "built by TensorRT 8.6.1, here is 8.6.0"),
+        (
+            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0", "gpu": "NVIDIA H200 (sm90, 139 GiB)"},
+            r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake GPU \(sm89",
+        ),
+    ],
+)
+def test_a_plan_for_something_else_is_refused_with_both_named(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, made: dict[str, Any], message: str
+) -> None:
+    manifest = SimpleNamespace(
+        generation={"gpu": None, **made},
+        targets=[],
+        spec={},
+        preprocess=None,
+        classes=None,
+        check_plan=lambda path: None,
+    )
+    monkeypatch.setattr("trtopt.session.load_manifest", lambda path: manifest)
+    with pytest.raises(EngineMismatch, match=message):
+        open_session(_engine(cuda))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"contexts": 0}, "contexts is 0; at least 1"),
+        ({"queue": 0}, "queue is 0"),
+        ({"graphs": -1}, "graphs is -1"),
+        ({"backend": "cuda"}, "backend cuda|'cuda'"),
+        ({"devices": []}, "'all' or different GPU numbers"),
+        ({"devices": [0, 0]}, "'all' or different GPU numbers"),
+        ({"memory": "much"}, "'much' isn't a size"),
+    ],
+)
+def test_wrong_options_are_refused(cuda: FakeCuda, open_session: Open, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_session(_engine(cuda), **options)
+
+
+def test_streams_of_other_libraries_are_understood() -> None:
+    assert stream_handle(7) == 7
+    assert stream_handle(0) == 1  # the legacy default stream
+    assert stream_handle(SimpleNamespace(cuda_stream=9)) == 9
+    assert stream_handle(SimpleNamespace(ptr=11)) == 11
+    assert stream_handle(SimpleNamespace(__cuda_stream__=lambda: (0, 13))) == 13
+    with pytest.raises(UsageError, match="stream is str"):
+        stream_handle("mine")

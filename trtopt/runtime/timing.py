@@ -1,0 +1,82 @@
+"""How long an engine takes: GPU time between events, and host time from launch to synchronized."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from trtopt.runtime.device import Event
+from trtopt.runtime.lane import Lane, Source
+
+_QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Milliseconds over the iterations of one measurement."""
+
+    median: float
+    p90: float
+    p99: float
+    minimum: float
+
+    @classmethod
+    def of(cls, milliseconds: Sequence[float]) -> Spread:
+        p90, p99 = (float(value) for value in np.percentile(milliseconds, (90, 99)))
+        return cls(statistics.median(milliseconds), p90, p99, min(milliseconds))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long one inference takes, without copies to and from the host.
+
+    Attributes:
+        gpu: between CUDA events, with the next launches already queued, so the GPU never waits for the host.
+        host: wall time from launch to synchronized, one at a time.
+        cuda_graph: whether a CUDA graph was replayed; if not, `note` says why and each launch was a plain enqueue.
+    """
+
+    gpu: Spread
+    host: Spread
+    iterations: int
+    cuda_graph: bool
+    note: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self)
+
+
+def time_lane(lane: Lane, arrays: Sequence[Source], iterations: int = 100, warmup: int = 10) -> Timing:
+    """Measure inference alone on `arrays`, which are copied to the GPU once."""
+    launch, graph, note = lane.bare(arrays)
+    stream = lane.stream
+    for _ in range(warmup):
+        launch()
+    stream.synchronize()
+    events: list[Event] = [lane.device.event() for _ in range(min(iterations, _QUEUED) + 1)]
+    gpu: list[float] = []
+    try:
+        while len(gpu) < iterations:
+            count = min(iterations - len(gpu), _QUEUED)
+            stream.record(events[0])
+            for event in events[1 : count + 1]:
+                launch()
+                stream.record(event)
+            stream.synchronize()
+            gpu += [events[i + 1].milliseconds_since(events[i]) for i in range(count)]
+    finally:
+        for event in events:
+            event.free()
+    host: list[float] = []
+    for _ in range(iterations):
+        start = time.perf_counter()
+        launch()
+        stream.synchronize()
+        host.append((time.perf_counter() - start) * 1e3)
+    return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)

@@ -1,0 +1,220 @@
+"""Things of which there are few, handed out first come, first served."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from trtopt.errors import Busy, DeviceError
+
+T = TypeVar("T")
+_LOOK = 1.0  # seconds between looks for what got lost
+_CLOSED = "this session is closed; open the engine again"
+
+
+class Waiter(Generic[T]):
+    """Somebody's place in the queue. `called` runs once, from any thread, when `item` is there or the end has come."""
+
+    __slots__ = ("called", "item", "thread", "wanted")
+
+    def __init__(self, wanted: Callable[[T], bool] | None, called: Callable[[], object]) -> None:
+        self.wanted, self.called = wanted, called
+        self.item: T | None = None
+        self.thread = threading.current_thread()
+
+
+class Turns(Generic[T]):
+    """A pool of `most` items at the most, made by `make` when all there are are taken.
+
+    Items go straight from who gives one back to who has waited longest, so nobody is overtaken.
+
+    Args:
+        owned: an item stays with the thread that took it. Then one that got lost, because an exception was thrown into its
+            thread at the wrong moment, is found again: when the thread is gone, or asks for another one.
+    """
+
+    def __init__(self, make: Callable[[int], T], most: int, *, owned: bool = False) -> None:
+        self._make, self.most, self._owned = make, most, owned
+        self._holders: dict[int, tuple[threading.Thread, T]] = {}
+        self._lock = threading.Lock()
+        self._returned = threading.Condition(self._lock)
+        self._free: list[T] = []
+        self._waiting: deque[Waiter[T]] = deque()
+        self._made = 0
+        self._out = 0
+        self._closed = False
+
+    def take(self, wanted: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
+        """An item for the caller alone, that `wanted` accepts; waits for one at most `timeout` seconds.
+
+        Raises:
+            Busy: none came free in time.
+            DeviceError: `close` was called.
+        """
+        got = self._now(wanted)
+        if got is not None:
+            return got
+        ready = threading.Lock()
+        ready.acquire()
+        waiter = self.ask(ready.release, wanted)
+        started = time.monotonic()
+        try:
+            while not ready.acquire(timeout=_LOOK if timeout is None else min(_LOOK, timeout)):
+                if timeout is not None and time.monotonic() - started >= timeout:
+                    if self.forget(waiter):
+                        break
+                    raise Busy(
+                        f"nothing came free in {timeout:.3g} s: all {self.most} are in use and {len(self._waiting)} calls "
+                        "wait; call less often, or open the session with more contexts"
+                    )
+                self._find()
+            return self.collect(waiter)
+        except BaseException as error:
+            if not isinstance(error, (Busy, DeviceError)) and self.forget(waiter):
+                self.give(self.collect(waiter))
+            raise
+
+    def ask(self, called: Callable[[], object], wanted: Callable[[T], bool] | None = None) -> Waiter[T]:
+        """Queue up without waiting; `called` runs when `collect` will answer at once (perhaps before this returns)."""
+        waiter = Waiter(wanted, called)
+        got = self._now(wanted)
+        if got is not None:
+            waiter.item = got
+            called()
+            return waiter
+        with self._lock:
+            if self._closed:
+                raise DeviceError(_CLOSED)
+            self._waiting.append(waiter)
+            served = self._serve()
+        _tell(served)
+        return waiter
+
+    def collect(self, waiter: Waiter[T]) -> T:
+        """What `waiter` was called for."""
+        if waiter.item is None:
+            raise DeviceError(_CLOSED)
+        return waiter.item
+
+    def forget(self, waiter: Waiter[T]) -> bool:
+        """Leave the queue. True if an item had come meanwhile: it is the caller's, by `collect`."""
+        with self._lock:
+            if waiter.item is not None:
+                return True
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            return False
+
+    def give(self, item: T) -> None:
+        """Give an item back."""
+        with self._lock:
+            self._holders.pop(id(item), None)
+            self._free.append(item)
+            self._out -= 1
+            served = self._serve()
+            if self._closed:
+                self._returned.notify_all()
+        _tell(served)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def items(self) -> int:
+        """How many were made."""
+        return self._made
+
+    def refuse(self, waiting: bool) -> None:
+        """Hand out no more; with `waiting`, those who wait already get an error."""
+        with self._lock:
+            self._closed = True
+            ended: list[Waiter[T]] = []
+            if waiting:
+                ended, self._waiting = list(self._waiting), deque()
+        _tell(ended)
+
+    def close(self, finish: bool = True) -> list[T]:
+        """Hand out no more, wait until every item is back, and return them all.
+
+        Args:
+            finish: serve those who wait already; else they get an error.
+        """
+        self.refuse(not finish)
+        with self._lock:
+            self._reclaim(threading.current_thread())  # who closes isn't in a call
+            while self._out or self._waiting:
+                self._returned.wait(_LOOK)
+                self._reclaim()
+            items, self._free = self._free, []
+        return items
+
+    def _now(self, wanted: Callable[[T], bool] | None) -> T | None:
+        with self._lock:
+            if self._closed:
+                raise DeviceError(_CLOSED)
+            if self._owned:
+                self._reclaim(threading.current_thread())
+            if not self._waiting:
+                for index in range(len(self._free) - 1, -1, -1):  # the last used one has the warmest memory
+                    if wanted is None or wanted(self._free[index]):
+                        return self._hand(self._free.pop(index))
+            if self._made >= self.most:
+                return None
+            number = self._made
+            self._made += 1
+            self._out += 1
+        try:
+            item = self._make(number)
+        except BaseException:
+            with self._lock:
+                self._made -= 1
+                self._out -= 1
+            raise
+        if wanted is None or wanted(item):
+            if self._owned:
+                self._holders[id(item)] = threading.current_thread(), item
+            return item
+        self.give(item)
+        return self._now(wanted)
+
+    def _serve(self) -> list[Waiter[T]]:
+        """Match free items with those who wait, in their order. The lock is held."""
+        served: list[Waiter[T]] = []
+        for waiter in tuple(self._waiting):
+            if not self._free:
+                break
+            for index, item in enumerate(self._free):
+                if waiter.wanted is None or waiter.wanted(item):
+                    waiter.item = self._hand(self._free.pop(index), waiter.thread)
+                    self._waiting.remove(waiter)
+                    served.append(waiter)
+                    break
+        return served
+
+    def _hand(self, item: T, thread: threading.Thread | None = None) -> T:
+        if self._owned:
+            self._holders[id(item)] = thread or threading.current_thread(), item
+        self._out += 1
+        return item
+
+    def _find(self) -> None:
+        with self._lock:
+            self._reclaim()
+            served = self._serve()
+        _tell(served)
+
+    def _reclaim(self, asking: threading.Thread | None = None) -> None:
+        """Take back what is held by threads that ended, or by the one that asks for another. The lock is held."""
+        lost = [key for key, (thread, _) in self._holders.items() if thread is asking or not thread.is_alive()]
+        for key in lost:
+            self._free.append(self._holders.pop(key)[1])
+            self._out -= 1
+
+
+def _tell(waiters: list[Waiter[T]]) -> None:
+    for waiter in waiters:
+        waiter.called()

@@ -1,0 +1,610 @@
+"""Session: an engine embedded in a service. One class for one GPU or several, threads, futures and asyncio.
+
+    with trtopt.Session("resnet50.engine") as session:
+        logits = session.run({"input": images})["logits"]
+
+A call takes a lane (stream, contexts, buffers; `trtopt.runtime.lane`) for itself, so calls from several threads run side
+by side and share the engine's weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.data.decoding import decode
+from trtopt.data.preprocess import Preprocess
+from trtopt.errors import DataError, DeviceError, EngineMismatch, UsageError
+from trtopt.files import cache_folder, existing_file, sha256_json, write_bytes
+from trtopt.manifest import Manifest, load_manifest
+from trtopt.onnx_lane import OnnxLane
+from trtopt.runtime.arrays import DeviceArray, View, like, like_host, view
+from trtopt.runtime.device import Device, DeviceInfo, probe
+from trtopt.runtime.lane import Lane, Source, check_out
+from trtopt.runtime.memory import Memory
+from trtopt.runtime.tensors import Profile, Signature, check_array, signature
+from trtopt.runtime.timing import Timing, time_lane
+from trtopt.runtime.turns import Turns
+from trtopt.spec import TensorInfo, choice, parse_size
+from trtopt.trt import Generation, LoadedEngine, plan_header, select
+
+BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes that a session holds.
+
+    Attributes:
+        gpu: scratch memory, inputs and results, over all lanes and GPUs; without the weights.
+        pinned: page-locked host memory.
+        plan: the plan file, which the weights are most of; once on each GPU.
+        limit: of `gpu` on each GPU; None: not limited.
+        lanes: how many calls can run at the same time with what is there now.
+    """
+
+    gpu: int
+    pinned: int
+    plan: int
+    limit: int | None
+    lanes: int
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One of the best classes of one image. `name` is None where the manifest has no names."""
+
+    index: int
+    score: float
+    name: str | None
+
+
+class _Lane(Protocol):
+    def run(
+        self, arrays: Sequence[Source], out: Mapping[str, Source] | None = None, stream: int | None = None
+    ) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """A TensorRT engine, ready to run.
+
+    Args:
+        engine: a plan file; its manifest, where there is one beside it, is checked.
+        device: the GPU's number.
+        devices: several GPUs ("all", or their numbers): calls go to whichever is free; instead of `device`.
+        backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
+            that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
+        contexts: calls that run at the same time on each GPU, at the most; made when first needed.
+        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
+        graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
+        memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
+
+    Raises:
+        UsageError: no such file, or arguments that can't be right.
+        DeviceError: no GPU, no driver, or not enough memory.
+        EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
+        EngineError: the plan or its manifest is damaged.
+        NoBackend: the TensorRT that made it isn't installed.
+    """
+
+    def __init__(
+        self,
+        engine: str | os.PathLike[str],
+        *,
+        device: int = 0,
+        devices: str | Sequence[int] | None = None,
+        backend: str = "auto",
+        contexts: int = 4,
+        queue: int = 64,
+        graphs: int = 16,
+        memory: str | int | None = None,
+    ) -> None:
+        choice(backend, BACKENDS, "backend")
+        for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
+            if value < least:
+                raise UsageError(f"{name} is {value}; at least {least} is needed")
+        self.engine = existing_file(engine, "the engine")
+        self.manifest: Manifest | None = None if self.engine.suffix == ".onnx" else load_manifest(self.engine)
+        self.notes: list[str] = []
+        self._process = os.getpid()
+        self._queue = queue
+        self._gpus: list[_Gpu] = []
+        self._limit = parse_size(memory) if isinstance(memory, str) else memory
+        if backend == "onnxruntime":
+            self._open_onnx(contexts)
+        else:
+            self._open_gpus([device] if devices is None else _ordinals(devices), backend, contexts, graphs)
+        self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
+        self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
+        self.profiles: tuple[Profile, ...] = self._signature.profiles
+        stored = self.manifest.preprocess if self.manifest else None
+        self.preprocess: Preprocess | None = Preprocess.load(stored) if stored else None
+        self.classes: tuple[str, ...] | None = None
+        if self.manifest and self.manifest.classes:
+            self.classes = tuple(self.manifest.classes)
+        self._known = {item.name for item in self.inputs}
+        self._checked: set[tuple[tuple[int, ...], ...]] = set()
+        self._opening = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._places: Turns[int] | None = None
+        self._closing = False
+
+    def _open_onnx(self, contexts: int) -> None:
+        self.backend = "onnxruntime"
+        graph = self.engine
+        if graph.suffix != ".onnx":
+            kept = self.manifest.graph_file if self.manifest else None
+            if kept is None:
+                raise UsageError(
+                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none: build with "
+                    "--save-onnx, or give an ONNX file"
+                )
+            graph = existing_file(graph.parent / kept, "the graph kept at the build")
+        lane = OnnxLane(graph, self.manifest)
+        self._signature = lane.signature
+        self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
+
+    def _open_gpus(self, ordinals: Sequence[int], backend: str, contexts: int, graphs: int) -> None:
+        found = probe()
+        if not found:
+            raise DeviceError(
+                f"running {self.engine.name} needs an NVIDIA GPU: {found.reason}; to develop without one: "
+                "Session(…, backend='onnxruntime')"
+            )
+        plan = self.engine.read_bytes()
+        header = plan_header(plan)
+        if backend == "auto" and header is not None:
+            backend = "rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+        generation = select(backend)
+        self.backend = generation.family
+        if self.manifest is not None:
+            self._check_manifest(self.manifest, generation)
+        for ordinal in ordinals:
+            device = Device(ordinal)
+            if self.manifest is not None:
+                _check_gpu(self.manifest, device.info, self.engine)
+            self._gpus.append(_Gpu(device, generation, plan, self.engine, graphs, self._limit))
+        self._signature = self._gpus[0].signature
+        if not self._gpus[0].shares:
+            contexts = 1
+            self.notes.append(
+                "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
+                "without PROFILE_SHARING_0806); trtopt build makes engines that share"
+            )
+        self._lanes = Turns(lambda number: self._gpus[number % len(self._gpus)].lane(), contexts * len(self._gpus), owned=True)
+        self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
+
+    def _check_manifest(self, manifest: Manifest, generation: Generation) -> None:
+        made = manifest.generation
+        if made["family"] != generation.family:
+            raise EngineMismatch(
+                f"{self.engine} was built by {made['product']} {made['version']}, here is {generation.product} "
+                f"{generation.version}: build it again here, or install that one"
+            )
+        if made["version"] != generation.version and not manifest.spec.get("version_compatible"):
+            raise EngineMismatch(
+                f"{self.engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
+                "again here, or with --version-compatible"
+            )
+        manifest.check_plan(self.engine)
+
+    # Running -------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Infer once. Safe from any number of threads.
+
+        Args:
+            inputs: input name → NumPy array, torch or CuPy tensor, or anything with DLPack or `__cuda_array_interface__`, of
+                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
+                copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
+            out: output name → array to write that result into, instead of a new one.
+            stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
+                are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
+                inputs alone until then.
+            timeout: seconds to wait for a free context.
+
+        Returns:
+            One array for each output: in GPU memory if any input is (torch tensors for torch, CuPy arrays for CuPy, else a
+            `DeviceArray`), otherwise in host memory. A result whose shape depends on the data is always in host memory.
+
+        Raises:
+            UsageError: a name, dtype or shape that the engine doesn't take; the message gives those it takes.
+            Busy: no context came free within `timeout`.
+            EngineError: TensorRT couldn't run it.
+            DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
+        """
+        return self._run(inputs, out, stream, timeout)
+
+    def _run(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, stream: Any, timeout: float | None
+    ) -> dict[str, Any]:
+        self._alive()
+        if len(inputs) != len(self._known) or not self._known.issuperset(inputs):
+            self._signature.check_names(inputs)
+        handle = None if stream is None else stream_handle(stream)
+        first = next(iter(inputs.values()), None)
+        if all(type(value) is np.ndarray for value in inputs.values()) and not out and handle is None:
+            plain: list[Source] = [inputs[item.name] for item in self._signature.inputs]
+            self._accept(plain)
+            lane = self._lanes.take(timeout=timeout)
+            try:
+                return lane.run(plain)
+            finally:
+                self._lanes.give(lane)
+        gpu = self._wanted_gpu((*inputs.values(), *(out or {}).values()))
+        lane = self._lanes.take(None if gpu is None else lambda item: _on(item, gpu), timeout)
+        try:
+            own = lane.stream.handle if isinstance(lane, Lane) else 0
+            target = own if handle is None else handle
+            arrays = self._accept([view(inputs[item.name], target) for item in self._signature.inputs])
+            given = {name: view(array, target) for name, array in (out or {}).items()}
+            if given:
+                check_out(self._signature, given)
+            found = lane.run(arrays, given, handle)
+        finally:
+            self._lanes.give(lane)
+        for name, result in found.items():
+            if out and name in out:
+                found[name] = out[name]
+            elif isinstance(result, DeviceArray):
+                found[name] = like(first, result)
+            else:
+                found[name] = like_host(first, result)
+        return found
+
+    def _wanted_gpu(self, values: Sequence[Any]) -> int | None:
+        """The GPU that a call must go to: where its arrays are; None if they are on the host or there is one GPU only."""
+        if len(self._gpus) < 2:
+            return None
+        found = [item.ordinal for item in (view(value, 1) for value in values) if isinstance(item, View)]
+        if not found:
+            return None
+        if found[0] not in [gpu.device.info.ordinal for gpu in self._gpus]:
+            raise UsageError(f"an input lies on GPU {found[0]}, which this session doesn't use")
+        return found[0]
+
+    def _accept(self, arrays: list[Source]) -> list[Source]:
+        """Check types, ranks and shapes; the range of shapes only when it wasn't seen before."""
+        for tensor, array in zip(self._signature.inputs, arrays):
+            if array.dtype != tensor.dtype or len(array.shape) != len(tensor.shape):
+                check_array(tensor, array)
+        shapes = tuple([array.shape for array in arrays])
+        if shapes not in self._checked:
+            self._signature.profile(shapes)
+            if len(self._checked) > 4096:
+                self._checked.clear()
+            self._checked.add(shapes)
+        return arrays
+
+    def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
+        """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
+
+        Then it waits for one to end, at most `timeout` seconds: a service that is asked for more than it can do slows its
+        callers down instead of filling its memory.
+
+        Raises:
+            Busy: the queue stayed full.
+            DeviceError: this is closed. What `run` raises comes from the future's `result()`.
+        """
+        self._alive()
+        places, workers = self._background()
+        return self._start(places.take(timeout=timeout), places, workers, inputs)
+
+    async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
+        self._alive()
+        places, workers = self._background()
+        loop = asyncio.get_running_loop()
+        called: asyncio.Future[None] = loop.create_future()
+        waiter = places.ask(functools.partial(loop.call_soon_threadsafe, _wake, called))
+        try:
+            await called
+        except BaseException:
+            if places.forget(waiter):
+                places.give(places.collect(waiter))
+            raise
+        return await asyncio.wrap_future(self._start(places.collect(waiter), places, workers, inputs))
+
+    def _start(
+        self, place: int, places: Turns[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
+    ) -> Future[dict[str, Any]]:
+        try:
+            future = workers.submit(self._run, inputs, None, None, None)
+        except BaseException as error:
+            places.give(place)
+            if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
+                raise DeviceError("this session is closed; open the engine again") from None
+            raise
+        future.add_done_callback(lambda _: places.give(place))
+        return future
+
+    def _background(self) -> tuple[Turns[int], ThreadPoolExecutor]:
+        with self._opening:
+            if self._workers is None or self._places is None:
+                self._places = Turns(lambda number: number, self._queue)
+                self._workers = ThreadPoolExecutor(self._lanes.most, thread_name_prefix="trtopt-session")
+            return self._places, self._workers
+
+    def run_images(
+        self, images: Sequence[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
+    ) -> list[list[Prediction]] | dict[str, Any]:
+        """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
+
+        Args:
+            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB.
+            top: how many of the best classes to give for each image.
+
+        Returns:
+            For an engine with one output of images × classes: for each image its best classes (softmax scores). Otherwise
+            the outputs as arrays, the images along the first axis.
+
+        Raises:
+            UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
+            DataError: an image can't be decoded; it is named.
+        """
+        if self.preprocess is None or len(self.inputs) != 1:
+            why = "its manifest has no preprocessing" if self.preprocess is None else "it has several inputs"
+            raise UsageError(f"{self.engine.name} can't take images: {why}; build it with --preprocess, or use run()")
+        if top < 1:
+            raise UsageError(f"top is {top}; at least 1 is needed")
+        if not images:
+            raise UsageError("there are no images to run")
+        prepare = self.preprocess.fitted(self.inputs[0])
+        prepared = np.stack([prepare(_pixels(image, index)) for index, image in enumerate(images)])
+        outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
+        scores = next(iter(outputs.values()))
+        if len(outputs) > 1 or scores.ndim != 2 or len(scores) != len(images):
+            return outputs
+        return [self.best(row, top) for row in scores]
+
+    def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """`run` on any number of samples (first axes), in batches as large as the engine takes.
+
+        Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
+        """
+        parts = [
+            {name: result[:size] for name, result in self.run(batch).items()} for batch, size in self.batches(inputs)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+        """Samples (first axes) in batches as large as the engine takes, each with how many of its samples are real.
+
+        The last ones may be too few for the engine: then the last sample is repeated, whose further results mean nothing.
+        """
+        count = len(next(iter(inputs.values())))
+        ranges = [profile[next(iter(inputs))] for profile in self.profiles]
+        most = max((item.max[0] for item in ranges), default=count)
+        least = min((item.min[0] for item in ranges), default=1)
+        for at in range(0, count, max(1, most)):
+            size = min(most, count - at)
+            batch = {name: array[at : at + size] for name, array in inputs.items()}
+            if size < least:
+                batch = {name: np.concatenate([part, *[part[-1:]] * (least - size)]) for name, part in batch.items()}
+            yield batch, size
+
+    def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
+        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one)."""
+        scores = np.asarray(scores, np.float64)
+        shifted = np.exp(scores - scores.max())
+        already = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax
+        shares = scores if already else shifted / shifted.sum()
+        named = self.classes if self.classes and len(self.classes) == len(scores) else None
+        order = np.argsort(-scores, kind="stable")[:top]
+        return [Prediction(int(i), float(shares[i]), named[i] if named else None) for i in order]
+
+    # What it holds -------------------------------------------------------------------------------------------------
+
+    def pinned(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
+        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
+
+        Raises:
+            UsageError: there is no such input, or this session has no GPU.
+        """
+        self._alive()
+        tensor = next((item for item in self._signature.inputs if item.name == name), None)
+        if tensor is None:
+            raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._known))}")
+        if not self._gpus:
+            return np.empty(tuple(shape), tensor.dtype)
+        return self._gpus[0].memory.pinned(tensor.nbytes(tuple(shape))).array(tensor.dtype, tuple(shape))
+
+    def memory(self) -> MemoryReport:
+        """What this holds now."""
+        return MemoryReport(
+            gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
+            pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
+            plan=self.engine.stat().st_size,
+            limit=self._limit,
+            lanes=self._lanes.items,
+        )
+
+    def time(self, inputs: Mapping[str, Any], iterations: int = 100, warmup: int = 10) -> Timing:
+        """Measure inference on `inputs`, which are copied to the GPU once.
+
+        Raises: as `run`; UsageError without a GPU.
+        """
+        if iterations < 1 or warmup < 0:
+            raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
+        self._alive()
+        self._signature.check_names(inputs)
+        arrays = self._accept([np.asarray(inputs[item.name]) for item in self._signature.inputs])
+        lane = self._lanes.take()
+        try:
+            if not isinstance(lane, Lane):
+                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+            return time_lane(lane, arrays, iterations, warmup)
+        finally:
+            self._lanes.give(lane)
+
+    def close(self, finish: bool = True) -> None:
+        """Free everything. Calls that run are waited for. A second call does nothing.
+
+        Args:
+            finish: let calls that wait, in `run` or in the queue, run too; else they are cancelled.
+        """
+        with self._opening:
+            if self._closing:
+                return
+            self._closing = True
+        if os.getpid() != self._process:
+            return
+        if self._places is not None:
+            self._places.refuse(not finish)
+        if self._workers is not None:
+            inside = threading.current_thread().name.startswith("trtopt-session")
+            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
+        for lane in self._lanes.close(finish):
+            lane.close()
+        for gpu in self._gpus:
+            gpu.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(finish=kind is None)
+
+    def _alive(self) -> None:
+        if os.getpid() != self._process:
+            raise DeviceError(
+                "this session was opened before the process forked, and CUDA doesn't survive that: open it in the child, "
+                "or start workers with multiprocessing's 'spawn'"
+            )
+
+
+class _Gpu:
+    """An engine on one GPU: its weights, and what lanes are made of."""
+
+    def __init__(
+        self, device: Device, generation: Generation, plan: bytes, path: Path, graphs: int, limit: int | None
+    ) -> None:
+        self.device, self._graphs = device, graphs
+        device.use()
+        self._store = _cache_file(plan, device.info) if generation.family == "rtx" else None
+        kept = self._store.read_bytes() if self._store and self._store.is_file() else None
+        self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept)
+        self.signature: Signature = signature(self._loaded.engine)
+        self.memory = Memory(device, limit)
+        self.shares = not self.signature.dynamic or self._second_context()
+
+    def _second_context(self) -> bool:
+        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
+        loaded = self._loaded
+        assert loaded is not None
+        with self.memory.gpu(loaded.scratch_bytes) as scratch:
+            contexts = [loaded.context(scratch.handle, scratch.nbytes) for _ in range(2)]
+            shares = loaded.shares_profiles(contexts[1])
+            contexts.clear()
+        return shares
+
+    def lane(self) -> Lane:
+        self.device.use()
+        if self._loaded is None:
+            raise DeviceError("this session is closed; open the engine again")
+        return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+
+    def close(self) -> None:
+        if self._loaded is not None and self._store is not None and (cache := self._loaded.runtime_cache()):
+            write_bytes(self._store, cache)
+        self._loaded = None
+
+
+def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
+    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
+    import hashlib
+
+    key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
+    return cache_folder("rtx") / f"{sha256_json(key)}.cache"
+
+
+def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
+    here = f"sm{info.compute_capability}"
+    if manifest.targets and here not in manifest.targets and manifest.generation["family"] == "rtx":
+        raise EngineMismatch(
+            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with --target {here}"
+        )
+    built = manifest.generation.get("gpu")
+    if not manifest.targets and built and manifest.spec.get("hardware_compatibility", "none") == "none":
+        found = built if isinstance(built, str) else str(built.get("name", built))
+        if f"(sm{info.compute_capability}," not in found and "(sm" in found:
+            raise EngineMismatch(
+                f"{engine} was built on {found}; GPU {info.ordinal} is {info}: build it here, or with "
+                "--hardware-compatibility ampere_plus"
+            )
+
+
+def _ordinals(devices: str | Sequence[int]) -> list[int]:
+    if devices == "all":
+        return [info.ordinal for info in probe().devices] or [0]
+    if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
+        raise UsageError(f"devices is {devices!r}; 'all' or different GPU numbers are needed, such as [0, 1]")
+    return list(devices)
+
+
+def _on(lane: _Lane, ordinal: int | None) -> bool:
+    return isinstance(lane, Lane) and lane.device.info.ordinal == ordinal
+
+
+def _wake(called: asyncio.Future[None]) -> None:
+    if not called.done():
+        called.set_result(None)
+
+
+def stream_handle(stream: Any) -> int:
+    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`.
+
+    Raises:
+        UsageError: it is nothing of that kind.
+    """
+    if isinstance(stream, int):
+        return stream or 1  # 0 is the legacy default stream too
+    for name in ("cuda_stream", "ptr", "handle"):
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found or 1
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1]) or 1
+    raise UsageError(f"stream is {type(stream).__name__}; a CUDA stream's handle or a torch or CuPy stream is needed")
+
+
+def _pixels(image: Any, index: int) -> NDArray[np.uint8]:
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            raise UsageError(f"image {index} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
+        return image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        content, name = bytes(image), f"image {index}"
+    else:
+        name = str(image)
+        content = existing_file(image, "the image").read_bytes()
+    found = decode(content)
+    if isinstance(found, str):
+        raise DataError(f"{name}: {found}")
+    return found
