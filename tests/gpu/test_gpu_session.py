@@ -1,0 +1,124 @@
+"""Session on real TensorRT: shapes, graphs, foreign arrays, threads, outputs whose shape depends on the data."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from lite0 import Builds, Inputs, rows
+from onnx import TensorProto, helper
+
+from trtopt.engine import build
+from trtopt.errors import DeviceError, UsageError
+from trtopt.runtime.arrays import DeviceArray
+from trtopt.runtime.device import Device
+from trtopt.session import Session
+
+
+def test_every_shape_gives_the_same_by_graph_as_by_enqueue(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    photos = inputs.photos["input"]
+    with Session(builds["fp16"].engine, graphs=0) as plain, Session(builds["fp16"].engine, graphs=4) as session:
+        assert session.notes == []  # contexts share the profile
+        expected = {batch: plain.run({"input": photos[:batch]})["logits"] for batch in (1, 2, 5, 16)}
+        for _ in range(5):
+            for batch, logits in expected.items():
+                np.testing.assert_array_equal(session.run({"input": photos[:batch]})["logits"], logits)
+        assert session._lanes._free[0].replays >= 8  # type: ignore[attr-defined]
+
+
+def test_cupy_arrays_stay_on_the_gpu(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    cupy = pytest.importorskip("cupy")
+    image = inputs.photos["input"][:2]
+    with Session(builds["fp16"].engine) as session:
+        expected = session.run({"input": image})["logits"]
+        given = cupy.asarray(image)
+        for _ in range(20):
+            result = session.run({"input": given})["logits"]
+            assert isinstance(result, cupy.ndarray)
+            np.testing.assert_array_equal(cupy.asnumpy(result), expected)
+        target = cupy.empty(expected.shape, cupy.float32)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        for _ in range(20):
+            target.fill(0)
+            cupy.cuda.Device().synchronize()
+            session.run({"input": given}, out={"logits": target}, stream=stream)
+            stream.synchronize()
+            np.testing.assert_array_equal(cupy.asnumpy(target), expected)
+            ours = session.run({"input": given}, stream=stream)["logits"]
+            np.testing.assert_array_equal(cupy.asnumpy(cupy.from_dlpack(ours)), expected)
+
+
+def test_results_feed_the_next_call_without_leaving_the_gpu(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    cupy = pytest.importorskip("cupy")
+    with Session(builds["fp16"].engine) as session:
+        given = DeviceArray.__new__(DeviceArray)
+        held = cupy.asarray(inputs.photos["input"][:1])
+        given.__init__(held.data.ptr, held.shape, np.dtype(np.float32), 0, held)  # type: ignore[misc]
+        result = session.run({"input": given})["logits"]
+        assert isinstance(result, DeviceArray)
+        np.testing.assert_array_equal(result.numpy(), session.run({"input": inputs.photos["input"][:1]})["logits"])
+
+
+def test_output_shapes_that_depend_on_the_data(generation: Any, gpu: Device, tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["where"])],
+        "nonzero",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("where", TensorProto.INT64, [1, "k"])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "n.onnx")
+    build(tmp_path / "n.onnx", tmp_path / "n.engine", shapes=["x:1,64,4096"], backend="tensorrt")
+    with Session(tmp_path / "n.engine") as session:
+        for seed, size in enumerate((64, 64, 4096, 1, 64, 64, 1000)):
+            values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
+            np.testing.assert_array_equal(session.run({"x": values})["where"][0], np.flatnonzero(values > 0))
+
+
+def test_threads_mix_shapes_and_mistakes(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    photos = inputs.photos["input"]
+    wrong: list[BaseException] = []
+    with Session(builds["fp16"].engine, contexts=4) as session:
+        expected = {batch: session.run({"input": photos[:batch]})["logits"] for batch in range(1, 9)}
+
+        def work(seed: int) -> None:
+            try:
+                for index in range(60):
+                    batch = 1 + (seed + index) % 8
+                    np.testing.assert_array_equal(session.run({"input": photos[:batch]})["logits"], expected[batch])
+                    if index % 7 == 0:
+                        with pytest.raises(UsageError):
+                            session.run({"input": photos[:1].astype(np.float64)})
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        assert wrong == []
+        rows.append(
+            ("session, 8 threads", f"{session.memory().lanes} lanes", f"{session.memory().gpu >> 20} MiB on the GPU")
+        )
+
+
+def test_memory_comes_back_after_close(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    image = inputs.photos["input"][:1]
+    with Session(builds["fp16"].engine) as session:
+        session.run({"input": image})
+    gc.collect()
+    before = gpu.free_memory()
+    for _ in range(3):
+        with Session(builds["fp16"].engine) as session:
+            for _ in range(5):
+                session.run({"input": image})
+        with pytest.raises(DeviceError, match="closed"):
+            session.run({"input": image})
+    gc.collect()
+    assert gpu.free_memory() >= before - (8 << 20)
