@@ -222,6 +222,9 @@ def calibrate(
     missing: Annotated[
         str, typer.Option("--missing", help="What an imported cache lacks: error, or float (stays out of INT8).")
     ] = "error",
+    device: Annotated[
+        str, typer.Option("--device", help="cpu, or cuda: run and count on the GPU, through PyTorch.")
+    ] = "cpu",
     allow_unusual_data: Annotated[
         bool, typer.Option("--allow-unusual-data", help="Take noise, plain or repeated samples, refused otherwise.")
     ] = False,
@@ -245,6 +248,7 @@ def calibrate(
         import_cache=import_cache,
         export_cache=export_cache,
         missing=missing,
+        device=device,
         allow_unusual_data=allow_unusual_data,
         reporter=_reporter(json_output),
     )

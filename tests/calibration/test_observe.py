@@ -113,7 +113,7 @@ def test_only_inputs_asked_for_need_no_inference(digits: Array, monkeypatch: pyt
     def refuse(*_: Any) -> None:
         raise AssertionError("a session was opened")
 
-    monkeypatch.setattr(module, "_session", refuse)
+    monkeypatch.setattr(module, "open_session", refuse)
     assert observe(digits_model(), ["x"], cut(digits, 8), threads=1).histograms["x"].total == digits.size
 
 

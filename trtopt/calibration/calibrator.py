@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
+from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.calibration.trained import examine
 from trtopt.calibration.verdict import facts, refuse, refuse_early, warnings
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
@@ -29,6 +31,7 @@ from trtopt.graph.proto import fingerprint
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import METHODS, Override, choice
 
+DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
@@ -101,6 +104,7 @@ def calibrate(
     import_cache: str | os.PathLike[str] | None = None,
     export_cache: str | os.PathLike[str] | None = None,
     missing: str = "error",
+    device: str = "cpu",
     allow_unusual_data: bool = False,
     reporter: Reporter = SILENT,
 ) -> CalibrateResult:
@@ -122,6 +126,7 @@ def calibrate(
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
+        device: "cpu", or "cuda": the model runs in PyTorch and values are counted on the GPU, 'trtopt[torch-calibration]'.
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
         allow_unusual_data: take random noise, images of one colour or one sample repeated, which are refused otherwise.
 
@@ -138,6 +143,7 @@ def calibrate(
     if threads is not None and threads < 1:
         raise UsageError(f"--threads is {threads}; at least 1 is needed")
     choice(missing, MISSING, "--missing")
+    choice(device, DEVICES, "--device")
     overrides = tuple(map(Override.parse, precision_override))
     if output is not None:
         check_writable(output, model, data, preprocess, import_cache)
@@ -165,14 +171,16 @@ def calibrate(
         preprocess=preprocess,
         limit=limit,
         batch=batch,
-        threads=threads,
+        threads=threads or (os.cpu_count() if device != "cpu" else None),  # a GPU waits for decoding
         lazy=True,
     )
     check_enough(batches)
     prepared = prepare(loaded, overrides, reporter=reporter)
     described = None if batches.preprocess is None else batches.preprocess.describe()
+    engine = None if device == "cpu" else partial(TorchEngine, device=device)
+    identity = None if device == "cpu" else engine_identity(device)
     store = (
-        cache_folder("calibration") / f"{prepared.pass_key(batches.describe(), described)}.calib.json"
+        cache_folder("calibration") / f"{prepared.pass_key(batches.describe(), described, identity)}.calib.json"
         if cache
         else None
     )
@@ -182,7 +190,7 @@ def calibrate(
         pass_started = time.monotonic()
         survey = Survey()
         watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, allow_unusual_data))
-        seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, reporter=reporter)
+        seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, engine=engine, reporter=reporter)
         check_enough(batches)  # again: now it is known which images can be used
         found = facts(survey)
         refuse(found, allow_unusual_data)

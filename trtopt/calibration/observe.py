@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import queue
 import tempfile
+import threading
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trtopt.calibration.counting import counter
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.errors import CalibrationError, DataError, require
+from trtopt.errors import CalibrationError, DataError, TrtoptError, require
 from trtopt.graph.io import save_model
 from trtopt.graph.proto import node_label, tensor_info
 from trtopt.progress import SILENT, Reporter
@@ -60,6 +61,7 @@ def observe(
     *,
     threads: int | None = None,
     shard: bool = False,
+    engine: Callable[[ModelProto, Sequence[str]], Engine] | None = None,
     reporter: Reporter = SILENT,
 ) -> Observation:
     """Histograms of `tensors` over all samples of `batches`, in one pass.
@@ -69,6 +71,7 @@ def observe(
         tensors: network inputs or node outputs, of floating type.
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
+        engine: what runs the graph, made from it and the tensors; None: ONNX Runtime on the CPU.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
 
     Raises:
@@ -81,15 +84,17 @@ def observe(
     unknown = [name for name in tensors if name not in producers and name not in inputs]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    workers = threads or _cores()
-    feeds = _feeds(batches, inputs)
     total = getattr(batches, "samples", None)
     samples = 0
     pending: deque[tuple[Future[None], int]] = deque()
+    if (
+        engine is None
+    ):  # loading what counts takes a second, much of it while ONNX Runtime opens the model and runs samples
+        threading.Thread(target=counter, name="trtopt-counter").start()
+    runner = _Runner(proto, tensors, inputs, producers, engine or SessionEngine, threads)
+    workers, feeds = runner.workers, _feeds(batches, inputs, runner.engine.together)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
-        pool.submit(counter)  # loading it takes a second, some of it while ONNX Runtime opens the model
-        runner = _Runner(proto, tensors, inputs, producers, workers)
         with reporter.phase("calibrating", total if isinstance(total, int) else None) as phase:
             for feed, fresh, copies in feeds:
                 if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
@@ -129,6 +134,44 @@ def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
     return {name: merged(part[name] for part in parts) for name in parts[0]}
 
 
+class Engine(Protocol):
+    """What runs the graph.
+
+    Attributes:
+        name: for messages.
+        together: samples in one run, where the model leaves that free.
+        workers: how many may run side by side; None: as many as are asked for.
+    """
+
+    name: str
+    together: int
+    workers: int | None
+
+    def run(self, feed: Feed) -> list[Any]:
+        """The tensors asked for, as `add` takes them."""
+
+    def add(self, histogram: Histogram, values: Any) -> None:
+        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
+
+
+class SessionEngine:
+    """ONNX Runtime on the CPU: single samples, one thread each."""
+
+    name = "ONNX Runtime"
+    together = 1
+    workers: int | None = None
+
+    def __init__(self, proto: ModelProto, outputs: Sequence[str]) -> None:
+        self.outputs = list(outputs)
+        self.session = open_session(proto, outputs) if outputs else None
+
+    def run(self, feed: Feed) -> list[Any]:
+        return [] if self.session is None else list(self.session.run(self.outputs, feed))
+
+    def add(self, histogram: Histogram, values: Any) -> None:
+        histogram.add(values)
+
+
 class _Runner:
     """Runs one feed and counts its tensors. Calls may overlap; each borrows a set of histograms of its samples' block."""
 
@@ -138,24 +181,26 @@ class _Runner:
         tensors: Sequence[str],
         inputs: Mapping[str, TensorInfo],
         producers: Mapping[str, str],
-        workers: int,
+        engine: Callable[[ModelProto, Sequence[str]], Engine],
+        threads: int | None,
     ) -> None:
         self.tensors, self.producers = tuple(tensors), producers
         self.fed = [name for name in tensors if name in inputs]
         self.computed = [name for name in tensors if name not in inputs]
-        self.session = _session(proto, self.computed) if self.computed else None
+        self.engine = engine(proto, self.computed)
+        self.workers = self.engine.workers or threads or _cores()
         self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
-        for sets in self.sets * -(-workers // BLOCKS):
+        for sets in self.sets * -(-self.workers // BLOCKS):
             sets.put({name: Histogram() for name in tensors})
 
     def __call__(self, feed: Feed, copies: int, sample: int) -> None:
-        outputs: list[Any] = []
-        if self.session is not None:
-            try:
-                outputs = self.session.run(self.computed, feed)
-            except Exception as error:  # ONNX Runtime's exceptions have no common base
-                shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
-                raise CalibrationError(f"ONNX Runtime can't run the model on {shapes}: {error}") from error
+        try:
+            outputs = self.engine.run(feed) if self.computed else []
+        except TrtoptError:
+            raise
+        except Exception as error:  # runtimes' exceptions have no common base
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
+            raise CalibrationError(f"{self.engine.name} can't run the model on {shapes}: {error}") from error
         sets = self.sets[_block(feed)]
         histograms = sets.get()
         try:
@@ -167,15 +212,13 @@ class _Runner:
         finally:
             sets.put(histograms)
 
-    def _count(
-        self, histograms: Mapping[str, Histogram], name: str, values: NDArray[Any], copies: int, sample: int
-    ) -> None:
+    def _count(self, histograms: Mapping[str, Histogram], name: str, values: Any, copies: int, sample: int) -> None:
         try:
             if copies == 1:
-                histograms[name].add(values)
+                self.engine.add(histograms[name], values)
             else:
                 repeated = Histogram()
-                repeated.add(values)
+                self.engine.add(repeated, values)
                 # A tensor that mixes samples, or holds none, isn't so many equal parts: it counts as it is.
                 histograms[name].merge(repeated.divided(copies) or repeated)
         except FloatingPointError as error:
@@ -203,7 +246,7 @@ def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
     return {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
 
 
-def _session(proto: ModelProto, outputs: Sequence[str]) -> Any:
+def open_session(proto: ModelProto, outputs: Sequence[str]) -> Any:
     """An ONNX Runtime session that computes `outputs` and nothing that they don't need."""
     ort = require("onnxruntime", "ort", "calibration")
     options = ort.SessionOptions()
@@ -238,28 +281,36 @@ def _with_outputs(path: Path, outputs: Sequence[str]) -> bytes | str:
 
 
 def _feeds(
-    batches: Iterable[Mapping[str, NDArray[Any]]], inputs: Mapping[str, TensorInfo]
+    batches: Iterable[Mapping[str, NDArray[Any]]], inputs: Mapping[str, TensorInfo], together: int = 1
 ) -> Iterator[tuple[Feed, int, int]]:
     """What to run: the arrays, how many new samples are in them, and how many times over.
 
-    One sample at a time where the batch size is free. A fixed batch size is filled with samples as they come; those left
-    over are run in numbers that divide it, each repeated to fill it, so that their counts can be divided exactly.
+    `together` samples at a time where the batch size is free. That, or a fixed batch size, is filled with samples as they
+    come; those left over are run in numbers that divide it, each repeated to fill it, so that their counts can be divided
+    exactly.
     """
     fixed = {item.shape[0] for item in inputs.values() if item.shape and isinstance(item.shape[0], int)}
     sizes = sorted(size for size in fixed if isinstance(size, int) and size > 0)
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
-    size = sizes[0] if sizes else 1
+    size = sizes[0] if sizes else together
     waiting: list[Feed] = []
     for batch in batches:
         for sample in _samples(batch, inputs):
+            if waiting and not sizes and any(waiting[0][name].shape != array.shape for name, array in sample.items()):
+                yield from _leftover(waiting, size)
+                waiting = []
             waiting.append(sample)
             if len(waiting) == size:
                 yield _joined(waiting), size, 1
                 waiting = []
+    yield from _leftover(waiting, size)
+
+
+def _leftover(waiting: Sequence[Feed], size: int) -> Iterator[tuple[Feed, int, int]]:
     while waiting:
         count = max(divisor for divisor in range(1, len(waiting) + 1) if size % divisor == 0)
-        yield _joined(waiting[:count] * (size // count)), count, size // count
+        yield _joined([*waiting[:count]] * (size // count)), count, size // count
         waiting = waiting[count:]
 
 

@@ -45,13 +45,19 @@ class Prepared:
     def identity(self) -> dict[str, str]:
         return {"name": self.name, "fingerprint": self.fingerprint}
 
-    def pass_key(self, data: Mapping[str, Any], preprocess: Mapping[str, Any] | None) -> str:
-        """SHA-256 of all that a pass's histograms depend on. The method isn't among it."""
+    def pass_key(
+        self, data: Mapping[str, Any], preprocess: Mapping[str, Any] | None, engine: Mapping[str, str] | None = None
+    ) -> str:
+        """SHA-256 of all that a pass's histograms depend on. The method isn't among it.
+
+        Args:
+            engine: what else than ONNX Runtime on the CPU runs the model.
+        """
         runtime = require("onnxruntime", "ort", "calibration")
         return sha256_json(
             {
                 "trtopt": __version__,
-                "onnxruntime": runtime.__version__,
+                **({"onnxruntime": runtime.__version__} if engine is None else {"engine": dict(engine)}),
                 "bins": BINS,
                 "model": self.fingerprint,
                 "tensors": list(self.tensors),

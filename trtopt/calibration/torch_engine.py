@@ -1,0 +1,173 @@
+"""Calibration on a GPU: the graph runs in PyTorch, and values are counted where they are; only counts come back.
+
+onnx2pytorch makes the PyTorch module (of six converters tried, the one kept up: it takes every model of the tests, where
+onnx2torch takes three of eight). It is trusted as far as it is checked: the first sample also runs in ONNX Runtime, and every
+observed tensor must agree. Convolutions and matrix products are FP32, not TF32, with cuDNN's deterministic kernels; runs
+always hold the same number of samples, because kernels are chosen by it. Values still differ from a CPU's in their last
+bits, so tables do too, by less than a bin's width (1/8192 of the largest magnitude) in nearly every tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
+from trtopt.calibration.histogram import Histogram
+from trtopt.errors import CalibrationError, DeviceError, require
+
+TOGETHER = 32  # samples in one run
+AGREEMENT = (
+    1e-3  # of a tensor's largest magnitude: FP32 kernels differ by 1e-6 to 1e-4, a wrong conversion by 1e-2 or more
+)
+_EXTRA = "torch-calibration"
+
+
+class TorchEngine:
+    """See `trtopt.calibration.observe.Engine`.
+
+    Args:
+        device: as PyTorch names it: "cuda", "cuda:1", or "cpu".
+
+    Raises:
+        MissingDependency: PyTorch or onnx2pytorch isn't installed.
+        DeviceError: PyTorch can't use the device.
+        CalibrationError: onnx2pytorch can't convert the model; what it lacks is quoted.
+    """
+
+    name = "PyTorch"
+    together = TOGETHER
+    workers: int | None = 1  # the device is kept busy by one; a second would only wait for it
+
+    def __init__(self, proto: ModelProto, outputs: Sequence[str], device: str = "cuda") -> None:
+        self._torch = torch = require("torch", _EXTRA, "calibrating in PyTorch")
+        converter = require("onnx2pytorch", _EXTRA, "calibrating in PyTorch")
+        self.device = _usable(torch, device)
+        self.outputs = tuple(outputs)
+        self._proto, self._checked, self._lock = proto, False, threading.Lock()
+        weights = {tensor.name for tensor in proto.graph.initializer}
+        self._inputs = [value.name for value in proto.graph.input if value.name not in weights]
+        if not outputs:
+            return
+        model = ModelProto()
+        model.CopyFrom(proto)
+        del model.graph.output[:]
+        model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                module = converter.ConvertModel(model, experimental=True)
+        except Exception as error:  # whatever a converter stumbles over
+            raise CalibrationError(
+                f"onnx2pytorch can't convert the model {proto.graph.name!r} ({type(error).__name__}: {error}): "
+                "calibrate it with --device cpu"
+            ) from error
+        self._module = module.eval().to(self.device)
+
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """The outputs, on the device."""
+        with self._lock:
+            if not self._checked:
+                self._check(feed)
+                self._checked = True
+        return self._run(feed)
+
+    def _run(self, feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+        torch = self._torch
+        with torch.inference_mode(), _exact(torch), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            arrays = [torch.from_numpy(np.array(feed[name])).to(self.device) for name in self._inputs]
+            found = self._module(*arrays)
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    def add(self, histogram: Histogram, values: Any) -> None:
+        """Count a tensor, or an array, into a histogram. Raises FloatingPointError if it isn't finite."""
+        torch = self._torch
+        with torch.inference_mode():
+            tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(np.array(values)).to(self.device)
+            histogram.merge(self._counted(tensor.reshape(-1).to(torch.float32)))
+
+    def _counted(self, flat: Any) -> Histogram:
+        torch, size = self._torch, flat.numel()
+        if not size:
+            return Histogram()
+        low, high = (float(value) + 0.0 for value in torch.stack(torch.aminmax(flat)).tolist())  # NaN if any value is
+        if not (math.isfinite(low) and math.isfinite(high)):
+            nans, infinities = int(torch.isnan(flat).sum()), int(torch.isinf(flat).sum())
+            raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {size} values")
+        counts = np.zeros(BINS, np.int64)
+        if low == high == 0:
+            counts[0] = size
+            return Histogram(counts, None, low, high, size)
+        exponent = max(math.frexp(max(high, -low))[1], LOWEST_EXPONENT)
+        bins = (flat.abs() * (BINS / math.ldexp(1.0, exponent))).to(torch.int32)  # exact: the scale is a power of two
+        counts = torch.bincount(bins, minlength=BINS).cpu().numpy()
+        return Histogram(counts, exponent, low, high, size)
+
+    def _check(self, feed: Mapping[str, NDArray[Any]]) -> None:
+        """Run one sample (a fixed batch: all) in ONNX Runtime too."""
+        from trtopt.calibration.observe import open_session
+
+        fixed = any(
+            value.type.tensor_type.shape.dim[0].dim_value for value in self._proto.graph.input if value.name in feed
+        )
+        few = feed if fixed else {name: array[:1] for name, array in feed.items()}
+        expected = open_session(self._proto, self.outputs).run(list(self.outputs), dict(few))
+        for name, right, tensor in zip(self.outputs, expected, self._run(few)):
+            found = tensor.float().cpu().numpy()
+            scale = float(np.abs(right).max(initial=0.0))
+            if found.shape != right.shape:
+                far = f"has the shape {found.shape} in place of {right.shape}"
+            elif not (gap := float(np.abs(found - right).max(initial=0.0))) <= AGREEMENT * scale:
+                far = f"differs by {gap:.3g} where its largest magnitude is {scale:.3g}"
+            else:
+                continue
+            raise CalibrationError(
+                f"the tensor {name!r} {far} between PyTorch ({self.device}, through onnx2pytorch) and ONNX Runtime, so the "
+                "conversion can't be trusted: calibrate with --device cpu"
+            )
+
+
+def engine_identity(device: str) -> dict[str, str]:
+    """What values from this engine depend on besides the model and the data, for cache keys."""
+    torch = require("torch", _EXTRA, "calibrating in PyTorch")
+    converter = require("onnx2pytorch", _EXTRA, "calibrating in PyTorch")
+    found = _usable(torch, device)
+    name = torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
+    return {
+        "torch": str(torch.__version__),
+        "onnx2pytorch": str(getattr(converter, "__version__", "")),
+        "device": str(name),
+        "together": str(TOGETHER),
+    }
+
+
+def _usable(torch: Any, device: str) -> Any:
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found)
+    except Exception as error:  # RuntimeError, AssertionError, and CUDA's own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DeviceError(f"PyTorch can't use the device {device!r}: {reason}") from error
+    return found
+
+
+@contextlib.contextmanager
+def _exact(torch: Any) -> Iterator[None]:
+    """FP32 as FP32, and the same kernels each time; the caller's settings come back."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+            yield
+    finally:
+        matmul.allow_tf32 = before
