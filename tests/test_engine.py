@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,47 @@ def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: 
     assert not _build(files, engine, **options).cached
     engine.write_bytes(engine.read_bytes() + b"x")
     assert not _build(files, engine, fp16=True, target="sm120").cached
+
+
+def test_class_names_go_into_the_manifest_without_a_new_build(files: Path, tmp_path: Path) -> None:
+    engine, text = tmp_path / "net.engine", tmp_path / "names.txt"
+    text.write_text("".join(f"bird {number}\n" for number in range(16)), encoding="utf-8")
+    _build(files, engine, fp16=True, classes=text)
+    before, first = engine.stat().st_mtime_ns, load_manifest(engine)
+    assert first is not None
+    assert first.classes == [f"bird {number}" for number in range(16)]
+    heard = Heard()
+    other = [f"fish {number}" for number in range(16)]
+    assert _build(files, engine, fp16=True, classes=other, reporter=heard).cached
+    second = load_manifest(engine)
+    assert second is not None
+    assert second.classes == other
+    assert asdict(second) | {"classes": None} == asdict(first) | {"classes": None}
+    assert engine.stat().st_mtime_ns == before
+    assert any("16 class names now" in note for note in heard.notes)
+    assert _build(files, engine, fp16=True).cached  # nothing said of names: they stay
+    assert load_manifest(engine) == second
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\nb\n", r"gives 2 names; output 'y' has 16"),
+        ("", "holds no class names"),
+        ("a\n\nc\n", r"line 2 is ''.*one class off"),
+        ('["a", 1]', r"entry 2 is 1"),
+        ('{"0": "a"}', "JSON dict; a list of names"),
+        ('["a"', "can't be read"),
+    ],
+)
+def test_class_names_that_do_not_fit_are_refused(files: Path, tmp_path: Path, content: str, message: str) -> None:
+    names = tmp_path / ("names.json" if content[:1] in ("[", "{") else "names.txt")
+    names.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        _build(files, tmp_path / "net.engine", classes=names)
+    with pytest.raises(UsageError, match=r"none\.txt doesn't exist"):
+        _build(files, tmp_path / "net.engine", classes=tmp_path / "none.txt")
+    assert list(tmp_path.glob("net*")) == []
 
 
 def test_the_graph_that_tensorrt_got_is_kept_on_request(files: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from trtopt.classnames import load_classes
 from trtopt.errors import MissingDependency, UsageError
 from trtopt.recipes import FOLDER, known_recipes, load_recipe, package_file
 
@@ -51,6 +52,22 @@ def test_lite0_names_its_labelled_photos() -> None:
     files = load_recipe("efficientnet-lite0").labelled_files()
     assert len(files) == 20 and all(file.is_file() for file in files)
     assert load_recipe("resnet50").labelled_files() == ()
+
+
+def test_class_names_of_a_recipe(tmp_path: Path) -> None:
+    lite0 = load_recipe("efficientnet-lite0")
+    assert lite0.classes == "imagenet"
+    names = load_classes(lite0.classes)
+    assert len(names) == 1000
+    assert (names[0], names[22], names[999]) == ("tench", "bald eagle", "toilet paper")
+    assert load_recipe("resnet50").classes is None  # its weights are random
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    beside = load_recipe(written(tmp_path, f'classes = "names.txt"\n{GOOD}'))
+    assert load_classes(beside.classes or "") == ("cat", "dog")
+    with pytest.raises(UsageError, match=r"names none\.txt, which doesn't exist"):
+        load_recipe(written(tmp_path, f'classes = "none.txt"\n{GOOD}'))
+    with pytest.raises(MissingDependency, match="no_such_package, not installed"):
+        load_classes("package:no_such_package/names.txt")
 
 
 def test_a_recipe_by_path(tmp_path: Path) -> None:

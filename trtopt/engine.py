@@ -19,6 +19,7 @@ import onnx
 
 from trtopt.about import __version__
 from trtopt.calibration.table import Table
+from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
 from trtopt.errors import ModelError, TrtoptError, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
@@ -123,6 +124,7 @@ def build(
     allow_precision_fallback: bool = False,
     save_onnx: str | os.PathLike[str] | None = None,
     save_cache: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | Sequence[str] | None = None,
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
@@ -143,6 +145,8 @@ def build(
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
         save_onnx: where to keep the graph that TensorRT was given.
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
+        classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
+            nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
         force: build even where `output` is up to date.
 
     Raises:
@@ -182,6 +186,9 @@ def build(
     for index, path in enumerate(written):
         check_writable(path, model, data, calib, preprocess, timing_cache, *written[:index])
     loaded = load_model(model)
+    names = None if classes is None else load_classes(classes)
+    if names is not None:
+        check_classes(names, loaded.outputs)
     scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
     scales.check(spec, is_quantized(loaded.proto))
     generation = select(backend)
@@ -190,9 +197,10 @@ def build(
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
     work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
-    work = replace(work, save_cache=Path(save_cache) if save_cache else None)
+    work = replace(work, save_cache=Path(save_cache) if save_cache else None, classes=names)
     if not force and (done := work.up_to_date()):
         reporter.note(f"{output} is up to date")
+        done = work.renamed(done, reporter)
         return work.result(done, time.monotonic() - started, cached=True)
     folded, _ = fold(loaded.proto, reporter=reporter)
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
@@ -235,6 +243,7 @@ class _Work:
     cache: bytes | None
     save_onnx: Path | None
     save_cache: Path | None = None
+    classes: tuple[str, ...] | None = None
 
     def key(self) -> str:
         """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
@@ -266,6 +275,14 @@ class _Work:
         if manifest is None or manifest.key != self.key() or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
         return manifest if self._graph_is(manifest.graph) else None
+
+    def renamed(self, manifest: Manifest, reporter: Reporter) -> Manifest:
+        """The manifest with the class names given now, if they are: the plan doesn't depend on them."""
+        if self.classes is None or manifest.classes == list(self.classes):
+            return manifest
+        changed = replace(manifest, classes=self.classes)
+        reporter.note(f"{changed.save(self.output)} has {len(self.classes)} class names now")
+        return changed
 
     def _graph_is(self, wanted: str | None) -> bool:
         """Whether the graph that is to be kept is there, and still the one that was written."""
@@ -302,6 +319,8 @@ class _Work:
                 calibration=_summary(table),
                 warnings=list(built.warnings),
                 graph=fingerprint(lowered.proto) if self.save_onnx else None,
+                graph_file=os.path.relpath(self.save_onnx, self.output.parent) if self.save_onnx else None,
+                classes=self.classes,
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if self.save_onnx:

@@ -107,6 +107,8 @@ class Manifest:
         preprocess: how an image becomes the input; None where unknown.
         source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
         graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
+        graph_file: that graph's file, relative to the plan's folder.
+        classes: names of the classes that the outputs score, in order; None where not given.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -129,6 +131,8 @@ class Manifest:
     calibration: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     graph: str | None = None
+    graph_file: str | None = None
+    classes: Sequence[str] | None = None
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

