@@ -35,6 +35,34 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return get
 
 
+@pytest.fixture(scope="session")
+def lite0(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with EfficientNet-Lite0 for RTX sm89, fp16.engine and int8.engine, with class names and their graphs."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    from trtopt.data.samples import write_crops
+    from trtopt.engine import build
+
+    folder = tmp_path_factory.mktemp("lite0")
+    write_crops("imagenet-crops", folder / "photos")
+    model, common = (
+        exported("efficientnet-lite0"),
+        {"target": "sm89", "preprocess": "efficientnet-lite", "classes": "imagenet"},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTOPT_CACHE", str(folder / "cache"))
+        build(model, folder / "fp16.engine", fp16=True, save_onnx=folder / "fp16.onnx", **common)
+        build(
+            model,
+            folder / "int8.engine",
+            int8=True,
+            images=folder / "photos",
+            limit=16,
+            save_onnx=folder / "int8.onnx",
+            **common,
+        )
+    return folder
+
+
 @pytest.fixture
 def rtx() -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -47,11 +48,30 @@ def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> Non
     assert {"lite0.onnx", "lite0.clean.onnx", "lite0.calib.json", "lite0.engine", "lite0.engine.json"} <= made
     (script,) = _blocks("Walkthrough", "python")
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script],
+        cwd=folder,
+        env=_environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for line, said in zip(done.stdout.splitlines(), re.findall(r"print\(.*?\)\s+# (.*)", script)):
         assert line == said
+
+
+def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
+    if not (folder / "lite0.engine").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (commands,), (script,) = _blocks("Run it", "bash"), _blocks("Run it", "python")
+    assert commands.count("trtopt run ") == 2
+    for line in [["bash", "-ec", commands], [sys.executable, "-c", script]]:
+        done = subprocess.run(line, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout == "3 classes\n"
+    found = json.loads((folder / "results/predictions.json").read_bytes())
+    assert len(found) == len(list((folder / "photos").glob("*.png")))
+    assert all(item["predictions"][0]["name"] for item in found)
 
 
 def test_every_command_is_in_the_table() -> None:

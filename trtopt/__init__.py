@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from trtopt.engine import BuildResult, build
     from trtopt.errors import TrtoptError
     from trtopt.exporter import ExportResult, export
+    from trtopt.inference import RunResult, run
     from trtopt.jobs.results import JobsResult
     from trtopt.jobs.runner import run_jobs, show_jobs
     from trtopt.manifest import Manifest, load_manifest
     from trtopt.measure.inspection import EngineReport, inspect, version
     from trtopt.measure.verify import Agreement, verify
+    from trtopt.session import Prediction, Session
     from trtopt.stages import PipelineResult, pipeline
 
 _HOMES = {
@@ -38,12 +40,14 @@ _HOMES = {
     "engine": ("BuildResult", "build"),
     "errors": ("TrtoptError",),
     "exporter": ("ExportResult", "export"),
+    "inference": ("RunResult", "run"),
     "jobs.results": ("JobsResult",),
     "jobs.runner": ("run_jobs", "show_jobs"),
     "checker": ("CheckReport", "check"),
     "manifest": ("Manifest", "load_manifest"),
     "measure.inspection": ("EngineReport", "inspect", "version"),
     "measure.verify": ("Agreement", "verify"),
+    "session": ("Prediction", "Session"),
     "stages": ("PipelineResult", "pipeline"),
     "about": ("__version__",),
 }
@@ -60,7 +64,10 @@ __all__ = [
     "JobsResult",
     "Manifest",
     "PipelineResult",
+    "Prediction",
     "Preprocess",
+    "RunResult",
+    "Session",
     "Table",
     "TrtoptError",
     "__version__",
@@ -72,6 +79,7 @@ __all__ = [
     "inspect",
     "load_manifest",
     "pipeline",
+    "run",
     "run_jobs",
     "show_jobs",
     "verify",

@@ -318,6 +318,10 @@ def build(
     save_cache: Annotated[
         Path | None, typer.Option("--save-cache", metavar="OUT", help="Keep the native calibrator's cache.")
     ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option("--classes", metavar="FILE", help="Class names for the manifest, one a line; or imagenet."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Build even if the engine is up to date.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -357,6 +361,7 @@ def build(
         allow_precision_fallback=allow_precision_fallback,
         save_onnx=save_onnx,
         save_cache=save_cache,
+        classes=classes,
         force=force,
         reporter=_reporter(json_output),
     )
@@ -499,6 +504,74 @@ def bench(
         print("\n".join(result.remarks()))
 
     _show(result, json_output, text)
+
+
+class _ValuesInARow(TyperCommand):
+    """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        option = ""
+        for number, text in enumerate(args):
+            if text.startswith("-"):
+                option = text if text in ("--images", "--input") and number else ""
+            elif option and spread[-1] != option:
+                spread.append(option)
+            spread.append(text)
+        return super().parse_args(ctx, spread)
+
+
+@app.command(cls=_ValuesInARow, epilog="Example: trtopt run model.engine --images photos/")
+def run(
+    engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan, or (onnxruntime) an ONNX file.")],
+    input: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="[NAME=]x.npy|x.npz", help="Arrays, in an .npz by input name; repeatable."),
+    ] = None,
+    images: Annotated[
+        list[Path] | None, typer.Option("--images", metavar="DIR|FILE…", help="Images, prepared as at calibration.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write NAME.npy, or predictions.json.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", help="How many of the best classes to show.")] = 5,
+    backend: Annotated[
+        str, typer.Option("--backend", help="auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    ] = "auto",
+    device: Annotated[int, typer.Option("--device", help="The GPU's number.")] = 0,
+    json_output: Json = False,
+) -> None:
+    """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
+    import trtopt
+
+    result = trtopt.run(
+        engine,
+        input=input,
+        images=images,
+        output=output,
+        top=top,
+        backend=backend,
+        device=device,
+        reporter=_reporter(json_output),
+    )
+
+    def text() -> None:
+        for item in result.outputs:
+            bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
+            odd = f", {item.not_finite} values not finite" if item.not_finite else ""
+            print(f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}")
+        if result.ranked:
+            rows = [(item.sample, ", ".join(f"{best}" for best in item.predictions)) for item in result.ranked]
+            _table(str(engine), ("image" if result.images else "sample", f"best {top}"), rows)
+        print(f"{result.backend}, {result.timing}")
+        for path in result.files:
+            print(f"  {path}")
+        for skipped in result.skipped:
+            print(f"not run: {skipped.name}: {skipped.reason}")
+
+    _show(result, json_output, text)
+    if not result.ok:
+        raise typer.Exit(1)
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

@@ -72,6 +72,9 @@ class Prediction:
     score: float
     name: str | None
 
+    def __str__(self) -> str:
+        return f"{self.name or f'class {self.index}'} {self.score:.1%}"
+
 
 class _Lane(Protocol):
     def run(
@@ -187,7 +190,9 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        self._lanes = Turns(lambda number: self._gpus[number % len(self._gpus)].lane(), contexts * len(self._gpus), owned=True)
+        self._lanes = Turns(
+            lambda number: self._gpus[number % len(self._gpus)].lane(), contexts * len(self._gpus), owned=True
+        )
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
 
     def _check_manifest(self, manifest: Manifest, generation: Generation) -> None:
@@ -386,7 +391,11 @@ class Session:
         Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
         """
         parts = [
-            {name: result[:size] for name, result in self.run(batch).items()} for batch, size in self.batches(inputs)
+            {
+                name: result if size == len(next(iter(batch.values()))) else result[:size]
+                for name, result in self.run(batch).items()
+            }
+            for batch, size in self.batches(inputs)
         ]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
