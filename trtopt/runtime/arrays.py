@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 import importlib
 import math
 import sys
@@ -20,12 +22,12 @@ from trtopt.errors import UsageError
 from trtopt.runtime.tensors import Shape, numpy_dtype, x
 
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
-_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 _NAMED = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
 _KINDS = {0: "int", 1: "uint", 2: "float"}
+_DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed memory", 14: "oneAPI"}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class View:
     """GPU memory of somebody else, contiguous. `stream`: the one that still makes it (1: the legacy default one)."""
 
@@ -57,38 +59,11 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Managed(ctypes.Structure):
-    pass
-
-
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Managed))
-_Managed._fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
-_Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
 _api = ctypes.pythonapi
-_new_capsule, _is_valid, _pointer = _api.PyCapsule_New, _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
-_new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, _Destructor)
+_is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-# In a destructor the capsule has no reference left to count: it goes by its address.
-_raw = ctypes.PyDLL(None)
-_raw_is_valid, _raw_pointer = _raw.PyCapsule_IsValid, _raw.PyCapsule_GetPointer
-_raw_is_valid.restype, _raw_is_valid.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)
-_raw_pointer.restype, _raw_pointer.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_char_p)
 _NAME = b"dltensor"
-_exported: dict[int, tuple[Any, ...]] = {}  # address of a DLManagedTensor → what it needs alive
-
-
-def _drop(managed: Any) -> None:
-    _exported.pop(ctypes.addressof(managed.contents), None)
-
-
-def _let_go(capsule: int) -> None:
-    if _raw_is_valid(capsule, _NAME):  # nobody took it over: it would be called used_dltensor
-        _exported.pop(_raw_pointer(capsule, _NAME), None)
-
-
-_delete, _unclaimed = _Deleter(_drop), _Destructor(_let_go)
 
 
 def view(obj: Any, stream: int) -> NDArray[Any] | View:
@@ -105,65 +80,113 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
         return obj
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
-    interface = getattr(obj, "__cuda_array_interface__", None) if not hasattr(obj, "__dlpack__") else None
-    if interface is None and not _is_torch(obj):
-        interface = getattr(obj, "__cuda_array_interface__", None)
+    # torch's interface is of version 2, which says nothing of streams, and raises for host tensors: not even asked for.
+    interface = None if _root(obj.__class__) == "torch" else getattr(obj, "__cuda_array_interface__", None)
     if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
         return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
-        return _from_dlpack(obj, stream)
-    return np.asarray(obj)
+        return _from_dlpack(obj, stream or 1)
+    try:
+        array = np.asarray(obj)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{type(obj).__name__} can't be made an array: {error}") from error
+    if array.dtype.hasobject:
+        raise UsageError(f"{type(obj).__name__} is no array: give a NumPy array, a tensor, or numbers")
+    return array
 
 
-def _is_torch(obj: Any) -> bool:
-    return type(obj).__module__.partition(".")[0] == "torch"  # its interface of version 2 says nothing of streams
+@functools.lru_cache(256)
+def _root(kind: type[Any]) -> str:
+    """The library that a type or its ancestor comes from, if it is one that arrays are given back to."""
+    roots = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    for root in roots:
+        if root in ("torch", "cupy", "jax", "jaxlib"):
+            return root
+    return roots[0]
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+    if interface.get("mask") is not None:
+        raise UsageError(f"{type(obj).__name__} in GPU memory is masked: fill it first")
     strides = interface.get("strides")
-    if strides is not None and not _contiguous(shape, [size // dtype.itemsize for size in strides]):
+    if strides is not None and not _contiguous(shape, strides, dtype.itemsize):
         raise _scattered(obj)
+    pending: int | None = interface.get("stream") if interface["version"] >= 3 else 1
+    if pending == 0:  # forbidden there; the legacy stream is the safe reading
+        pending = 1
+    return View(interface["data"][0] or 0, shape, dtype, _ordinal(obj), pending, obj)
+
+
+def _ordinal(obj: Any) -> int:
     device = getattr(obj, "device", None)
-    ordinal = getattr(device, "id", getattr(device, "index", None))
-    pending = interface.get("stream") if interface["version"] >= 3 else 1
-    return View(int(interface["data"][0]), shape, dtype, int(ordinal or 0), pending, obj)
+    ordinal = getattr(device, "id", None)  # CuPy's
+    if ordinal is None and hasattr(obj, "__dlpack_device__"):
+        ordinal = obj.__dlpack_device__()[1]
+    return int(ordinal or 0)
 
 
 def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
-    kind, ordinal = (int(part) for part in obj.__dlpack_device__())
-    if kind not in (_CPU, _CUDA, _PINNED):
-        raise UsageError(
-            f"{type(obj).__name__} lies on a device of DLPack's kind {kind}; host or CUDA memory is needed"
-        )
+    name = type(obj).__name__
+    if getattr(obj, "requires_grad", False) is True:
+        raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
     try:
-        capsule = obj.__dlpack__(stream=stream) if kind == _CUDA else obj.__dlpack__()
-    except (BufferError, RuntimeError, TypeError) as error:
-        raise UsageError(f"{type(obj).__name__} can't be read in place ({error}); detach it, or convert it") from error
+        kind, ordinal = (int(part) for part in obj.__dlpack_device__())
+        if kind not in (_CPU, _CUDA, _PINNED):
+            what = _DEVICES.get(kind, f"DLPack's device type {kind}")
+            raise UsageError(f"{name} lies in the memory of {what}; host or CUDA memory is needed")
+        if kind == _CUDA:
+            with _current(obj, ordinal):
+                capsule = obj.__dlpack__(stream=stream)
+        else:
+            capsule = obj.__dlpack__()
+    except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
+        raise UsageError(f"{name} can't be read in place: {error}") from error
     if not _is_valid(capsule, _NAME):
         raise UsageError(f"{type(obj).__name__} gives a DLPack capsule of an unknown kind")
-    tensor = _Managed.from_address(_pointer(capsule, _NAME)).tensor
-    shape = tuple(tensor.shape[: tensor.ndim])
+    tensor = _Tensor.from_address(_pointer(capsule, _NAME))
+    shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype(tensor.dtype, obj)
-    strides = tensor.strides[: tensor.ndim] if tensor.strides else None
+    strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
     address = (tensor.data or 0) + tensor.byte_offset
     if kind == _CUDA:
-        if strides is not None and not _contiguous(shape, strides):
+        if strides is not None and not _contiguous(shape, strides, 1):
             raise _scattered(obj)
         return View(address, shape, dtype, ordinal, None, (obj, capsule))
     return _host_array(address, shape, strides, dtype, capsule)
 
 
+def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
+    """torch exports only from the GPU that is current."""
+    torch = sys.modules.get("torch") if _root(obj.__class__) == "torch" else None
+    if torch is None or torch.cuda.current_device() == ordinal:
+        return contextlib.nullcontext()
+    switched: contextlib.AbstractContextManager[Any] = torch.cuda.device(ordinal)
+    return switched
+
+
+class _Memory:
+    """An address as NumPy takes it; the array keeps this, and this keeps `owner`."""
+
+    def __init__(self, address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "data": (address, False),
+            "shape": shape,
+            "strides": strides,
+            "typestr": dtype.str,
+            "version": 3,
+        }
+
+
 def _host_array(address: int, shape: Shape, strides: Any, dtype: np.dtype[Any], owner: Any) -> NDArray[Any]:
-    count = math.prod(shape)
-    if not count:
-        return np.empty(shape, dtype)
-    steps = list(strides) if strides is not None else [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
-    reach = 1 + sum((size - 1) * step for size, step in zip(shape, steps))
-    held = (ctypes.c_uint8 * (reach * dtype.itemsize)).from_address(address)
-    held.owner = owner  # type: ignore[attr-defined]  # an attribute that keeps the memory alive with the array
-    flat = np.frombuffer(memoryview(held), np.uint8).view(dtype)
-    return np.lib.stride_tricks.as_strided(flat, shape, [step * dtype.itemsize for step in steps])
+    steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
+    return np.asarray(_Memory(address, shape, steps, _plain(dtype), owner)).view(dtype)
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """A type of NumPy's own of the same size, for bfloat16 and its like."""
+    return dtype if dtype.isbuiltin == 1 else np.dtype(f"u{dtype.itemsize}")
 
 
 def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
@@ -171,17 +194,19 @@ def _dtype(kind: _Type, obj: Any) -> np.dtype[Any]:
     if kind.lanes == 1:
         if named:
             return numpy_dtype(named)
-        if kind.code == 6:
+        if (kind.code, kind.bits) == (6, 8):
             return np.dtype(np.bool_)
-        if kind.code in _KINDS and kind.bits in (8, 16, 32, 64):
+        if kind.code in _KINDS and kind.bits in (8, 16, 32, 64) and (kind.code, kind.bits) != (2, 8):
             return np.dtype(f"{_KINDS[kind.code]}{kind.bits}")
     raise UsageError(
         f"{type(obj).__name__} has DLPack's type {kind.code} of {kind.bits} bits x {kind.lanes}; it can't be taken"
     )
 
 
-def _contiguous(shape: Shape, strides: Any) -> bool:
-    expected = 1
+def _contiguous(shape: Shape, strides: Any, expected: int) -> bool:
+    """Whether steps are those of C order, `expected` being the innermost one."""
+    if 0 in shape:
+        return True
     for size, step in zip(reversed(shape), reversed(list(strides))):
         if size != 1 and step != expected:
             return False
@@ -201,7 +226,21 @@ class DeviceArray:
     Attributes:
         shape, dtype, nbytes: as of a NumPy array.
         ordinal, address: the GPU and where on it.
+        exported: whether anybody got hold of the memory through a protocol.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_copy",
+        "_owner",
+        "_ready",
+        "_stream",
+        "address",
+        "dtype",
+        "exported",
+        "ordinal",
+        "shape",
+    )
 
     def __init__(
         self,
@@ -216,15 +255,27 @@ class DeviceArray:
         copy_to_host: Callable[[NDArray[Any], int], None] | None = None,
     ) -> None:
         self.address, self.shape, self.dtype, self.ordinal = address, shape, dtype, ordinal
-        self._owner, self._stream, self._ready, self._copy = owner, stream, ready, copy_to_host
+        self._owner, self._ready, self._copy = owner, ready, copy_to_host
+        self._stream = 1 if stream == 0 else stream  # protocols call the legacy stream 1
+        self.exported = False
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, stream: int) -> View:
-        """For the stream that reads it next."""
-        return View(self.address, self.shape, self.dtype, self.ordinal, self._stream, self)
+        """For the stream that uses it next, which is made to wait if the result isn't finished."""
+        self.exported = True
+        return View(self.address, self.shape, self.dtype, self.ordinal, self._await(stream or 1), self)
+
+    def _await(self, consumer: int) -> int | None:
+        """Make a stream wait; the stream that it must still wait for if that can't be done here."""
+        if self._stream is None or consumer == self._stream:
+            return None
+        if self._ready is None:
+            return self._stream
+        self._ready(consumer)  # the event, not the stream: that may have gone, or have more to do by now
+        return None
 
     def numpy(self) -> NDArray[Any]:
         """A copy in host memory; waits until the result is there."""
@@ -236,8 +287,9 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        if self.dtype.kind not in "iufb":  # an AttributeError, so that hasattr() says no
+        if self.dtype.isbuiltin != 1:  # an AttributeError, so that hasattr() says no
             raise AttributeError(f"{self.dtype} has no place in the CUDA array interface; use DLPack")
+        self.exported = True
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -255,12 +307,14 @@ class DeviceArray:
     ) -> Any:
         if copy or (dl_device is not None and tuple(dl_device) != (_CUDA, self.ordinal)):
             raise BufferError("only the memory itself is given, on its own GPU, without a copy")
-        consumer = stream or 1
-        if self._stream is not None and self._ready is not None and stream != -1 and consumer != self._stream:
-            self._ready(consumer)
+        if stream != -1:
+            self._await(stream or 1)
+        self.exported = True
         return export(self.address, self.shape, self.dtype, (_CUDA, self.ordinal), self)
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of an array without axes")
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -268,21 +322,22 @@ class DeviceArray:
 
 
 def export(address: int, shape: Shape, dtype: np.dtype[Any], device: tuple[int, int], owner: Any) -> Any:
-    """A DLPack capsule; `owner` lives until its consumer lets go."""
-    managed = _Managed()
-    sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-    bits = dtype.itemsize * 8
-    code = next((code for (code, width), name in _NAMED.items() if name == dtype.name), None)
-    tensor = managed.tensor
-    tensor.data, tensor.byte_offset = address, 0
+    """A DLPack capsule of contiguous memory; `owner` lives until its consumer lets go."""
+    return _capsule(np.asarray(_Memory(address, shape, None, _plain(dtype), owner)), dtype, device)
+
+
+def _capsule(array: NDArray[Any], dtype: np.dtype[Any], device: tuple[int, int]) -> Any:
+    # NumPy's capsule, corrected: its deleters are in C. One of ours in Python breaks when the capsule is dropped while an
+    # exception is under way, and crashes when a tensor outlives the interpreter.
+    code = next((code for (code, _), name in _NAMED.items() if name == dtype.name), None)
+    if code is None and dtype.isbuiltin != 1:
+        raise BufferError(f"{dtype} has no place in DLPack")
+    capsule = array.__dlpack__()
+    tensor = _Tensor.from_address(_pointer(capsule, _NAME))
     tensor.device = _Device(*device)
-    tensor.ndim = len(shape)
-    tensor.dtype = _Type(_CODES[dtype.kind] if code is None else code, bits, 1)
-    tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = _delete
-    where = ctypes.addressof(managed)
-    _exported[where] = managed, sizes, owner
-    return _new_capsule(where, _NAME, _unclaimed)
+    if code is not None:
+        tensor.dtype.code = code
+    return capsule
 
 
 class _Exported:
@@ -295,8 +350,7 @@ class _Exported:
         return _CPU, 0
 
     def __dlpack__(self, **_: Any) -> Any:
-        array = self.array
-        return export(array.ctypes.data, array.shape, array.dtype, (_CPU, 0), array)
+        return _capsule(self.array.view(_plain(self.array.dtype)), self.array.dtype, (_CPU, 0))
 
 
 def like(example: Any, result: DeviceArray) -> Any:
@@ -306,13 +360,17 @@ def like(example: Any, result: DeviceArray) -> Any:
 
 
 def like_host(example: Any, array: NDArray[Any]) -> Any:
-    """The array as `example`'s library has arrays, on the same memory; NumPy's where that has no `from_dlpack`."""
-    take = _taker(example)
-    return array if take is None else take(_Exported(array))
+    """The array as `example`'s library has arrays, on the same memory; NumPy's where it has none on the host."""
+    take = None if _root(example.__class__) == "cupy" else _taker(example)  # CuPy has no arrays in host memory
+    if take is None:
+        return array
+    # What torch can't share: memory that mustn't be written, and negative steps.
+    shared = array.flags.writeable and all(step >= 0 for step in array.strides)
+    return take(_Exported(array if shared else array.copy()))
 
 
 def _taker(example: Any) -> Callable[[Any], Any] | None:
-    root = type(example).__module__.partition(".")[0]
+    root = _root(example.__class__)
     if root in ("builtins", "numpy", "trtopt"):
         return None
     if root in ("jax", "jaxlib"):
