@@ -4,8 +4,9 @@
     python scripts/gpu_calibration.py run FOLDER REPORT.md [PEER-SAMPLES]   on the machine with the GPU
 
 There it needs PyTorch with CUDA, torchvision, onnx2pytorch, and what trtopt needs with its extras ort and fast. The peer is
-ONNX Runtime's entropy calibrator; it keeps all activations (0.11 GB a sample), so PEER-SAMPLES (128) says how many it gets, and the
-report says so. Everything runs in one process after one warm-up on 64 crops; the best of three runs counts, of the peer one.
+ONNX Runtime's entropy calibrator; it keeps all activations (0.11 GB a sample), so PEER-SAMPLES (128) says how many it gets,
+and the report says so. Everything runs in one process after one warm-up on 64 crops; the best of three runs counts, of the
+CPU's and the peer one.
 """
 
 from __future__ import annotations
