@@ -44,7 +44,19 @@ OWNERS = {  # foreign module → the only rooms that import it
     "torchvision": ("modules",),
     "ray": ("jobs.cluster",),
 }
-HEAVY = {"numba", "tensorrt", "tensorrt_rtx", "cuda", "torch", "torchvision", "onnxruntime", "cv2", "onnxscript", "onnxslim", "ray"}
+HEAVY = {
+    "numba",
+    "tensorrt",
+    "tensorrt_rtx",
+    "cuda",
+    "torch",
+    "torchvision",
+    "onnxruntime",
+    "cv2",
+    "onnxscript",
+    "onnxslim",
+    "ray",
+}
 
 
 def _level(module: str) -> int:

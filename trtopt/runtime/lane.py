@@ -53,6 +53,7 @@ class _Bound:
     addresses: dict[str, int] = field(default_factory=dict)
     graphs: OrderedDict[tuple[int, ...], Graph | None] = field(default_factory=OrderedDict)
     seen: set[tuple[int, ...]] = field(default_factory=set)
+    arrays: dict[str, tuple[HostBuffer, NDArray[Any]]] = field(default_factory=dict)
 
 
 class Lane:
@@ -70,6 +71,7 @@ class Lane:
         self._loaded, self._memory, self._most = loaded, memory, graphs
         self._cuda = device.cuda
         self._kinds = self._cuda.functions.cudaMemcpyKind
+        self._to_gpu, self._to_host = self._kinds.cudaMemcpyHostToDevice, self._kinds.cudaMemcpyDeviceToHost
         self.stream = device.stream()
         self._scratch = memory.gpu(loaded.scratch_bytes)
         self._done = device.event(timing=False)
@@ -101,12 +103,16 @@ class Lane:
             out: arrays to write results into.
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
         """
+        self.device.use()  # the current device belongs to the thread
         self._settle(stream)
         bound = self._bind(arrays)
         self._dirty = True
         target = self.stream.handle if stream is None else stream
         on_gpu = any(isinstance(array, View) for array in arrays)
         places, kept = self._place(bound, arrays, target)
+        for given in (out or {}).values():
+            if isinstance(given, View):
+                self._await(given, target)
         results, wanted = self._results(bound, out or {}, on_gpu)
         places += tuple(wanted)
         self._go(bound, arrays, places, target)
@@ -138,15 +144,28 @@ class Lane:
                 continue
             staging = True
             if not tensor.on_host and array.nbytes >= PINNED and self._is_pinned(array):
-                self._copy(self._gpu[tensor.name].handle, array.ctypes.data, array.nbytes, "HostToDevice", target)
+                self._copy(self._gpu[tensor.name].handle, array.ctypes.data, array.nbytes, self._to_gpu, target)
                 places.append(_COPIED)
             else:
-                np.copyto(self._host[tensor.name].array(tensor.dtype, array.shape), array)
+                np.copyto(self._seen_as(bound, tensor, array.shape), array)
                 places.append(_STAGED)
         return tuple(places), staging
 
+    def _seen_as(self, bound: _Bound, tensor: Tensor, shape: Shape) -> NDArray[Any]:
+        """The tensor's pinned memory as an array; making one anew takes microseconds."""
+        held = self._host[tensor.name]
+        known = bound.arrays.get(tensor.name)
+        if known is None or known[0] is not held or known[1].shape != shape:
+            known = bound.arrays[tensor.name] = held, held.array(tensor.dtype, shape)
+        return known[1]
+
     def _is_pinned(self, array: NDArray[Any]) -> bool:
-        return bool(array.flags.c_contiguous) and self.device.is_pinned(array.ctypes.data)
+        owner = array
+        while isinstance(owner.base, np.ndarray):
+            owner = owner.base
+        if owner.flags.owndata or not array.flags.c_contiguous:  # NumPy's own memory: asking CUDA takes microseconds
+            return False
+        return self.device.is_pinned(array.ctypes.data)
 
     def _await(self, array: View, target: int) -> None:
         """Order what is given to `target` after the work that makes `array`."""
@@ -223,7 +242,7 @@ class Lane:
             self._cuda("cudaStreamSynchronize", self.stream.raw if stream is None else stream)
             for tensor, block, shape in zip(outputs, blocks, shapes):
                 if block is None and not isinstance(out.get(tensor.name), View):
-                    np.copyto(wrapped[tensor.name], self._host[tensor.name].array(tensor.dtype, shape))
+                    np.copyto(wrapped[tensor.name], self._seen_as(bound, tensor, shape))
         self._dirty = False
         return wrapped
 
@@ -426,7 +445,7 @@ class Lane:
                 if place == _STAGED:
                     size = tensor.nbytes(array.shape)
                     self._copy(
-                        self._gpu[tensor.name].handle, self._host[tensor.name].handle, size, "HostToDevice", target
+                        self._gpu[tensor.name].handle, self._host[tensor.name].handle, size, self._to_gpu, target
                     )
             else:
                 self._address(bound, tensor.name, place)
@@ -452,11 +471,11 @@ class Lane:
                     self._host[tensor.name] = self._memory.pinned(2 * size)
                 back.append((tensor, size))
         for tensor, size in back:
-            self._copy(self._host[tensor.name].handle, self._gpu[tensor.name].handle, size, "DeviceToHost", target)
+            self._copy(self._host[tensor.name].handle, self._gpu[tensor.name].handle, size, self._to_host, target)
 
-    def _copy(self, to: int, source: int, nbytes: int, kind: str, target: int) -> None:
+    def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:
-            self._cuda("cudaMemcpyAsync", to, source, nbytes, getattr(self._kinds, f"cudaMemcpy{kind}"), target)
+            self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
     def _worth(self, bound: _Bound, places: tuple[int, ...]) -> bool:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
