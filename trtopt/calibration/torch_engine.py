@@ -1,10 +1,9 @@
 """Calibration on a GPU: the graph runs in PyTorch, and values are counted where they are; only counts come back.
 
-onnx2pytorch makes the PyTorch module (of six converters tried, the one kept up: it takes every model of the tests, where
-onnx2torch takes three of eight). It is trusted as far as it is checked: the first sample also runs in ONNX Runtime, and every
-observed tensor must agree. Convolutions and matrix products are FP32, not TF32, with cuDNN's deterministic kernels; runs
-always hold the same number of samples, because kernels are chosen by it. Values still differ from a CPU's in their last
-bits, so tables do too, by less than a bin's width (1/8192 of the largest magnitude) in nearly every tensor.
+onnx2pytorch makes the PyTorch module (of eight models it takes all; onnx2torch, not released since 2024, three). It is trusted
+as far as it is checked: the first sample also runs in ONNX Runtime, and every observed tensor must agree. Convolutions and
+matrix products are FP32, not TF32, with cuDNN's deterministic kernels; runs always hold the same number of samples, because
+kernels are chosen by it. Values may still differ from a CPU's in their last bits, and tables with them.
 """
 
 from __future__ import annotations
