@@ -461,11 +461,18 @@ class Lane:
             else:
                 self._address(bound, tensor.name, self._gpu[tensor.name].handle)
                 back.append((tensor, size))
+        for tensor, shape in zip(outputs, bound.outputs):
+            if shape is None:
+                self._allocated.pop(tensor.name, None)  # the last call's must not stand for this one's
         if not bound.context.execute_async_v3(target):
             raise EngineError("TensorRT couldn't enqueue the inference; its log says why")
         for tensor, shape in zip(outputs, bound.outputs):
             if shape is None:  # known by now: TensorRT has waited for it
                 self._allocators[tensor.name].check()
+                if tensor.name not in self._allocated:
+                    self._cuda("cudaStreamSynchronize", target)
+                if tensor.name not in self._allocated:
+                    raise EngineError(f"TensorRT gave no shape for output {tensor.name!r}, which depends on the data")
                 size = tensor.nbytes(self._allocated[tensor.name])
                 if tensor.name not in self._host or self._host[tensor.name].nbytes < size:
                     self._host[tensor.name] = self._memory.pinned(2 * size)
