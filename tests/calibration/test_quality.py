@@ -99,7 +99,9 @@ def test_noise_is_noise_however_it_was_kept(kind: str, size: int, quality: int |
 @settings(max_examples=30, deadline=None)
 @given(st.integers(24, 80), st.integers(24, 80), st.sampled_from([1, 3]), st.integers(0, 10_000))
 def test_normal_noise_of_any_shape_is_noise(height: int, width: int, channels: int, seed: int) -> None:
-    assert is_noise(np.random.default_rng(seed).standard_normal((channels, height, width)).astype(np.float32))
+    random = np.random.default_rng(seed)
+    images = [random.standard_normal((channels, height, width)).astype(np.float32) for _ in range(20)]
+    assert sum(map(is_noise, images)) >= 19  # small ones correlate by chance, one in a thousand beyond the limit
 
 
 def test_only_what_looks_like_an_image_is_looked_at_as_one() -> None:

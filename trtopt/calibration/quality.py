@@ -159,6 +159,8 @@ def is_noise(image: Floats, grey: Floats | None = None) -> bool:
     rows, columns = max(1, grey.shape[0] // 64), max(1, grey.shape[1] // 64)
     if max(_correlation(grey[::rows], 2, 1), _correlation(grey[:, ::columns], 2, 0)) >= 0.25:
         return False  # all but a few real images end here, after a quarter of their rows and columns
+    # Small images of noise correlate by chance: one in a thousand passes here, which no set of samples hangs on. A wider
+    # limit would take patches of real lawn for noise.
     limit = max(STRUCTURE, 4 / math.sqrt(grey.size))
     lags = [lag for lag in LAGS if lag <= min(grey.shape) // 4]
     if max(_correlation(grey, lag, axis) for lag in lags for axis in (0, 1)) >= limit:
@@ -177,7 +179,8 @@ def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
 
     With each, what was seen. Distances are in standard deviations as the median absolute deviation estimates them (which
     outliers can't move), of log spread and log magnitude, and of the mean in units of the median spread; never finer than
-    0.12, so that what is less than twice the usual is never far. Small values aren't: they stretch no threshold.
+    0.12, so that what is less than twice the usual is never far (means: 0.25; among few they lie close by
+    chance). Small values aren't: they stretch no threshold.
     """
     usable = [item for item in samples if item.std > 0 and item.absmax > 0]
     if len(usable) < 8:
@@ -192,7 +195,7 @@ def outliers(samples: Sequence[Sample]) -> list[tuple[Sample, str]]:
     for what, values, logarithmic in looks:
         axis = np.log(values) if logarithmic else np.asarray(values) / spread
         middle = float(np.median(axis))
-        unit = max(1.4826 * float(np.median(np.abs(axis - middle))), 0.12)
+        unit = max(1.4826 * float(np.median(np.abs(axis - middle))), 0.12 if logarithmic else 0.25)
         distance = (axis - middle if logarithmic else np.abs(axis - middle)) / unit
         usual = float(np.median(values))
         for index in np.flatnonzero(distance > FAR):
