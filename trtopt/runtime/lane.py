@@ -54,6 +54,7 @@ class _Bound:
     graphs: OrderedDict[tuple[int, ...], Graph | None] = field(default_factory=OrderedDict)
     seen: set[tuple[int, ...]] = field(default_factory=set)
     arrays: dict[str, tuple[HostBuffer, NDArray[Any]]] = field(default_factory=dict)
+    allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
 
 class Lane:
@@ -88,7 +89,6 @@ class Lane:
         self._shares = shares
         self._calls = 0
         self._roomy: set[int] = set()
-        self._allocators: dict[str, Any] = {}
         self.note = ""
         self.replays = self.enqueues = self.captures = 0
 
@@ -375,7 +375,7 @@ class Lane:
         allocator = self._loaded.output_allocator(reallocate, self._allocated.__setitem__)
         if not bound.context.set_output_allocator(tensor.name, allocator):
             raise EngineError(f"TensorRT refused an allocator for output {tensor.name!r}; its log says why")
-        self._allocators[tensor.name] = allocator
+        bound.allocators[tensor.name] = allocator
 
     # Buffers -------------------------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ class Lane:
             raise EngineError("TensorRT couldn't enqueue the inference; its log says why")
         for tensor, shape in zip(outputs, bound.outputs):
             if shape is None:  # known by now: TensorRT has waited for it
-                self._allocators[tensor.name].check()
+                bound.allocators[tensor.name].check()
                 if tensor.name not in self._allocated:
                     self._cuda("cudaStreamSynchronize", target)
                 if tensor.name not in self._allocated:
