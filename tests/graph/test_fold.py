@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from onnx import ModelProto, helper
 from trtopt.graph.compare import OnnxSession, difference
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import all_nodes
+from trtopt.graph.proto import all_nodes, fingerprint
 
 
 def bytes_of(proto: ModelProto) -> bytes:
@@ -271,6 +272,24 @@ def test_the_report_counts_what_went() -> None:
     assert report.removed == {"Identity": 1} and report.changed
     assert str(report) == "2 nodes → 1 (removed: 1 Identity)"
     assert not fold(conv_relu())[1].changed
+
+
+def test_the_report_has_the_fingerprint_of_the_folded_graph() -> None:
+    result, report = fold(conv_relu())
+    assert report.fingerprint == fingerprint(result) == load_model(result).fingerprint
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
+    try:
+        if frozen:
+            gc.freeze()
+        before = gc.get_freeze_count()
+        fold(conv_relu())
+        # Frozen objects may go while it runs, but none may be added to a caller's, and none left frozen for one who froze none.
+        assert before / 2 < gc.get_freeze_count() <= before if frozen else gc.get_freeze_count() == 0
+    finally:
+        gc.unfreeze()
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:

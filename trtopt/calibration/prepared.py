@@ -17,7 +17,6 @@ from trtopt.files import sha256_json
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model
 from trtopt.graph.placement import find_points
-from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import Override
@@ -114,7 +113,7 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         CalibrationError: it already holds Q/DQ, or nothing in it can be quantized.
     """
     refuse_quantized(model)
-    folded, _ = fold(model.proto, reporter=reporter)
+    folded, report = fold(model.proto, reporter=reporter)
     points = find_points(folded, overrides=overrides)
     if not points.activations:
         kept = "; ".join(f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3])
@@ -128,5 +127,5 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         tensors=tuple(points.activations),
         groups=tuple(map(tuple, points.groups)),
         name=model.path.name if model.path else model.proto.graph.name,
-        fingerprint=fingerprint(folded),
+        fingerprint=report.fingerprint,
     )

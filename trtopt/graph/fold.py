@@ -29,7 +29,7 @@ from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
-HEAVY = 32 << 20  # bytes of weights that are worth the 0.1 s which finding their forgotten copies takes
+HEAVY = 32 << 20  # bytes of weights that are worth the time that finding their forgotten copies takes
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 
@@ -41,11 +41,13 @@ class FoldReport:
     Attributes:
         before, after: number of nodes by operator.
         rounds: passes until nothing changed.
+        fingerprint: of the folded graph (`trtopt.graph.proto.fingerprint`).
     """
 
     before: dict[str, int]
     after: dict[str, int]
     rounds: int
+    fingerprint: str
 
     @property
     def removed(self) -> dict[str, int]:
@@ -84,7 +86,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     seen = [""]
     current = ModelProto()
     current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
-    with reporter.phase("fold constants", None) as phase:
+    with reporter.phase("fold constants", None) as phase, _young_heap():
         for _ in range(ROUNDS):
             try:
                 with _quiet():
@@ -103,7 +105,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
             phase.advance()
     if mark != seen[-1]:
         raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
-    return current, FoldReport(before, _count(current), len(seen) - 1)
+    return current, FoldReport(before, _count(current), len(seen) - 1, mark)
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
@@ -236,6 +238,19 @@ def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
         steps = [producer[name] for name in found.input if name in producer]
         found = next((step for step in steps if step.op_type != "Constant"), None)
     return ""
+
+
+@contextlib.contextmanager
+def _young_heap() -> Iterator[None]:
+    """Let the garbage collector pass over all that is there already: the libraries' own modules cost it 0.1 s each time."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
 
 
 @contextlib.contextmanager
