@@ -33,6 +33,9 @@ ROOMS = (
     ("inference",),
     ("peers",),
     ("benchmark",),
+    ("contest",),
+    ("candidates",),
+    ("building",),
     ("stages", "jobs"),
     ("cli",),
 )

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trtopt.about import __version__
     from trtopt.benchmark import BenchReport, bench
+    from trtopt.building import build
     from trtopt.calibration.calibrator import CalibrateResult, calibrate
     from trtopt.calibration.table import Table
     from trtopt.checker import CheckReport, check
     from trtopt.data.preprocess import Preprocess
-    from trtopt.engine import BuildResult, build
+    from trtopt.engine import BuildResult
     from trtopt.errors import TrtoptError
     from trtopt.exporter import ExportResult, export
     from trtopt.inference import RunResult, run
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "benchmark": ("BenchReport", "bench"),
+    "building": ("build",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.table": ("Table",),
     "data.preprocess": ("Preprocess",),
-    "engine": ("BuildResult", "build"),
+    "engine": ("BuildResult",),
     "errors": ("TrtoptError",),
     "exporter": ("ExportResult", "export"),
     "inference": ("RunResult", "run"),

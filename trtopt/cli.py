@@ -271,7 +271,10 @@ def calibrate(
     _show(result, json_output, text)
 
 
-@app.command(epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine")
+@app.command(
+    epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
+    "--best instead of --int8 keeps the faster of INT8 and FP16"
+)
 def build(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The engine to write; its manifest lies beside it.")],
@@ -279,6 +282,20 @@ def build(
     bf16: Annotated[bool, typer.Option("--bf16", help="BF16 (with --int8: the rest in BF16).")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="INT8, the rest in FP16.")] = False,
     fp8: Annotated[bool, typer.Option("--fp8", help="FP8, the rest in FP16.")] = False,
+    best: Annotated[
+        bool,
+        typer.Option("--best", help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits."),
+    ] = False,
+    min_agreement: Annotated[
+        float, typer.Option("--min-agreement", help="Limit of --best: share of samples with FP32's class.")
+    ] = 0.95,
+    min_snr: Annotated[
+        float | None,
+        typer.Option("--min-snr", metavar="DB", help="Limit of --best; default: 20 for outputs that aren't classes."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="On a GPU, build for FP16 too and say how INT8 compares.")
+    ] = True,
     images: Images = None,
     data: Data = None,
     calib: Annotated[
@@ -335,6 +352,10 @@ def build(
         bf16=bf16,
         int8=int8,
         fp8=fp8,
+        best=best,
+        min_agreement=min_agreement,
+        min_snr=min_snr,
+        compare=compare,
         images=images,
         data=data,
         calib=calib,
@@ -369,6 +390,10 @@ def build(
     def text() -> None:
         print(f"{result.engine}: {result.truth}")
         print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
+        if result.comparison:
+            print(f"  {result.comparison['why']}")
+        if result.not_measured:
+            print(f"  not measured against {'BF16' if bf16 else 'FP16'}: {result.not_measured}")
 
     _show(result, json_output, text)
 
@@ -397,6 +422,8 @@ def inspect(
             if manifest.calibration:
                 samples = manifest.calibration["samples"]
                 print(f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}")
+            if manifest.comparison:
+                print(f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}")
         for note in report.notes:
             print(f"  note: {note}")
 

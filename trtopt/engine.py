@@ -1,4 +1,4 @@
-"""build(): an ONNX model to a plan and its manifest, on whichever TensorRT generation is there.
+"""build(): an ONNX model to one plan and its manifest, on whichever TensorRT generation is there.
 
 Precision is decided once and lowered in one of two ways, as the generation wants it: into the graph's own types
 (strongly typed builds), or into builder flags beside an FP32-typed graph (8.6). Q/DQ pairs stand in the graph in both.
@@ -60,6 +60,8 @@ class BuildResult:
         kept: nodes that stay in a higher precision than asked for, with the reason.
         onnx: the graph that TensorRT was given, where it was asked for.
         table: the calibration it was quantized with.
+        comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
+            where nothing could be measured: `not_measured` says why.
     """
 
     engine: Path
@@ -73,6 +75,8 @@ class BuildResult:
     warnings: tuple[str, ...] = ()
     onnx: Path | None = None
     table: Table | None = None
+    comparison: Mapping[str, Any] | None = None
+    not_measured: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -87,6 +91,8 @@ class BuildResult:
             "calibration": _summary(self.table),
             "seconds": round(self.seconds, 3),
             "cached": self.cached,
+            "comparison": dict(self.comparison) if self.comparison else None,
+            "not_measured": self.not_measured,
         }
 
 
@@ -128,31 +134,9 @@ def build(
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
-    """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
+    """Build one TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
-    Args:
-        model: an ONNX file or model.
-        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
-        images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
-            them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
-            holds Q/DQ needs none.
-        preprocess, method, limit, batch: how to calibrate; see `calibrate`.
-        calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
-        precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
-        fp32_io: keep the network's inputs and outputs FP32.
-        shapes: one profile each, "input:1x3x224x224,8x3x224x224,32x3x224x224". Without any, a model whose only dynamic
-            dimension is the batch gets 1, 8, 32.
-        target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
-        save_onnx: where to keep the graph that TensorRT was given.
-        save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
-        classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
-            nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
-        force: build even where `output` is up to date.
-
-    Raises:
-        UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
-        UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
-        PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
+    This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     started = time.monotonic()
     spec = _spec(
@@ -181,10 +165,7 @@ def build(
             "--save-cache keeps what TensorRT's own calibrator wrote: add --calibrator native; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
         )
-    saved = [Path(path) for path in (save_onnx, save_cache) if path]
-    written = [output, manifest_path(output), *saved]
-    for index, path in enumerate(written):
-        check_writable(path, model, data, calib, preprocess, timing_cache, *written[:index])
+    check_outputs(output, (save_onnx, save_cache), (model, data, calib, preprocess, timing_cache))
     loaded = load_model(model)
     names = None if classes is None else load_classes(classes)
     if names is not None:
@@ -344,6 +325,13 @@ class _Work:
             onnx=self.save_onnx,
             table=self.table,
         )
+
+
+def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
+    """Raise OutputError or UsageError unless the plan, its manifest and `saved` can be written without harm to `read`."""
+    written = [output, manifest_path(output), *(Path(path) for path in saved if path)]
+    for index, path in enumerate(written):
+        check_writable(path, *read, *written[:index])
 
 
 def _summary(table: Table | None) -> dict[str, Any] | None:

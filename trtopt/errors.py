@@ -15,7 +15,8 @@
     │   ├── UnsupportedRequest    this generation can't honour an option
     │   ├── BuildFailed       the builder returned no plan (carries its own messages)
     │   ├── BuildCancelled    Ctrl-C
-    │   └── PrecisionLost     the engine doesn't hold the precision that was asked for
+    │   ├── PrecisionLost     the engine doesn't hold the precision that was asked for
+    │   └── AccuracyLost      no precision stays within the accuracy limit
     ├── EngineError           a plan or its manifest
     │   └── EngineMismatch    made by another generation, version, GPU, or changed since
     ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
@@ -94,6 +95,10 @@ class BuildCancelled(BackendError):
 
 
 class PrecisionLost(BackendError):
+    pass
+
+
+class AccuracyLost(BackendError):
     pass
 
 

@@ -136,10 +136,23 @@ def verify(
     """
     old = reference if callable(reference) else OnnxRunner(reference, optimize=True, threads=threads)
     new = candidate if callable(candidate) else OnnxRunner(candidate, optimize=False, threads=threads)
-    comparison = _Comparison(labels)
+    return verify_all(old, {"candidate": new}, batches, labels)["candidate"]
+
+
+def verify_all(
+    reference: Runner, candidates: Mapping[str, Runner], batches: Iterable[Arrays], labels: Sequence[int] | None = None
+) -> dict[str, Agreement]:
+    """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
+
+    Raises: DataError and UsageError, as `verify`.
+    """
+    comparisons = {name: _Comparison(labels) for name in candidates}
     for batch in batches:
-        comparison.add(old(batch), new(batch), next((len(array) for array in batch.values() if array.ndim), 1))
-    return comparison.result()
+        samples = next((len(array) for array in batch.values() if array.ndim), 1)
+        expected = reference(batch)
+        for name, run in candidates.items():
+            comparisons[name].add(expected, run(batch), samples)
+    return {name: comparison.result() for name, comparison in comparisons.items()}
 
 
 def compare(reference: Arrays, candidate: Arrays, labels: Sequence[int] | None = None) -> Agreement:

@@ -1,0 +1,291 @@
+"""Engines of one model against each other: timed in turns, judged against FP32, one kept, and why.
+
+Everything that was measured is kept as plain JSON, so that other limits can be judged without measuring again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.data import Batches
+from trtopt.errors import AccuracyLost, UsageError
+from trtopt.graph.compare import synthetic_inputs
+from trtopt.measure.verify import Runner, verify_all
+from trtopt.runtime.tensors import Profile, numpy_dtype, x
+from trtopt.session import Session
+from trtopt.spec import TensorInfo
+
+Arrays = Mapping[str, NDArray[Any]]
+MIN_AGREEMENT = 0.95
+"""What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
+class to another and back to the right one, so it falls several times as fast: the best INT8 scales of EfficientNet-Lite0
+agree for 0.97 of unseen crops and lose no accuracy (docs/results/accuracy-lite0.md)."""
+MIN_SNR = 20.0
+"""dB, an error of a tenth of the signal; for outputs that aren't classes."""
+EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
+_ROUNDS = 7
+_ROUND_MS = 150.0  # of one engine's GPU time in each round
+_ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far results may be from FP32.
+
+    Attributes:
+        min_agreement: share of the samples with the same largest class, for each output of samples × classes.
+        min_snr: dB, for every output; None: 20 for outputs without classes, none for the others.
+    """
+
+    min_agreement: float = MIN_AGREEMENT
+    min_snr: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_agreement <= 1:
+            raise UsageError(f"--min-agreement is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
+        if self.min_snr is not None and not math.isfinite(self.min_snr):
+            raise UsageError(f"--min-snr is {self.min_snr}; a number of dB is needed, such as 20")
+
+    def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
+        """What of `Agreement.describe()` is outside, each with the value and the limit."""
+        found = []
+        for name, output in accuracy["outputs"].items():
+            agreement, snr = output["top1_agreement"], float(output["snr_db"])
+            if output["nonfinite"]:
+                found.append(f"{output['nonfinite']} values of {name} aren't finite")
+            if agreement is not None and agreement < self.min_agreement:
+                least = f"at least {self.min_agreement:.1%} is asked for"
+                found.append(f"{name}: same class for {agreement:.1%} of {accuracy['samples']} samples, {least}")
+            least_snr = MIN_SNR if self.min_snr is None and agreement is None else self.min_snr
+            if least_snr is not None and snr < least_snr:
+                found.append(f"{name}: {snr:.1f} dB, at least {least_snr:g} is asked for")
+        return found
+
+
+@dataclass(frozen=True)
+class Times:
+    """GPU time of one inference at a profile's opt shapes, in milliseconds.
+
+    Attributes:
+        shapes: input → "32x3x224x224".
+        gpu_ms: median of the rounds' medians; `low` and `high` are the fastest and slowest round.
+        cuda_graph: a CUDA graph was replayed; else each inference was enqueued.
+    """
+
+    shapes: Mapping[str, str]
+    gpu_ms: float
+    low: float
+    high: float
+    cuda_graph: bool
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One candidate.
+
+    Attributes:
+        truth: what it really runs (`BuildResult.truth`).
+        accuracy: against FP32 (`Agreement.describe()`); None: not judged.
+        failed: why there is no such engine; then the rest is empty.
+    """
+
+    precision: str
+    truth: str = ""
+    seconds: float = 0.0
+    times: tuple[Times, ...] = ()
+    accuracy: Mapping[str, Any] | None = None
+    failed: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.precision.upper()
+
+    def pace(self, other: Entrant) -> float:
+        """How many times as long as `other` it takes: geometric mean over the profiles."""
+        ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
+        return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured and what follows.
+
+    Attributes:
+        gpu: where; inputs: what the engines were timed on; reference: what they were judged against, or None.
+        kept: precision of the engine kept, and `why` in one line.
+        speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
+        best: whether the fastest within `limits` was to be kept, rather than what was asked for.
+        key: what a contest depends on besides the limits; empty without one.
+    """
+
+    gpu: str
+    inputs: str
+    reference: str | None
+    entrants: tuple[Entrant, ...]
+    best: bool = False
+    limits: Limits | None = None
+    kept: str = ""
+    why: str = ""
+    key: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.entrants) if item.times}
+        return timed[False].pace(timed[True]) if len(timed) == 2 else None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"entrants": [asdict(item) for item in self.entrants], "speedup": self.speedup}
+
+    @classmethod
+    def load(cls, described: Mapping[str, Any]) -> Comparison | None:
+        """What `describe` gave; None where it can't be read, as from another version."""
+        try:
+            entrants = tuple(
+                Entrant(**{**item, "times": tuple(Times(**times) for times in item["times"])})
+                for item in described["entrants"]
+            )
+            limits = Limits(**described["limits"]) if described["limits"] else None
+            plain = {name: value for name, value in described.items() if name != "speedup"}
+            return cls(**{**plain, "entrants": entrants, "limits": limits})
+        except (KeyError, TypeError):
+            return None
+
+    def asked_for(self, precision: str) -> Comparison:
+        """Keep `precision` as it was asked for, and say how it compares."""
+        mine = next(item for item in self.entrants if item.precision == precision)
+        other = next(item for item in self.entrants if item.precision != precision)
+        return replace(self, kept=precision, why=f"{mine.name} as asked for: {_compared(mine, other)}")
+
+    def judged(self, limits: Limits) -> Comparison:
+        """Keep the fastest within the limits.
+
+        Raises:
+            AccuracyLost: there is none.
+        """
+        outside = {item.precision: item.failed for item in self.entrants}
+        for item in self.entrants:
+            if item.accuracy is not None:
+                outside[item.precision] = "; ".join(limits.missed(item.accuracy))
+        fitting = [item for item in self.entrants if not outside[item.precision]]
+        if not fitting:
+            said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.entrants)
+            raise AccuracyLost(
+                f"no precision stays within the accuracy limit ({said}): lower --min-agreement or --min-snr, calibrate on "
+                "more or other data, or keep sensitive layers in FP32 with --precision-override"
+            )
+        first = fitting[0]
+        fastest = min(item.pace(first) for item in fitting)
+        equal = [item for item in fitting if item.pace(first) <= fastest * (1 + EQUAL)]
+        kept = min(equal, key=lambda item: _ORDER.index(item.precision))
+        reasons = [_compared(kept, item) for item in fitting if item is not kept]
+        reasons += [
+            f"no {item.name} engine: {item.failed}"
+            if item.failed
+            else f"{item.name} is outside the accuracy limit ({outside[item.precision]})"
+            for item in self.entrants
+            if outside[item.precision]
+        ]
+        why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept)])}"
+        return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
+
+
+def _compared(mine: Entrant, other: Entrant) -> str:
+    """How `mine` compares with `other` in speed."""
+    pace = mine.pace(other)
+    each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
+    shapes = ", ".join("; ".join(f"{name} {shape}" for name, shape in times.shapes.items()) for times in mine.times)
+    if abs(math.log(pace)) <= math.log(1 + EQUAL):
+        return f"as fast as {other.name} ({each} at {shapes})"
+    relation = f"{1 / pace:.2f} times as fast as" if pace < 1 else f"{pace:.2f} times the time of"
+    return f"{relation} {other.name} ({each} at {shapes})"
+
+
+def _accuracy(entrant: Entrant) -> str:
+    found = entrant.accuracy or {}
+    classes = found.get("top1_agreement")
+    said = "" if classes is None else f"same class as FP32 for {classes:.1%} of {found['samples']} samples, "
+    return f"{said}{float(found['snr_db']):.1f} dB"
+
+
+# Measuring -------------------------------------------------------------------------------------------------------------
+
+
+def time_in_turns(
+    sessions: Mapping[str, Session], samples: Iterable[Arrays]
+) -> tuple[dict[str, tuple[Times, ...]], str]:
+    """Each engine's times at the opt shapes of every profile, and what they were measured on.
+
+    The engines take turns in rounds, the first one changing, so that falling clocks or a busy machine meet each alike.
+
+    Args:
+        sessions: engines of one model with the same profiles.
+        samples: real inputs, used where they fit; elsewhere made-up ones of the same shapes.
+    """
+    first = next(iter(sessions.values()))
+    found: dict[str, list[Times]] = {name: [] for name in sessions}
+    origins = set()
+    for profile in first.profiles or ({},):
+        inputs, origin = _at_opt(first.inputs, profile, samples)
+        origins.add(origin)
+        shapes = {name: x(array.shape) for name, array in inputs.items()}
+        given = {name: _typed(session, inputs) for name, session in sessions.items()}
+        trial = {name: session.time(given[name], 3, 3).gpu.median for name, session in sessions.items()}
+        counts = {name: int(np.clip(_ROUND_MS / max(ms, 1e-4), 3, 200)) for name, ms in trial.items()}
+        medians: dict[str, list[float]] = {name: [] for name in sessions}
+        graphs: dict[str, bool] = {}
+        for number in range(_ROUNDS):
+            for name in list(sessions)[:: 1 if number % 2 == 0 else -1]:
+                timing = sessions[name].time(given[name], counts[name], 3)
+                medians[name].append(timing.gpu.median)
+                graphs[name] = timing.cuda_graph
+        for name, values in medians.items():
+            middle = statistics.median(values)
+            found[name].append(Times(shapes, middle, min(values), max(values), graphs[name]))
+    return {name: tuple(times) for name, times in found.items()}, " and ".join(sorted(origins))
+
+
+def judge(reference: Runner, sessions: Mapping[str, Session], batches: Batches) -> dict[str, Mapping[str, Any]]:
+    """Each engine's results against the reference's on real samples (`Agreement.describe()`)."""
+
+    def runner(session: Session) -> Runner:
+        return lambda batch: session.run_batches(_typed(session, batch))
+
+    found = verify_all(reference, {name: runner(session) for name, session in sessions.items()}, batches)
+    return {name: agreement.describe() for name, agreement in found.items()}
+
+
+def _typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """In the types that this engine takes: FP16 where it was built without FP32 inputs."""
+    types = {info.name: numpy_dtype(info.dtype) for info in session.inputs}
+    return {name: np.asarray(array).astype(types.get(name, array.dtype), copy=False) for name, array in arrays.items()}
+
+
+def _at_opt(
+    inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for info in inputs:
+        known = profile[info.name].opt if info.name in profile else info.shape
+        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
+    taken: list[Arrays] = []
+    wanted, count = max((shape[0] for shape in shapes.values() if shape), default=0), 0
+    for batch in samples if all(shapes.values()) else ():
+        if count >= wanted:
+            break
+        if all(batch[name].shape[1:] == shape[1:] for name, shape in shapes.items()):
+            taken.append(batch)
+            count += len(next(iter(batch.values())))
+    if taken:
+        together = {name: np.concatenate([batch[name] for batch in taken]) for name in shapes}
+        return {name: together[name][np.arange(shape[0]) % count] for name, shape in shapes.items()}, "real samples"
+    shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
+    return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"
