@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 from trtopt.data import open_data
 from trtopt.data.arrays import ArrayBatches
-from trtopt.errors import DataError, UsageError
+from trtopt.errors import DataError, OutputError, UsageError
 from trtopt.spec import TensorInfo
 
 DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
@@ -261,3 +261,73 @@ def test_parts_are_the_samples_in_order_and_travel(tmp_path: Path, limit: int | 
     assert [part.samples for part in parts] == [9, 1, whole.samples - 10]
     assert np.array_equal(np.concatenate([together(part) for part in parts]), together(whole))
     assert parts[0].describe() == ArrayBatches(together(whole)[:9], IMAGE).describe()
+
+
+@pytest.mark.parametrize("limit", [None, 31])
+def test_read_in_a_thread_they_are_the_same(limit: int | None, tmp_path: Path) -> None:
+    for form, source in forms(tmp_path).items():
+        given = list(source) if form == "generator" else source
+        expected, lazy = (open_data(IMAGE, data=given, limit=limit, lazy=later) for later in (False, True))
+        assert lazy.samples == expected.samples, form
+        assert np.array_equal(together(lazy), together(expected)), form
+        assert lazy.describe() == expected.describe(), form
+
+
+def test_read_in_a_thread_values_are_refused_when_asked_for_and_the_rest_at_once(tmp_path: Path) -> None:
+    broken = DIGITS.copy()
+    broken[37] = np.inf
+    for ask in (
+        lambda it: it.describe(),
+        list,
+        lambda it: it.digests,
+        lambda it: it.part(0, 3),
+        lambda it: it.describe(),
+    ):
+        batches = open_data(IMAGE, data=broken, lazy=True)
+        assert batches.samples == 50
+        with pytest.raises(DataError, match="sample 37"):
+            ask(batches)
+    for form, save in (("plain", np.savez), ("packed", np.savez_compressed)):
+        save(tmp_path / f"{form}.npz", image=DIGITS[:, :, :7])
+        with pytest.raises(UsageError, match="dimension 2 must be 8"):
+            open_data(IMAGE, data=tmp_path / f"{form}.npz", lazy=True)
+
+
+def test_a_changed_byte_in_an_archive_is_found(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", image=DIGITS)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[5000] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match="CRC"):
+        ArrayBatches(tmp_path / "a.npz", IMAGE)
+    with pytest.raises(DataError, match="CRC"):
+        open_data(IMAGE, data=tmp_path / "a.npz", lazy=True).describe()
+
+
+def test_compressed_arrays_unpacked_once_are_mapped_and_travel(tmp_path: Path) -> None:
+    for form in ("packed.npz", "parts"):
+        (tmp_path / form).mkdir()
+        source = forms(tmp_path / form)[form]
+        there = ArrayBatches(source, IMAGE, unpack=tmp_path / f"{form}.out")
+        assert all(isinstance(load()["image"], np.memmap) for _, load in there._parts)
+        assert there.describe() == ArrayBatches(DIGITS, IMAGE).describe()
+        part = pickle.loads(pickle.dumps(there.part(20, 44)))
+        assert np.array_equal(together(part), DIGITS[20:44])
+    assert sorted(path.name for path in (tmp_path / "parts.out").iterdir()) == ["2"]  # only what is compressed
+
+
+def test_unpacking_checks_what_it_unpacks(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "a.npz", image=DIGITS)
+    content = bytearray((tmp_path / "a.npz").read_bytes())
+    content[900] ^= 1
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"can't be read as \.npz"):
+        ArrayBatches(tmp_path / "a.npz", IMAGE, unpack=tmp_path / "out")
+    np.savez_compressed(tmp_path / "b.npz", image=DIGITS)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match=r"can't unpack .*b\.npz to "):
+        ArrayBatches(tmp_path / "b.npz", IMAGE, unpack=tmp_path / "file")
+    np.savez_compressed(tmp_path / "c.npz", picture=DIGITS)
+    with pytest.raises(UsageError, match="lacks image"):
+        ArrayBatches(tmp_path / "c.npz", IMAGE, unpack=tmp_path / "none")
+    assert not (tmp_path / "none").exists()

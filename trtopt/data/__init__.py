@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from trtopt.data.arrays import ArrayBatches
@@ -25,6 +26,7 @@ def open_data(
     batch: int = 8,
     threads: int | None = None,
     lazy: bool = False,
+    unpack: Path | None = None,
 ) -> Batches:
     """Batches for a model with these inputs, from images or from arrays.
 
@@ -36,7 +38,9 @@ def open_data(
         limit: use at most so many samples, chosen by content.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
-        lazy: find out during the first pass which images can be used (see `ImageBatches`), so as to decode each once.
+        lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`), and
+            read arrays in a thread (see `ArrayBatches`).
+        unpack: a folder where compressed arrays are unpacked to, so that many passes can map them; None: each reads them.
 
     Raises:
         UsageError: neither or both are given, or they don't fit the model.
@@ -56,7 +60,7 @@ def open_data(
     if data is not None:
         if preprocess is not None:
             raise UsageError("--preprocess is for --images: arrays in --data are used as they are; drop one")
-        return ArrayBatches(data, inputs, limit=limit, batch=batch)
+        return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack)
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise UsageError(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import os
+import shutil
+import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +20,13 @@ from numpy.typing import NDArray
 
 from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, TrtoptError, UsageError
+from trtopt.errors import DataError, OutputError, TrtoptError, UsageError
 from trtopt.files import sha256_json
 from trtopt.spec import TensorInfo
 
 Arrays = Mapping[str, NDArray[Any]]
+_Part = tuple[str, Callable[..., Arrays]]
+_Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
 _BLOCK = 1 << 24  # bytes checked at a time
 
 
@@ -28,7 +34,11 @@ class ArrayBatches:
     """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
 
     .npy files and uncompressed .npz files (`np.savez`) are mapped, not read; of compressed ones the largest must fit into
-    memory. Which samples a `limit` takes is decided by their content.
+    memory, unless they are unpacked to files in the folder `unpack`. Which samples a `limit` takes is decided by their
+    content.
+
+    With `lazy` names, shapes and types are checked when this is made; values are checked, and digests made, in a thread
+    meanwhile. What asks for them (a pass, `describe`, `digests`, `part`) waits for it, and raises what it found.
 
     Raises:
         UsageError: no such file, or names, shapes or dtypes that the model doesn't take (both are named).
@@ -38,28 +48,61 @@ class ArrayBatches:
     skipped: tuple[Skipped, ...] = ()
     preprocess: Preprocess | None = None
 
-    def __init__(self, source: Any, inputs: Sequence[TensorInfo], *, limit: int | None = None, batch: int = 8) -> None:
+    def __init__(
+        self,
+        source: Any,
+        inputs: Sequence[TensorInfo],
+        *,
+        limit: int | None = None,
+        batch: int = 8,
+        lazy: bool = False,
+        unpack: Path | None = None,
+    ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
         self._parts = _parts(source, self._inputs)
-        found: list[tuple[str, int, int]] = []  # digest, part, sample
-        for number, (where, load) in enumerate(self._parts):
-            found += [(digest, number, index) for index, digest in enumerate(_digests(load(), self._inputs, where))]
+        if unpack is not None:
+            self._parts = [
+                _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
+            ]
+        found = sum(_count(_matched(_look(load), self._inputs, where)) for where, load in self._parts)
         if not found:
             raise DataError("--data holds no samples (the first axis counts them)")
-        taken = found if limit is None or limit >= len(found) else sorted(found)[:limit]
-        self._take(sorted(taken, key=lambda item: item[1:]))
+        self.samples = found if limit is None else min(found, limit)
+        self._reading: Future[_Taken] | None = Future()
+        if lazy:
+            threading.Thread(target=self._read, args=(self._reading,), name="trtopt-digests", daemon=True).start()
+        else:
+            self._read(self._reading)
+            self._taken  # noqa: B018  raises what is wrong
 
-    def _take(self, samples: Sequence[tuple[str, int, int]]) -> None:
-        self._samples, self.samples = tuple(samples), len(samples)
-        self.digests = tuple(digest for digest, _, _ in samples)
-        self._taken: list[list[int]] = [[] for _ in self._parts]
-        for _, number, index in samples:
-            self._taken[number].append(index)
+    def _read(self, reading: Future[_Taken]) -> None:
+        try:
+            found: list[tuple[str, int, int]] = []
+            for number, (where, load) in enumerate(self._parts):
+                found += [(digest, number, index) for index, digest in enumerate(_digests(load(), self._inputs, where))]
+            taken = found if self.samples >= len(found) else sorted(found)[: self.samples]
+            reading.set_result(tuple(sorted(taken, key=lambda item: item[1:])))
+        except BaseException as error:
+            reading.set_exception(error)
+
+    @property
+    def _taken(self) -> _Taken:
+        """The samples used, in order."""
+        reading = self._reading
+        if reading is not None:
+            self._known, self._reading = reading.result(), None
+        return self._known
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """Of each sample's content, in order."""
+        return tuple(digest for digest, _, _ in self._taken)
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
+        taken = self._taken[start:stop]  # first: nothing that is still being read can be copied
         some = copy.copy(self)
-        some._take(self._samples[start:stop])
+        some._known, some.samples = taken, len(taken)
         return some
 
     def describe(self) -> dict[str, Any]:
@@ -89,10 +132,13 @@ class ArrayBatches:
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """The samples taken, in order, at most a batch at a time, as the model takes them."""
-        for (where, load), taken in zip(self._parts, self._taken):
+        rows_of: list[list[int]] = [[] for _ in self._parts]
+        for _, number, index in self._taken:
+            rows_of[number].append(index)
+        for (where, load), taken in zip(self._parts, rows_of):
             if not taken:
                 continue
-            part = _matched(load(), self._inputs, where)
+            part = _matched(load(checked=True), self._inputs, where)
             for start in range(0, len(taken), self._batch):
                 rows = taken[start : start + self._batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
@@ -118,11 +164,11 @@ def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str
         for start in range(0, len(values), rows):
             block = _checked(values[start : start + rows], info, where, start)
             for offset, sample in enumerate(block):
-                found[start + offset].update(np.ascontiguousarray(sample).tobytes())
+                found[start + offset].update(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
     return [digest.hexdigest() for digest in found]
 
 
-def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[tuple[str, Any]]:
+def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
     """(name for messages, function that loads it) of each file or object."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
@@ -135,12 +181,12 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[tuple[str, Any]]:
                 raise DataError(f"there is no .npz or .npy file in {path}")
         return [(str(file), partial(_load, file, inputs)) for file in files]
     if isinstance(source, np.ndarray):
-        return [("the array", lambda: {_only(inputs, "an array").name: source})]
+        return [("the array", partial(_given, {_only(inputs, "an array").name: source}))]
     if isinstance(source, Mapping):
-        return [("the arrays", lambda: source)]
+        return [("the arrays", partial(_given, source))]
     if isinstance(source, Iterable):
         given = list(source)  # an iterator can be read once, and several passes are needed
-        return [(f"batch {number}", lambda item=item: item) for number, item in enumerate(given)]
+        return [(f"batch {number}", partial(_given, item)) for number, item in enumerate(given)]
     raise UsageError(
         f"data is {type(source).__name__}; a path, an array, a mapping or an iterable of mappings is needed"
     )
@@ -153,14 +199,60 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
     return inputs[0]
 
 
-def _load(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
+def _given(arrays: Any, **_: bool) -> Arrays:
+    found: Arrays = arrays
+    return found
+
+
+def _look(load: Callable[..., Arrays]) -> Arrays:
+    """The arrays of a part, or others of their shapes and types where reading them would take long."""
+    return load(bare=True)
+
+
+def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
+    """The part with compressed arrays copied to files in `folder`, so that they can be mapped."""
+    where, load = part
+    path = Path(where)
+    if getattr(load, "func", None) is not _load or path.suffix != ".npz":
+        return part
+    with _opened(path), zipfile.ZipFile(path) as archive:
+        if all(item.compress_type == zipfile.ZIP_STORED for item in archive.infolist()):
+            return part
+        _matched(_look(load), inputs, where)  # what can't be used isn't unpacked
+        try:
+            folder.mkdir(parents=True)
+            files = {}
+            for number, info in enumerate(inputs):
+                files[info.name] = folder / f"{number}.npy"
+                with archive.open(f"{info.name}.npy") as member, files[info.name].open("wb") as file:
+                    shutil.copyfileobj(member, file, _BLOCK)
+        except OSError as error:
+            raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
+    return where, partial(_mapped, files)
+
+
+def _mapped(files: Mapping[str, Path], **_: bool) -> Arrays:
+    return {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
+
+
+def _load(path: Path, inputs: Sequence[TensorInfo], *, checked: bool = False, bare: bool = False) -> Arrays:
+    """Args: checked: an archive's checksums were compared before. bare: shapes and types are all that is wanted."""
     if path.suffix not in (".npz", ".npy"):
         raise UsageError(f"--data {path} is neither .npz nor .npy nor a folder of them")
-    try:
+    with _opened(path):
         if path.suffix == ".npy":
             return {_only(inputs, f"{path.name}").name: np.load(path, mmap_mode="r", allow_pickle=False)}
         with zipfile.ZipFile(path) as archive:
-            return {item.filename.removesuffix(".npy"): _member(path, archive, item) for item in archive.infolist()}
+            return {
+                item.filename.removesuffix(".npy"): _member(path, archive, item, checked, bare)
+                for item in archive.infolist()
+            }
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[None]:
+    try:
+        yield
     except TrtoptError:
         raise
     except Exception as error:  # NumPy parses damaged headers as Python: TokenError, SyntaxError and more come out
@@ -169,7 +261,7 @@ def _load(path: Path, inputs: Sequence[TensorInfo]) -> Arrays:
         ) from None
 
 
-def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> NDArray[Any]:
+def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo, checked: bool, bare: bool) -> NDArray[Any]:
     """One array of an .npz: mapped where it is stored uncompressed, as np.savez does, else read."""
     with archive.open(item) as file:
         layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
@@ -180,9 +272,11 @@ def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo) -> NDAr
             raise ValueError(f"{item.filename} holds Python objects")
         header = file.tell()
         if item.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
+            if bare:
+                return np.broadcast_to(np.zeros((), dtype), shape)
             file.seek(0)
             return np.asarray(layout.read_array(file, allow_pickle=False))
-        while file.read(_BLOCK):  # to its end, where the archive's checksum is compared
+        while not (checked or bare) and file.read(_BLOCK):  # to its end, where the archive's checksum is compared
             pass
     with path.open("rb") as raw:
         raw.seek(item.header_offset)
