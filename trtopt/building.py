@@ -277,6 +277,8 @@ class _Best:
         enter(self.base)
         reference, said = self._reference(folder, stack, model)
         for last in (False, True):
+            if last:
+                enter(Precision.FP32)
             if made:
                 found = measured(gpu, made, failed, samples, self.reporter, reference=reference)
                 try:
@@ -284,7 +286,6 @@ class _Best:
                 except AccuracyLost:
                     if last:
                         raise
-            enter(Precision.FP32)
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> dict[str, Any]:
