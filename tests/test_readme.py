@@ -74,6 +74,20 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     assert all(item["predictions"][0]["name"] for item in found)
 
 
+def test_the_options_of_the_comparison_exist() -> None:
+    from typer.testing import CliRunner
+
+    from trtopt.cli import app
+
+    section = README.split("\n## Never slower than FP16\n")[1].split("\n## ")[0]
+    options = set(re.findall(r"--[a-z][a-z0-9-]*", section))
+    assert {"--best", "--no-compare", "--min-agreement", "--min-snr"} <= options
+    told = CliRunner().invoke(app, ["build", "--help"], terminal_width=200).output
+    assert [option for option in options if option not in told] == []
+    (command,) = _blocks("Never slower than FP16", "bash")
+    assert command.startswith("trtopt build ")
+
+
 def test_every_command_is_in_the_table() -> None:
     from trtopt.cli import app
 

@@ -26,7 +26,7 @@ Arrays = Mapping[str, NDArray[Any]]
 MIN_AGREEMENT = 0.95
 """What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
 class to another and back to the right one, so it falls several times as fast: the best INT8 scales of EfficientNet-Lite0
-agree for 0.97 of unseen crops and lose no accuracy (docs/results/accuracy-lite0.md)."""
+agree for 0.97 of unseen crops and lose none of the labelled photos (docs/results/accuracy-lite0.md)."""
 MIN_SNR = 20.0
 """dB, an error of a tenth of the signal; for outputs that aren't classes."""
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better

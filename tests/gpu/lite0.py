@@ -74,6 +74,17 @@ class Builds:
         assert self["int8 native"]
         return self.native_cache
 
+    @property
+    def common(self) -> dict[str, Any]:
+        """Arguments of every build."""
+        level = os.environ.get("TRTOPT_GPU_LEVEL")
+        return {
+            "shapes": [SHAPES],
+            "backend": "tensorrt",
+            "timing_cache": self.folder / "timing.cache",
+            "optimization_level": int(level) if level else None,
+        }
+
     def _build(self, name: str) -> Any:
         from trtopt.engine import build
 
@@ -86,15 +97,7 @@ class Builds:
             options["calib"] = self.inputs.cache
         elif name == "int8 Q/DQ from TensorRT's cache":
             options["calib"] = self.written_cache()
-        level = os.environ.get("TRTOPT_GPU_LEVEL")
-        result = build(
-            self.inputs.model,
-            self.folder / f"{name.replace(' ', '-').replace('/', '').replace(chr(39), '')}.engine",
-            shapes=[SHAPES],
-            backend="tensorrt",
-            timing_cache=self.folder / "timing.cache",
-            optimization_level=int(level) if level else None,
-            **options,
-        )
+        engine = self.folder / f"{name.replace(' ', '-').replace('/', '').replace(chr(39), '')}.engine"
+        result = build(self.inputs.model, engine, **self.common, **options)
         rows.append((f"build {name}", f"{result.seconds:.0f} s", result.truth))
         return result
