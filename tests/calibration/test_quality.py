@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import cv2
@@ -184,3 +185,49 @@ def test_one_unscaled_sample_is_found_and_the_rest_left_alone(count: int, seed: 
 def test_a_dark_sample_is_no_outlier() -> None:
     usual = [sample(str(n), 0.01 * n, 1 + 0.01 * n, 2.5) for n in range(20)]
     assert outliers([*usual, sample("dark", 0.0, 0.01, 0.02)]) == []
+
+
+@pytest.mark.parametrize("exponent", [100, 60, -60, -100])
+def test_of_any_magnitude_samples_look_as_they_are(exponent: int) -> None:
+    """Squares of FP32 values overflow from 2**64 on, and vanish below 2**-75."""
+    photo = resized(read(FOLDER / "chelsea.png"), 96) / np.float32(255)
+    static = resized(noise("normal", 96, 0), 96) / np.float32(255)
+    scale = np.float32(2.0**exponent)
+    plain = np.full((3, 96, 96), scale)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        usual, far = Survey(), Survey()
+        for number, image in enumerate((photo, static)):
+            usual.add(str(number), {"x": image})
+            far.add(str(number), {"x": image * scale})
+        far.add("2", {"x": plain})
+        found = facts(far)
+    for one, other in zip(usual.samples, far.samples):
+        assert (one.random, one.thumb) == (other.random, other.thumb)
+        for name in ("mean", "std", "absmax"):
+            assert getattr(other, name) == getattr(one, name) * 2.0**exponent > 0
+    assert [item.random for item in far.samples] == [False, True, False]
+    assert found["plain"]["some"] == ["2"] and far.samples[2].std == 0
+
+
+def test_the_largest_values_there_are_overflow_nothing() -> None:
+    most = np.finfo(np.float32).max
+    image = np.where(resized(read(FOLDER / "chelsea.png"), 96) > 100, most, -most).astype(np.float32)
+    survey = Survey()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        survey.add("a", {"x": image, "scores": np.full(7, most)})
+        facts(survey)
+    (sample,) = survey.samples
+    assert sample.absmax == most and sample.std == pytest.approx(float(most), rel=0.1) and not sample.random
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_left_to_those_who_count(value: float) -> None:
+    image = resized(read(FOLDER / "chelsea.png"), 96)
+    image[1, 5, 5] = value
+    survey = Survey()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        survey.add("a", {"more": np.ones(3, np.float32), "x": image})
+    assert not survey.samples[0].random and not survey.probes

@@ -74,15 +74,15 @@ class Survey:
         flats = [
             np.ascontiguousarray(array, np.float32).reshape(-1) for array in feed.values() if array.dtype.kind == "f"
         ]
-        low = min((float(flat.min()) for flat in flats if flat.size), default=0.0)
-        high = max((float(flat.max()) for flat in flats if flat.size), default=0.0)
-        count = sum(flat.size for flat in flats) or 1
-        mean = sum(float(flat @ np.ones_like(flat)) for flat in flats) / count
-        square = sum(float(flat @ flat) for flat in flats) / count
-        found = {key: image for key, array in feed.items() if (image := as_image(array)) is not None}
-        images = list(found.values())
+        lows = [float(flat.min()) for flat in flats if flat.size]
+        highs = [float(flat.max()) for flat in flats if flat.size]
+        finite = all(map(math.isfinite, lows + highs))  # NaN shows in both
+        low, high = min(lows, default=0.0), max(highs, default=0.0)
+        mean, square = _moments(flats) if finite else (math.nan, math.nan)
+        found = {key: image for key, array in feed.items() if finite and (image := as_image(array)) is not None}
         plain = [_plain(key, image) for key, image in found.items()]
         plain = plain if all(plain) else []
+        images = [_near_one(image) for image in found.values()]
         greys = [image.mean(0) if len(image) > 1 else image[0] for image in images]
         digest = _digest(feed, mean, square)
         self.samples.append(
@@ -138,6 +138,20 @@ class Watched:
             if self._check is not None:
                 self._check()
             yield batch
+
+
+def _moments(flats: Sequence[Floats]) -> tuple[float, float]:
+    """Mean of all values and of their squares. Summed in float64 by NumPy: BLAS's sums depend on its number of threads."""
+    count = sum(flat.size for flat in flats) or 1
+    total = sum(float(flat.sum(dtype=np.float64)) for flat in flats)
+    squares = sum(float(np.square(flat, dtype=np.float64).sum()) for flat in flats)
+    return total / count, squares / count
+
+
+def _near_one(image: Floats) -> Floats:
+    """The image scaled, exactly, so that squares and sums of its values are normal FP32 numbers; usual ones as they are."""
+    exponent = math.frexp(float(np.abs(image).max()))[1]
+    return image if abs(exponent) <= 32 else np.ldexp(image, -exponent)
 
 
 def as_image(array: NDArray[Any]) -> Floats | None:
