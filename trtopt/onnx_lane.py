@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trtopt.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.graph.io import load_model
 from trtopt.manifest import Manifest
 from trtopt.measure.onnx_runner import OnnxRunner
-from trtopt.runtime.arrays import View
-from trtopt.runtime.tensors import Profile, Signature, Tensor, numpy_dtype, x
+from trtopt.runtime.arrays import View, like_host
+from trtopt.runtime.tensors import Profile, Shape, Signature, Tensor, numpy_dtype, x
 from trtopt.spec import ShapeRange, TensorInfo, parse_profile
 
 
@@ -41,9 +40,16 @@ class OnnxLane:
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
         self._runner: OnnxRunner | None = OnnxRunner(model, optimize=False)
 
+    own = 0  # there is no stream
+
     def run(
-        self, arrays: Sequence[Any], out: Mapping[str, Any] | None = None, stream: int | None = None
-    ) -> dict[str, NDArray[Any]]:
+        self,
+        arrays: Sequence[Any],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Any] | None = None,
+        stream: int | None = None,
+        example: Any = None,
+    ) -> dict[str, Any]:
         """As `Lane.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("backend='onnxruntime' runs on the CPU: give arrays in host memory, and no stream")
@@ -53,7 +59,9 @@ class OnnxLane:
             found = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
         except DataError as error:
             raise EngineError(str(error)) from error
-        results = {item.name: found[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs}
+        results: dict[str, Any] = {
+            item.name: found[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs
+        }
         for name, array in (out or {}).items():
             if array.shape != results[name].shape:  # NumPy would repeat a smaller result
                 raise UsageError(
@@ -62,6 +70,10 @@ class OnnxLane:
         for name, array in (out or {}).items():
             np.copyto(array, results[name])
             results[name] = array
+        if example is not None:
+            results = {
+                name: array if out and name in out else like_host(example, array) for name, array in results.items()
+            }
         return results
 
     def close(self) -> None:

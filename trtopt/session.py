@@ -13,7 +13,7 @@ import asyncio
 import functools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,16 +29,17 @@ from trtopt.errors import DataError, DeviceError, EngineMismatch, UsageError
 from trtopt.files import cache_folder, existing_file, sha256_json, write_bytes
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
-from trtopt.runtime.arrays import DeviceArray, View, like, like_host, view
+from trtopt.runtime.arrays import gpu_of, view
 from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.runtime.lane import Lane, Source, check_out
 from trtopt.runtime.memory import Memory
-from trtopt.runtime.tensors import Profile, Signature, check_array, signature
+from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, signature
 from trtopt.runtime.timing import Timing, time_lane
 from trtopt.runtime.turns import Turns
 from trtopt.spec import TensorInfo, choice, parse_size
 from trtopt.trt import Generation, LoadedEngine, plan_header, select
 
+_PLAIN = {np.ndarray}
 BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
 
 
@@ -77,8 +78,15 @@ class Prediction:
 
 
 class _Lane(Protocol):
+    own: int  # handle of its stream
+
     def run(
-        self, arrays: Sequence[Source], out: Mapping[str, Source] | None = None, stream: int | None = None
+        self,
+        arrays: Sequence[Source],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Source] | None = None,
+        stream: int | None = None,
+        example: Any = None,
     ) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
@@ -93,7 +101,7 @@ class Session:
         devices: several GPUs ("all", or their numbers): calls go to whichever is free; instead of `device`.
         backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
             that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
-        contexts: calls that run at the same time on each GPU, at the most; made when first needed.
+        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed.
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
@@ -113,7 +121,7 @@ class Session:
         device: int = 0,
         devices: str | Sequence[int] | None = None,
         backend: str = "auto",
-        contexts: int = 4,
+        contexts: int = 8,
         queue: int = 64,
         graphs: int = 16,
         memory: str | int | None = None,
@@ -141,7 +149,7 @@ class Session:
         self.classes: tuple[str, ...] | None = None
         if self.manifest and self.manifest.classes:
             self.classes = tuple(self.manifest.classes)
-        self._known = {item.name for item in self.inputs}
+        self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
@@ -241,68 +249,64 @@ class Session:
             EngineError: TensorRT couldn't run it.
             DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
         """
-        return self._run(inputs, out, stream, timeout)
-
-    def _run(
-        self, inputs: Mapping[str, Any], out: Mapping[str, Any] | None, stream: Any, timeout: float | None
-    ) -> dict[str, Any]:
-        self._alive()
-        if len(inputs) != len(self._known) or not self._known.issuperset(inputs):
+        if os.getpid() != self._process:
+            self._alive()
+        try:
+            given = [inputs[name] for name in self._names]
+        except KeyError:
             self._signature.check_names(inputs)
-        handle = None if stream is None else stream_handle(stream)
-        first = next(iter(inputs.values()), None)
-        if all(type(value) is np.ndarray for value in inputs.values()) and not out and handle is None:
-            plain: list[Source] = [inputs[item.name] for item in self._signature.inputs]
-            self._accept(plain)
-            lane = self._lanes.take(timeout=timeout)
+            raise
+        if len(given) != len(inputs):
+            self._signature.check_names(inputs)
+        if stream is None and not out and {*map(type, given)} == _PLAIN:
+            shapes = self._accept(given)
+            lane = self._lanes.take(None, timeout)
             try:
-                return lane.run(plain)
+                return lane.run(given, shapes)
             finally:
                 self._lanes.give(lane)
-        gpu = self._wanted_gpu((*inputs.values(), *(out or {}).values()))
-        lane = self._lanes.take(None if gpu is None else lambda item: _on(item, gpu), timeout)
+        handle = None if stream is None else stream_handle(stream)
+        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            own = lane.stream.handle if isinstance(lane, Lane) else 0
-            target = own if handle is None else handle
-            arrays = self._accept([view(inputs[item.name], target) for item in self._signature.inputs])
-            given = {name: view(array, target) for name, array in (out or {}).items()}
-            if given:
-                check_out(self._signature, given)
-            found = lane.run(arrays, given, handle)
+            target = lane.own if handle is None else handle
+            arrays = [view(array, target) for array in given]
+            shapes = self._accept(arrays)
+            results: dict[str, Source] | None = None
+            if out:
+                results = {name: view(array, target) for name, array in out.items()}
+                check_out(self._signature, results)
+            found = lane.run(arrays, shapes, results, handle, given[0] if given else None)
         finally:
             self._lanes.give(lane)
-        for name, result in found.items():
-            if out and name in out:
-                found[name] = out[name]
-            elif isinstance(result, DeviceArray):
-                found[name] = like(first, result)
-            else:
-                found[name] = like_host(first, result)
+        if out:
+            found.update(out)
         return found
 
-    def _wanted_gpu(self, values: Sequence[Any]) -> int | None:
-        """The GPU that a call must go to: where its arrays are; None if they are on the host or there is one GPU only."""
-        if len(self._gpus) < 2:
+    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Lane], bool] | None:
+        """Which lanes a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+        wanted = next(
+            (found for array in (*given, *(out or {}).values()) if (found := gpu_of(array)) is not None), None
+        )
+        if wanted is None:
             return None
-        found = [item.ordinal for item in (view(value, 1) for value in values) if isinstance(item, View)]
-        if not found:
-            return None
-        if found[0] not in [gpu.device.info.ordinal for gpu in self._gpus]:
-            raise UsageError(f"an input lies on GPU {found[0]}, which this session doesn't use")
-        return found[0]
+        if wanted not in [gpu.device.info.ordinal for gpu in self._gpus]:
+            raise UsageError(f"an input lies on GPU {wanted}, which this session doesn't use")
+        return lambda lane: isinstance(lane, Lane) and lane.device.info.ordinal == wanted
 
-    def _accept(self, arrays: list[Source]) -> list[Source]:
-        """Check types, ranks and shapes; the range of shapes only when it wasn't seen before."""
+    def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
+        """Check types, ranks and shapes; the last two only when they weren't seen before."""
         for tensor, array in zip(self._signature.inputs, arrays):
-            if array.dtype != tensor.dtype or len(array.shape) != len(tensor.shape):
+            if array.dtype != tensor.dtype:
                 check_array(tensor, array)
         shapes = tuple([array.shape for array in arrays])
         if shapes not in self._checked:
+            for tensor, array in zip(self._signature.inputs, arrays):
+                check_array(tensor, array)
             self._signature.profile(shapes)
             if len(self._checked) > 4096:
                 self._checked.clear()
             self._checked.add(shapes)
-        return arrays
+        return shapes
 
     def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
         """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
@@ -337,7 +341,7 @@ class Session:
         self, place: int, places: Turns[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
     ) -> Future[dict[str, Any]]:
         try:
-            future = workers.submit(self._run, inputs, None, None, None)
+            future = workers.submit(self.run, inputs)
         except BaseException as error:
             places.give(place)
             if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
@@ -436,7 +440,7 @@ class Session:
         self._alive()
         tensor = next((item for item in self._signature.inputs if item.name == name), None)
         if tensor is None:
-            raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._known))}")
+            raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._names))}")
         if not self._gpus:
             return np.empty(tuple(shape), tensor.dtype)
         return self._gpus[0].memory.pinned(tensor.nbytes(tuple(shape))).array(tensor.dtype, tuple(shape))
@@ -460,12 +464,13 @@ class Session:
             raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
         self._alive()
         self._signature.check_names(inputs)
-        arrays = self._accept([np.asarray(inputs[item.name]) for item in self._signature.inputs])
+        arrays = [np.asarray(inputs[name]) for name in self._names]
+        shapes = self._accept(arrays)
         lane = self._lanes.take()
         try:
             if not isinstance(lane, Lane):
                 raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
-            return time_lane(lane, arrays, iterations, warmup)
+            return time_lane(lane, arrays, shapes, iterations, warmup)
         finally:
             self._lanes.give(lane)
 
@@ -574,10 +579,6 @@ def _ordinals(devices: str | Sequence[int]) -> list[int]:
     if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
         raise UsageError(f"devices is {devices!r}; 'all' or different GPU numbers are needed, such as [0, 1]")
     return list(devices)
-
-
-def _on(lane: _Lane, ordinal: int | None) -> bool:
-    return isinstance(lane, Lane) and lane.device.info.ordinal == ordinal
 
 
 def _wake(called: asyncio.Future[None]) -> None:

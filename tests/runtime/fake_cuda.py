@@ -347,6 +347,7 @@ class FakeContext:
         self.allocators: dict[str, Any] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.addresses: dict[str, int] = {}
+        self.last: dict[str, tuple[int, ...]] = {}
         self.enqueued = 0
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
@@ -398,6 +399,8 @@ class FakeContext:
         ]
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        if name in self.last:  # as 8.6 does where a shape depends on the data, whatever was set since
+            return self.last[name]
         return self.shapes[name] if name in self.shapes else self._output_shapes()[name]
 
     def execute_async_v3(self, stream: int) -> bool:
@@ -416,6 +419,7 @@ class FakeContext:
                     outputs[name] = value.shape
                     addresses[name] = self.allocators[name].reallocate_output(name, None, value.nbytes, 256)
                     self.allocators[name].notify_shape(name, value.shape)
+                    self.last[name] = value.shape
         for name, shape in {**shapes, **outputs}.items():
             self._array(name, shape, addresses)  # addresses live and large enough now…
         self.enqueued += 1

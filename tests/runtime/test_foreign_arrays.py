@@ -253,12 +253,25 @@ def test_a_tensor_may_outlive_the_interpreter() -> None:
     assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
 
 
+class _Point:
+    """An event that notes which streams wait for it; -1: the host."""
+
+    def __init__(self, waited: list[int]) -> None:
+        self.waited = waited
+
+    def before(self, stream: int) -> None:
+        self.waited.append(stream)
+
+    def synchronize(self) -> None:
+        self.waited.append(-1)
+
+
 @pytest.mark.parametrize(
     ("asked", "waits"), [(None, [1]), (0, [1]), (1, [1]), (9, [9]), (7, []), (-1, [])]
 )  # fmt: skip
 def test_consumers_wait_for_an_unfinished_result(asked: int | None, waits: list[int]) -> None:
     waited: list[int] = []
-    result = _ours(np.ones(2), stream=7, ready=waited.append)
+    result = _ours(np.ones(2), stream=7, ready=_Point(waited))
     result.__dlpack__(stream=asked)
     assert waited == waits
     assert result.__cuda_array_interface__["stream"] == 7
@@ -266,7 +279,7 @@ def test_consumers_wait_for_an_unfinished_result(asked: int | None, waits: list[
 
 def test_our_own_results_are_ordered_without_a_protocol() -> None:
     waited: list[int] = []
-    result = _ours(np.ones(2), stream=7, ready=waited.append)
+    result = _ours(np.ones(2), stream=7, ready=_Point(waited))
     assert not result.exported
     for stream in (7, 9):
         found = view(result, stream)

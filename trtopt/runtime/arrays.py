@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,18 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     return array
 
 
+def gpu_of(obj: Any) -> int | None:
+    """The GPU that an array is on; None for one in host memory."""
+    if isinstance(obj, np.ndarray):
+        return None
+    if isinstance(obj, DeviceArray):
+        return obj.ordinal
+    if hasattr(obj, "__dlpack_device__"):
+        kind, ordinal = obj.__dlpack_device__()
+        return int(ordinal) if int(kind) == _CUDA else None
+    return _ordinal(obj) if hasattr(obj, "__cuda_array_interface__") else None
+
+
 @functools.lru_cache(256)
 def _root(kind: type[Any]) -> str:
     """The library that a type or its ancestor comes from, if it is one that arrays are given back to."""
@@ -106,7 +118,7 @@ def _root(kind: type[Any]) -> str:
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
-    shape, dtype = tuple(interface["shape"]), np.dtype(interface["typestr"])
+    shape, dtype = tuple(interface["shape"]), _of(interface["typestr"])
     if interface.get("mask") is not None:
         raise UsageError(f"{type(obj).__name__} in GPU memory is masked: fill it first")
     strides = interface.get("strides")
@@ -118,9 +130,11 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     return View(interface["data"][0] or 0, shape, dtype, _ordinal(obj), pending, obj)
 
 
+_of = functools.lru_cache(64)(np.dtype)
+
+
 def _ordinal(obj: Any) -> int:
-    device = getattr(obj, "device", None)
-    ordinal = getattr(device, "id", None)  # CuPy's
+    ordinal = getattr(getattr(obj, "data", None), "device_id", None)  # CuPy's
     if ordinal is None and hasattr(obj, "__dlpack_device__"):
         ordinal = obj.__dlpack_device__()[1]
     return int(ordinal or 0)
@@ -220,6 +234,16 @@ def _scattered(obj: Any) -> UsageError:
     )
 
 
+class Ready(Protocol):
+    """A point in a stream's work (`trtopt.runtime.device.Event`)."""
+
+    def before(self, stream: int) -> None:
+        """Let a stream of anybody's wait for it."""
+
+    def synchronize(self) -> None:
+        """Wait for it."""
+
+
 class DeviceArray:
     """A result in GPU memory, for any library with DLPack or `__cuda_array_interface__`; `numpy()` copies it to the host.
 
@@ -251,13 +275,17 @@ class DeviceArray:
         owner: Any,
         *,
         stream: int | None = None,
-        ready: Callable[[int], None] | None = None,
+        ready: Ready | None = None,
         copy_to_host: Callable[[NDArray[Any], int], None] | None = None,
     ) -> None:
         self.address, self.shape, self.dtype, self.ordinal = address, shape, dtype, ordinal
         self._owner, self._ready, self._copy = owner, ready, copy_to_host
         self._stream = 1 if stream == 0 else stream  # protocols call the legacy stream 1
         self.exported = False
+
+    def written(self, stream: int | None, ready: Ready | None) -> None:
+        """New content comes in the order of `stream`, there when `ready` is; None: it is there."""
+        self._stream, self._ready = 1 if stream == 0 else stream, ready
 
     @property
     def nbytes(self) -> int:
@@ -274,7 +302,7 @@ class DeviceArray:
             return None
         if self._ready is None:
             return self._stream
-        self._ready(consumer)  # the event, not the stream: that may have gone, or have more to do by now
+        self._ready.before(consumer)  # the event, not the stream: that may have gone, or have more to do by now
         return None
 
     def numpy(self) -> NDArray[Any]:
@@ -282,6 +310,8 @@ class DeviceArray:
         if self._copy is None:
             raise UsageError("this array can't be copied to the host")
         target = np.empty(self.shape, self.dtype)
+        if self._ready is not None:
+            self._ready.synchronize()
         self._copy(target, self.address)
         return target
 

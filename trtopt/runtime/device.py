@@ -138,9 +138,14 @@ class Cuda:
             DeviceError: it returned an error code.
         """
         code, *values = getattr(self.functions, function)(*arguments)
+        if code:
+            self.check(function, code)
+        return values[0] if len(values) == 1 else tuple(values) or None
+
+    def check(self, function: str, code: Any) -> None:
+        """Raise DeviceError if `function` answered with an error code."""
         if code and int(code) != _UNLOADING:
             raise DeviceError(f"{function} failed: {self._text(code)}")
-        return values[0] if len(values) == 1 else tuple(values) or None
 
     def _text(self, code: Any) -> str:
         name, text = (self.functions.cudaGetErrorName(code)[1], self.functions.cudaGetErrorString(code)[1])
@@ -174,9 +179,10 @@ class Resource:
         Raises:
             DeviceError: it was freed.
         """
-        if not self._finalizer.alive:
+        raw = self._raw
+        if raw is None:
             raise DeviceError(f"this {self.kind} was freed; it can't be used any more")
-        return self._raw
+        return raw
 
     @property
     def handle(self) -> int:
@@ -185,10 +191,11 @@ class Resource:
 
     @property
     def freed(self) -> bool:
-        return not self._finalizer.alive
+        return self._raw is None
 
     def free(self) -> None:
         """Give it back. A second call does nothing."""
+        self._raw = None
         self._finalizer()
 
     def __enter__(self: _Self) -> _Self:
@@ -213,6 +220,7 @@ class DeviceBuffer(Resource):
     def __init__(self, cuda: Cuda, nbytes: int) -> None:
         self.nbytes = nbytes
         super().__init__(cuda, cuda("cudaMalloc", max(1, nbytes)), "cudaFree")
+        self.address = self.handle  # for who keeps this alive
 
 
 class HostBuffer(Resource):
@@ -249,6 +257,10 @@ class Event(Resource):
     def synchronize(self) -> None:
         """Wait until the work before it is done."""
         self._cuda("cudaEventSynchronize", self.raw)
+
+    def before(self, stream: int) -> None:
+        """Let a stream of anybody's wait for the work before it."""
+        self._cuda("cudaStreamWaitEvent", stream, self.raw, 0)
 
     def milliseconds_since(self, start: Event) -> float:
         """GPU time from `start` to this; both must have been reached."""
@@ -346,6 +358,9 @@ class Device:
         ordinal: its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
         functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
 
+    Attributes:
+        alone: the process sees no other GPU, so that streams and graphs can be used without `use`.
+
     Raises:
         DeviceError: there is no such GPU, or CUDA can't use it.
         MissingDependency: cuda-bindings isn't installed.
@@ -354,7 +369,9 @@ class Device:
     def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
         self.info = info or require_gpu("running an engine", ordinal)
         self.cuda = Cuda(functions)
-        self._process = os.getpid()
+        self._set, self._query = self.cuda.functions.cudaSetDevice, self.cuda.functions.cudaStreamQuery
+        self._ordinal, self._process = self.info.ordinal, os.getpid()
+        self.alone = info is None and len(probe().devices) == 1
         # Held during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
         self.use()
@@ -367,7 +384,9 @@ class Device:
         """
         if os.getpid() != self._process:
             raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
-        self.cuda("cudaSetDevice", self.info.ordinal)
+        (code,) = self._set(self._ordinal)
+        if code:
+            self.cuda.check("cudaSetDevice", code)
 
     def free_memory(self) -> int:
         """Bytes not in use by any process."""
@@ -382,7 +401,7 @@ class Device:
 
     def idle(self, stream: int) -> bool:
         """Whether all work given to a stream of anybody's is done."""
-        return not int(self.cuda.functions.cudaStreamQuery(stream)[0])  # else an error or "not ready": take it as busy
+        return not self._query(stream)[0]  # else an error or "not ready": take it as busy
 
     def is_pinned(self, address: int) -> bool:
         """Whether host memory is page-locked, so that the GPU copies straight from it."""

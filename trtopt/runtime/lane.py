@@ -21,25 +21,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import DeviceError, EngineError, UsageError
-from trtopt.runtime.arrays import DeviceArray, View
-from trtopt.runtime.device import Device, DeviceBuffer, Graph, HostBuffer
+from trtopt.runtime.arrays import DeviceArray, View, like, like_host
+from trtopt.runtime.device import Device, DeviceBuffer, Event, Graph, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
+Places = tuple[int, ...]  # where each input and output is: its address on the GPU, _STAGED or _COPIED
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
 _REMEMBERED = 64  # shapes seen once
-_LATELY = 16  # calls for each shape that has a context, before one of them makes place for another
+_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes place for another
+_ADDRESSES = 4  # graphs for each shape, on average
 _CREATING = threading.Lock()  # TensorRT doesn't say that contexts of one engine may be made side by side
-_STAGED, _COPIED = 0, -1  # how an input gets to the GPU, where it isn't there: copied inside the graph, or before it
+# In pinned memory of the lane's, copied from there or to there inside the graph; or in its GPU memory, copied outside of it.
+_STAGED, _COPIED = 0, -1
 
 
-@dataclass
+@dataclass(slots=True)
+class _Replay:
+    graph: Graph
+    raw: Any
+    used: int = 0  # the number of the call that used it last
+
+
+@dataclass(slots=True)
 class _Bound:
     """A context with its shapes set. `outputs`: None where a shape depends on the data."""
 
@@ -47,13 +57,15 @@ class _Bound:
     key: Key | None = None
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
+    sizes: tuple[int, ...] = ()  # of the outputs, in bytes
+    staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
+    landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
     warm: bool = False  # enqueued once since the shapes were set
     epoch: int = -1
     used: int = 0  # the number of the call that used it last
     addresses: dict[str, int] = field(default_factory=dict)
-    graphs: OrderedDict[tuple[int, ...], Graph | None] = field(default_factory=OrderedDict)
-    seen: set[tuple[int, ...]] = field(default_factory=set)
-    arrays: dict[str, tuple[HostBuffer, NDArray[Any]]] = field(default_factory=dict)
+    graphs: dict[Places, _Replay | None] = field(default_factory=dict)  # None: capturing failed
+    seen: set[Places] = field(default_factory=set)
     allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
 
@@ -71,11 +83,17 @@ class Lane:
         self.device, self.signature = device, signature
         self._loaded, self._memory, self._most = loaded, memory, graphs
         self._cuda = device.cuda
-        self._kinds = self._cuda.functions.cudaMemcpyKind
-        self._to_gpu, self._to_host = self._kinds.cudaMemcpyHostToDevice, self._kinds.cudaMemcpyDeviceToHost
+        kinds = self._cuda.functions.cudaMemcpyKind
+        self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
+        self._launch, self._wait = self._cuda.functions.cudaGraphLaunch, self._cuda.functions.cudaStreamSynchronize
         self.stream = device.stream()
+        self.own, self._raw = self.stream.handle, self.stream.raw
+        self._reads_shapes = any(item.on_host for item in signature.inputs)
         self._scratch = memory.gpu(loaded.scratch_bytes)
         self._done = device.event(timing=False)
+        self._events: dict[int, Event] = {}
+        self._ordinal = device.info.ordinal
+        self._alone = device.alone
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self._epoch = 0
@@ -84,7 +102,8 @@ class Lane:
         self._blocks = Blocks(memory)
         self._allocated: dict[str, Shape] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._fixed: OrderedDict[Key, _Bound] = OrderedDict()
+        self._fixed: dict[Key, _Bound] = {}
+        self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._loose: _Bound | None = self._context()
         self._shares = shares
         self._calls = 0
@@ -95,28 +114,99 @@ class Lane:
     # The call ------------------------------------------------------------------------------------------------------
 
     def run(
-        self, arrays: Sequence[Source], out: Mapping[str, Source] | None = None, stream: int | None = None
-    ) -> dict[str, NDArray[Any] | DeviceArray]:
+        self,
+        arrays: Sequence[Source],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Source] | None = None,
+        stream: int | None = None,
+        example: Any = None,
+    ) -> dict[str, Any]:
         """Infer once on arrays that fit the signature.
+
+        What happens before the launch is kept short; what can be done while the GPU works, is done then.
 
         Args:
             out: arrays to write results into.
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
+            example: an array of the library that new results are made arrays of.
         """
-        self.device.use()  # the current device belongs to the thread
-        self._settle(stream)
-        bound = self._bind(arrays)
+        if not self._alone:
+            self.device.use()  # the current device belongs to the thread
+        if self._dirty or self._behind is not None:
+            self._settle(stream)
+        bound = self._bind(arrays, shapes)
+        target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
-        target = self.stream.handle if stream is None else stream
-        on_gpu = any(isinstance(array, View) for array in arrays)
-        places, kept = self._place(bound, arrays, target)
-        for given in (out or {}).values():
-            if isinstance(given, View):
-                self._await(given, target)
-        results, wanted = self._results(bound, out or {}, on_gpu)
-        places += tuple(wanted)
-        self._go(bound, arrays, places, target)
-        return self._finish(bound, results, out or {}, stream, kept, on_gpu)
+        found = self._place(bound, arrays, target)
+        on_gpu = View in map(type, arrays)
+        waits = stream is None or _STAGED in found or _COPIED in found
+        results: list[Block | Source | None] = []  # of each output; None: an array in host memory, still to be made
+        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
+            given = out.get(tensor.name) if out else None
+            if given is not None:
+                _check_shape(tensor, given, shape)
+                results.append(given)
+            elif on_gpu and shape is not None and not tensor.on_host:
+                results.append(self._blocks.take(size))
+            else:
+                results.append(None)
+            result = results[-1]
+            if isinstance(result, View):
+                self._await(result, target)
+            waits = waits or isinstance(result, np.ndarray) or result is None
+            found.append(_STAGED if isinstance(result, np.ndarray) or result is None else result.address)
+        places = tuple(found)
+        replay = bound.graphs.get(places) or self._capture(bound, arrays, places)
+        if replay is not None:
+            (code,) = self._launch(replay.raw, raw)
+            if code:
+                self._cuda.check("cudaGraphLaunch", code)
+            replay.used = self._calls
+            self.replays += 1
+        else:
+            self.device.use()
+            self._enqueue(bound, arrays, places, target)
+            bound.warm = True
+            self.enqueues += 1
+        return self._finish(bound, results, raw, None if waits else target, example)
+
+    def _finish(
+        self, bound: _Bound, results: Sequence[Block | Source | None], raw: Any, free: int | None, example: Any
+    ) -> dict[str, Any]:
+        """Make the results, and wait for them; or not, where they stay in the order of stream `free`."""
+        wrapped: dict[str, Any] = {}
+        copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        lent = False
+        for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
+            value: Any
+            if isinstance(result, Block):
+                assert shape is not None
+                lent = True
+                value = self._wrap(tensor, result, shape, free)
+                value = value if example is None else like(example, value)
+            elif isinstance(result, View):
+                value = result.owner
+                if isinstance(value, DeviceArray):
+                    value.written(free, None if free is None else self._ready(value.address, free))
+            else:
+                if landing is None:
+                    shape = self._allocated[tensor.name]
+                    landing = self._host[tensor.name].array(tensor.dtype, shape)
+                value = np.empty(landing.shape, tensor.dtype) if result is None else result
+                copies.append((value, landing))
+                value = value if example is None or result is not None else like_host(example, value)
+            wrapped[tensor.name] = value
+        if free is not None:
+            self._cuda("cudaEventRecord", self._done.raw, free)
+            self._behind = free
+        elif not (lent and self._blocks.wait()):
+            (code,) = self._wait(raw)
+            if code:
+                self._cuda.check("cudaStreamSynchronize", code)
+        for array, landing in copies:
+            np.copyto(array, landing)
+        self._dirty = False
+        return wrapped
 
     def _settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -126,145 +216,65 @@ class Lane:
                 self._done.synchronize()
             self._dirty, self._behind = False, None
         elif self._behind is not None and self._behind != stream:
-            self._cuda("cudaStreamWaitEvent", self.stream.raw if stream is None else stream, self._done.raw, 0)
+            self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def _place(self, bound: _Bound, arrays: Sequence[Source], target: int) -> tuple[tuple[int, ...], bool]:
+    def _place(self, bound: _Bound, arrays: Sequence[Source], target: int) -> list[int]:
         """Bring the inputs on their way: for each its address on the GPU, `_STAGED` or `_COPIED`."""
         places: list[int] = []
-        staging = False
-        for tensor, array in zip(self.signature.inputs, arrays):
+        for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
                 if tensor.on_host:
                     raise UsageError(
                         f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
                     )
-                self._await(array, target)
+                if array.stream is not None or array.ordinal != self._ordinal:
+                    self._await(array, target)
                 places.append(array.address)
-                continue
-            staging = True
-            if not tensor.on_host and array.nbytes >= PINNED and self._is_pinned(array):
-                self._copy(self._gpu[tensor.name].handle, array.ctypes.data, array.nbytes, self._to_gpu, target)
+            elif not tensor.on_host and array.nbytes >= PINNED and (address := self._pinned(array)):
+                self._copy(self._gpu[tensor.name].handle, address, array.nbytes, self._to_gpu, target)
                 places.append(_COPIED)
             else:
-                np.copyto(self._seen_as(bound, tensor, array.shape), array)
+                np.copyto(staging, array)
                 places.append(_STAGED)
-        return tuple(places), staging
+        return places
 
-    def _seen_as(self, bound: _Bound, tensor: Tensor, shape: Shape) -> NDArray[Any]:
-        """The tensor's pinned memory as an array; making one anew takes microseconds."""
-        held = self._host[tensor.name]
-        known = bound.arrays.get(tensor.name)
-        if known is None or known[0] is not held or known[1].shape != shape:
-            known = bound.arrays[tensor.name] = held, held.array(tensor.dtype, shape)
-        return known[1]
-
-    def _is_pinned(self, array: NDArray[Any]) -> bool:
-        owner = array
-        while isinstance(owner.base, np.ndarray):
+    def _pinned(self, array: NDArray[Any]) -> int:
+        """The array's address if it is whole and page-locked, else 0."""
+        owner: Any = array
+        while isinstance(owner, np.ndarray):
             owner = owner.base
-        if owner.flags.owndata or not array.flags.c_contiguous:  # NumPy's own memory: asking CUDA takes microseconds
-            return False
-        return self.device.is_pinned(array.ctypes.data)
+        if owner is None or not array.flags.c_contiguous:  # NumPy's own memory: asking CUDA takes microseconds
+            return 0
+        address: int = array.__array_interface__["data"][0]
+        return address if isinstance(owner, HostBuffer) or self.device.is_pinned(address) else 0
 
     def _await(self, array: View, target: int) -> None:
         """Order what is given to `target` after the work that makes `array`."""
-        if array.ordinal != self.device.info.ordinal:
-            raise UsageError(
-                f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self.device.info.ordinal}"
-            )
+        if array.ordinal != self._ordinal:
+            raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None and array.stream != target and not self.device.idle(array.stream):
             self._cuda("cudaEventRecord", self._done.raw, array.stream)
             self._cuda("cudaStreamWaitEvent", target, self._done.raw, 0)
 
-    def _results(self, bound: _Bound, out: Mapping[str, Source], on_gpu: bool) -> tuple[list[Block | None], list[int]]:
-        """Where each result goes: GPU memory (lent, or the caller's: its address), or the host (0)."""
-        blocks: list[Block | None] = []
-        places: list[int] = []
-        for tensor, shape in zip(self.signature.outputs, bound.outputs):
-            given = out.get(tensor.name)
-            if given is not None and shape is not None and tuple(given.shape) != shape:
-                raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
-            block = None
-            if isinstance(given, View):
-                places.append(given.address)
-            elif given is None and on_gpu and shape is not None and not tensor.on_host:
-                block = self._blocks.take(tensor.nbytes(shape))
-                places.append(block.buffer.handle)
-            else:
-                places.append(0)
-            blocks.append(block)
-        return blocks, places
-
-    def _go(self, bound: _Bound, arrays: Sequence[Source], places: tuple[int, ...], target: int) -> None:
-        graph = bound.graphs.get(places)
-        if graph is None and places not in bound.graphs and self._worth(bound, places):
-            graph = self._capture(bound, arrays, places)
-        if graph is not None:
-            bound.graphs.move_to_end(places)
-            self._cuda("cudaGraphLaunch", graph.raw, target)
-            self.replays += 1
-            return
-        self._enqueue(bound, arrays, places, target)
-        bound.warm = True
-        self.enqueues += 1
-
-    def _finish(
-        self,
-        bound: _Bound,
-        blocks: Sequence[Block | None],
-        out: Mapping[str, Source],
-        stream: int | None,
-        staging: bool,
-        on_gpu: bool,
-    ) -> dict[str, NDArray[Any] | DeviceArray]:
-        """Wait for the results (or not: on a caller's stream with nothing on the host) and wrap them."""
-        outputs = self.signature.outputs
-        shapes = [self._allocated[item.name] if shape is None else shape for item, shape in zip(outputs, bound.outputs)]
-        free = (
-            stream is not None
-            and not staging
-            and all(block is not None or isinstance(out.get(item.name), View) for item, block in zip(outputs, blocks))
-        )
-        wrapped: dict[str, Any] = {}
-        for tensor, block, shape in zip(outputs, blocks, shapes):
-            given = out.get(tensor.name)
-            if block is not None:
-                wrapped[tensor.name] = self._wrap(tensor, block, shape, stream if free else None)
-            elif isinstance(given, View):
-                wrapped[tensor.name] = given.owner
-            else:
-                wrapped[tensor.name] = np.empty(shape, tensor.dtype) if given is None else given
-        if free:
-            self._cuda("cudaEventRecord", self._done.raw, stream)
-            self._behind = stream
-        else:
-            self._cuda("cudaStreamSynchronize", self.stream.raw if stream is None else stream)
-            for tensor, block, shape in zip(outputs, blocks, shapes):
-                if block is None and not isinstance(out.get(tensor.name), View):
-                    np.copyto(wrapped[tensor.name], self._seen_as(bound, tensor, shape))
-        self._dirty = False
-        return wrapped
-
     def _wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
-        cuda, done = self._cuda, None
-        if stream is not None:
-            done = self.device.event(timing=False)
-            cuda("cudaEventRecord", done.raw, stream)
+        done = None if stream is None else self._ready(block.address, stream)
+        cuda, to_host = self._cuda, self._to_host
 
-        def ready(consumer: int) -> None:
-            if done is not None:
-                cuda("cudaStreamWaitEvent", consumer, done.raw, 0)
-
-        def to_host(target: NDArray[Any], address: int) -> None:
-            if done is not None:
-                done.synchronize()
-            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, self._kinds.cudaMemcpyDeviceToHost)
+        def copy(target: NDArray[Any], address: int) -> None:
+            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
         return DeviceArray(
-            block.buffer.handle, shape, tensor.dtype, self.device.info.ordinal, block, stream=stream, ready=ready,
-            copy_to_host=to_host,
-        )  # fmt: skip
+            block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=copy
+        )
+
+    def _ready(self, address: int, stream: int) -> Event:
+        """An event after what `stream` has to do by now. One for each address: results there follow one another."""
+        event = self._events.get(address)
+        if event is None:
+            event = self._events[address] = self.device.event(timing=False)
+        self._cuda("cudaEventRecord", event.raw, stream)
+        return event
 
     # Contexts ------------------------------------------------------------------------------------------------------
 
@@ -272,18 +282,14 @@ class Lane:
         with _CREATING:
             return _Bound(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
 
-    def _bind(self, arrays: Sequence[Source]) -> _Bound:
+    def _bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> _Bound:
         """A context set up for these shapes and values."""
-        inputs = self.signature.inputs
-        key: Key = (
-            tuple(array.shape for array in arrays),
-            tuple(np.asarray(array).tobytes() for item, array in zip(inputs, arrays) if item.on_host),
-        )
-        bound = self._fixed.get(key)
-        if bound is None:
-            bound = self._another(key)
-        else:
-            self._fixed.move_to_end(key)
+        values: tuple[bytes, ...] = ()
+        if self._reads_shapes:
+            pairs = zip(self.signature.inputs, arrays)
+            values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
+        key = shapes, values
+        bound = self._fixed.get(key) or self._another(key)
         self._calls += 1
         bound.used = self._calls
         if bound.key != key or bound.epoch != self._epoch:
@@ -312,7 +318,7 @@ class Lane:
         """Whether another shape may stay. One that was used lately isn't put out: that would cost more than it gains."""
         if len(self._fixed) < self._most:
             return True
-        key, oldest = next(iter(self._fixed.items()))
+        key, oldest = min(self._fixed.items(), key=lambda item: item[1].used)
         if self._calls - oldest.used < _LATELY * self._most:
             return False
         self._settle(None)
@@ -321,18 +327,20 @@ class Lane:
         return True
 
     def _drop(self, bound: _Bound) -> None:
-        for graph in bound.graphs.values():
-            if graph is not None:
-                graph.free()
+        for replay in bound.graphs.values():
+            if replay is not None:
+                replay.graph.free()
         bound.graphs.clear()
         bound.seen.clear()
 
     def _set_up(self, bound: _Bound, key: Key, arrays: Sequence[Source]) -> None:
+        self.device.use()
         bound.key = None  # until it is complete: an error on the way must not leave half of it in force
         self._drop(bound)
         bound.addresses.clear()
         bound.warm = False
         shapes, context = key[0], bound.context
+        inputs, outputs = self.signature.inputs, self.signature.outputs
         number = self.signature.profile(shapes)
         if bound.profile is None:
             bound.profile = max(0, int(context.active_optimization_profile))
@@ -342,7 +350,7 @@ class Lane:
             self.stream.synchronize()
             bound.profile = number
         self._room_at_once(context, number)
-        for tensor, shape, array in zip(self.signature.inputs, shapes, arrays):
+        for tensor, shape, array in zip(inputs, shapes, arrays):
             self._room(tensor, shape)
             if tensor.on_host:
                 np.copyto(self._host[tensor.name].array(tensor.dtype, shape), np.asarray(array))
@@ -353,15 +361,25 @@ class Lane:
         if missing:
             raise EngineError(f"TensorRT can't infer the output shapes; it lacks {', '.join(map(str, missing))}")
         found: list[Shape | None] = []
-        for tensor in self.signature.outputs:
+        for tensor in outputs:
             shape = tuple(int(size) for size in context.get_tensor_shape(tensor.name))
             if min(shape, default=0) < 0:
+                self._unsized.add(tensor.name)  # after a run, 8.6 gives that run's shape here
+            if tensor.name in self._unsized:
                 self._allocate(bound, tensor)
                 found.append(None)
             else:
                 self._room(tensor, shape)
                 found.append(shape)
         bound.outputs, bound.key, bound.epoch = tuple(found), key, self._epoch
+        bound.sizes = tuple(0 if shape is None else tensor.nbytes(shape) for tensor, shape in zip(outputs, found))
+        bound.staging = tuple(
+            self._host[tensor.name].array(tensor.dtype, shape) for tensor, shape in zip(inputs, shapes)
+        )
+        bound.landing = tuple(
+            None if shape is None else self._host[tensor.name].array(tensor.dtype, shape)
+            for tensor, shape in zip(outputs, found)
+        )
 
     def _allocate(self, bound: _Bound, tensor: Tensor) -> None:
         """Let TensorRT ask for the memory of an output whose shape depends on the data."""
@@ -434,7 +452,7 @@ class Lane:
 
     # Launching -----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, bound: _Bound, arrays: Sequence[Source], places: tuple[int, ...], target: int) -> None:
+    def _enqueue(self, bound: _Bound, arrays: Sequence[Source], places: Places, target: int) -> None:
         """Copies in, the inference, copies out: given to `target`, or captured from it."""
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for tensor, array, place in zip(inputs, arrays, places):
@@ -484,11 +502,11 @@ class Lane:
         if nbytes:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
-    def _worth(self, bound: _Bound, places: tuple[int, ...]) -> bool:
+    def _worth(self, bound: _Bound, places: Places) -> bool:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
         if not self._most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
             return False
-        foreign = any(place not in (_STAGED, _COPIED) for place in places)
+        foreign = any(place > 0 for place in places)
         if not foreign or places in bound.seen:
             return bound is not self._loose or not self._shares
         if len(bound.seen) > _REMEMBERED:
@@ -496,34 +514,49 @@ class Lane:
         bound.seen.add(places)
         return False
 
-    def _capture(self, bound: _Bound, arrays: Sequence[Source], places: tuple[int, ...]) -> Graph | None:
-        kept = sum(len(item.graphs) for item in self._fixed.values())
-        if kept >= 4 * self._most:  # one shape may meet several addresses
-            for item in (*self._fixed.values(), bound):
-                if item.graphs:
-                    _, old = item.graphs.popitem(last=False)
-                    if old is not None:
-                        self.stream.synchronize()
-                        old.free()
-                    break
+    def _capture(self, bound: _Bound, arrays: Sequence[Source], places: Places) -> _Replay | None:
+        """A new CUDA graph for these places, if it is worth one and there is room."""
+        if places in bound.graphs or not self._worth(bound, places) or not self._graph_for_one_more():
+            return None
+        self.device.use()
         try:
             with self.device.capturing:
-                graph = self.stream.capture(lambda: self._enqueue(bound, arrays, places, self.stream.handle))
+                graph = self.stream.capture(lambda: self._enqueue(bound, arrays, places, self.own))
         except (DeviceError, EngineError) as error:
             self.note = f"plain enqueues: capturing a CUDA graph failed: {error}"
             bound.graphs[places] = None
             return None
-        bound.graphs[places] = graph
+        replay = bound.graphs[places] = _Replay(graph, graph.raw)
         self.captures += 1
-        return graph
+        return replay
 
-    def bare(self, arrays: Sequence[Source]) -> tuple[Callable[[], None], bool, str]:
+    def _graph_for_one_more(self) -> bool:
+        """One shape may meet many addresses. A graph that was used lately isn't put out, as with contexts."""
+        most = _ADDRESSES * self._most
+        kept = [
+            (replay.used, bound, places)
+            for bound in self._fixed.values()
+            for places, replay in bound.graphs.items()
+            if replay is not None
+        ]
+        if len(kept) < most:
+            return True
+        used, bound, places = min(kept, key=lambda item: item[0])
+        if self._calls - used < _LATELY * most:
+            return False
+        old = bound.graphs.pop(places)
+        assert old is not None
+        self.stream.synchronize()
+        old.graph.free()
+        return True
+
+    def bare(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
         """To measure with: copy the inputs in, and give a function that launches the inference alone, with results left in
         this lane's GPU memory; whether that is a CUDA graph, and if not, why."""
         self._settle(None)
-        bound = self._bind(arrays)
-        target = self.stream.handle
-        places, _ = self._place(bound, arrays, target)
+        bound = self._bind(arrays, shapes)
+        target = self.own
+        places = tuple(self._place(bound, arrays, target))
         self._enqueue(bound, arrays, (*places, *[0] * len(bound.outputs)), target)
         self.stream.synchronize()
         outputs = [
@@ -565,6 +598,11 @@ class Lane:
             held.free()
         self._gpu.clear()
         self._host.clear()
+
+
+def _check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
+    if shape is not None and tuple(given.shape) != shape:
+        raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
 
 
 def check_out(signature: Signature, out: Mapping[str, Any]) -> None:

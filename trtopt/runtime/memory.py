@@ -56,13 +56,23 @@ class Memory:
 class Block:
     """Device memory lent for one result. It goes back when nothing refers to it any more."""
 
-    __slots__ = ("__weakref__", "_home", "buffer")
+    __slots__ = ("__weakref__", "_home", "address", "buffer")
 
     def __init__(self, buffer: DeviceBuffer, home: deque[DeviceBuffer]) -> None:
-        self.buffer, self._home = buffer, home
+        self.buffer, self.address, self._home = buffer, buffer.address, home
 
     def __del__(self) -> None:
         self._home.append(self.buffer)
+
+
+class _Size:
+    """The blocks of one size: those that can be lent, and those whose readers may still run."""
+
+    __slots__ = ("ready", "returned")
+
+    def __init__(self) -> None:
+        self.ready: deque[DeviceBuffer] = deque()
+        self.returned: deque[DeviceBuffer] = deque()
 
 
 class Blocks:
@@ -74,15 +84,33 @@ class Blocks:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._returned: dict[int, deque[DeviceBuffer]] = {}
-        self._ready: dict[int, deque[DeviceBuffer]] = {}
-        self._made: dict[int, int] = {}
+        self._sizes: dict[int, _Size] = {}
+        self._short: _Size | None = None
 
     def take(self, nbytes: int) -> Block:
-        returned = self._returned.setdefault(nbytes, deque())
-        ready = self._ready.setdefault(nbytes, deque())
-        if not ready and len(returned) >= _ROTATING:
-            self._memory.device.synchronize()
-            while returned:
-                ready.append(returned.popleft())
-        return Block(ready.popleft() if ready else self._memory.gpu(nbytes), returned)
+        size = self._sizes.get(nbytes)
+        if size is None:
+            size = self._sizes[nbytes] = _Size()
+        if not size.ready and len(size.returned) >= _ROTATING:
+            self._rest(size)
+        buffer = size.ready.popleft() if size.ready else self._memory.gpu(nbytes)
+        if not size.ready:
+            self._short = size
+        return Block(buffer, size.returned)
+
+    def wait(self) -> bool:
+        """To be called where the stream would be waited for: wait for the whole device, if that lends blocks again.
+
+        Returns: whether it did.
+        """
+        size, self._short = self._short, None
+        if size is None or len(size.returned) < _ROTATING - 1:
+            return False
+        self._rest(size)
+        return True
+
+    def _rest(self, size: _Size) -> None:
+        came = len(size.returned)  # what comes back from now on may have readers that start later
+        self._memory.device.synchronize()
+        for _ in range(came):
+            size.ready.append(size.returned.popleft())

@@ -12,6 +12,7 @@ import numpy as np
 
 from trtopt.runtime.device import Event
 from trtopt.runtime.lane import Lane, Source
+from trtopt.runtime.tensors import Shape
 
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
 
@@ -52,9 +53,11 @@ class Timing:
         return asdict(self)
 
 
-def time_lane(lane: Lane, arrays: Sequence[Source], iterations: int = 100, warmup: int = 10) -> Timing:
+def time_lane(
+    lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
+) -> Timing:
     """Measure inference alone on `arrays`, which are copied to the GPU once."""
-    launch, graph, note = lane.bare(arrays)
+    launch, graph, note = lane.bare(arrays, shapes)
     stream = lane.stream
     for _ in range(warmup):
         launch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -15,6 +16,21 @@ _LOOK = 1.0  # seconds between looks for what got lost
 _CLOSED = "this session is closed; open the engine again"
 
 
+class _Token:
+    """Lives as long as its thread. (Thread numbers are used again, and current_thread() keeps foreign threads alive.)"""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.token = _Token()
+        self.thread = weakref.ref(self.token)
+
+
+_here = _Here()
+
+
 class Waiter(Generic[T]):
     """Somebody's place in the queue. `called` runs once, from any thread, when `item` is there or the end has come."""
 
@@ -23,7 +39,7 @@ class Waiter(Generic[T]):
     def __init__(self, wanted: Callable[[T], bool] | None, called: Callable[[], object]) -> None:
         self.wanted, self.called = wanted, called
         self.item: T | None = None
-        self.thread = threading.current_thread()
+        self.thread = _here.thread
 
 
 class Turns(Generic[T]):
@@ -38,13 +54,12 @@ class Turns(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], most: int, *, owned: bool = False) -> None:
         self._make, self.most, self._owned = make, most, owned
-        self._holders: dict[int, tuple[threading.Thread, T]] = {}
+        self._holders: dict[weakref.ref[_Token], T | None] = {}  # None: being made
         self._lock = threading.Lock()
         self._returned = threading.Condition(self._lock)
         self._free: list[T] = []
         self._waiting: deque[Waiter[T]] = deque()
         self._made = 0
-        self._out = 0
         self._closed = False
 
     def take(self, wanted: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
@@ -54,6 +69,11 @@ class Turns(Generic[T]):
             Busy: none came free in time.
             DeviceError: `close` was called.
         """
+        if wanted is None:  # the common case, short: it stands between every call and its launch
+            thread = _here.thread
+            with self._lock:
+                if self._free and not self._waiting and not self._closed and thread not in self._holders:
+                    return self._hand(-1, thread)
         got = self._now(wanted)
         if got is not None:
             return got
@@ -111,10 +131,10 @@ class Turns(Generic[T]):
     def give(self, item: T) -> None:
         """Give an item back."""
         with self._lock:
-            self._holders.pop(id(item), None)
+            if self._owned and self._holders.pop(_here.thread, None) is not item:
+                raise RuntimeError("given back by a thread that didn't take it")
             self._free.append(item)
-            self._out -= 1
-            served = self._serve()
+            served = self._serve() if self._waiting else []
             if self._closed:
                 self._returned.notify_all()
         _tell(served)
@@ -145,8 +165,8 @@ class Turns(Generic[T]):
         """
         self.refuse(not finish)
         with self._lock:
-            self._reclaim(threading.current_thread())  # who closes isn't in a call
-            while self._out or self._waiting:
+            self._reclaim(_here.thread)  # who closes isn't in a call
+            while len(self._free) < self._made or self._waiting:
                 self._returned.wait(_LOOK)
                 self._reclaim()
             items, self._free = self._free, []
@@ -157,26 +177,27 @@ class Turns(Generic[T]):
             if self._closed:
                 raise DeviceError(_CLOSED)
             if self._owned:
-                self._reclaim(threading.current_thread())
+                self._reclaim(_here.thread)
             if not self._waiting:
                 for index in range(len(self._free) - 1, -1, -1):  # the last used one has the warmest memory
                     if wanted is None or wanted(self._free[index]):
-                        return self._hand(self._free.pop(index))
+                        return self._hand(index, _here.thread)
             if self._made >= self.most:
                 return None
             number = self._made
+            if self._owned:
+                self._holders[_here.thread] = None
             self._made += 1
-            self._out += 1
         try:
             item = self._make(number)
         except BaseException:
             with self._lock:
+                self._holders.pop(_here.thread, None)
                 self._made -= 1
-                self._out -= 1
             raise
+        if self._owned:
+            self._holders[_here.thread] = item
         if wanted is None or wanted(item):
-            if self._owned:
-                self._holders[id(item)] = threading.current_thread(), item
             return item
         self.give(item)
         return self._now(wanted)
@@ -189,16 +210,17 @@ class Turns(Generic[T]):
                 break
             for index, item in enumerate(self._free):
                 if waiter.wanted is None or waiter.wanted(item):
-                    waiter.item = self._hand(self._free.pop(index), waiter.thread)
+                    waiter.item = self._hand(index, waiter.thread)
                     self._waiting.remove(waiter)
                     served.append(waiter)
                     break
         return served
 
-    def _hand(self, item: T, thread: threading.Thread | None = None) -> T:
+    def _hand(self, index: int, thread: weakref.ref[_Token]) -> T:
+        item = self._free[index]
         if self._owned:
-            self._holders[id(item)] = thread or threading.current_thread(), item
-        self._out += 1
+            self._holders[thread] = item  # first: what is in neither place, an exception thrown in here would lose
+        del self._free[index]
         return item
 
     def _find(self) -> None:
@@ -207,12 +229,15 @@ class Turns(Generic[T]):
             served = self._serve()
         _tell(served)
 
-    def _reclaim(self, asking: threading.Thread | None = None) -> None:
+    def _reclaim(self, asking: weakref.ref[_Token] | None = None) -> None:
         """Take back what is held by threads that ended, or by the one that asks for another. The lock is held."""
-        lost = [key for key, (thread, _) in self._holders.items() if thread is asking or not thread.is_alive()]
-        for key in lost:
-            self._free.append(self._holders.pop(key)[1])
-            self._out -= 1
+        for thread in [key for key in self._holders if key is asking or key() is None]:
+            item = self._holders[thread]
+            if item is None:
+                self._made -= 1
+            elif not any(item is free for free in self._free):
+                self._free.append(item)
+            del self._holders[thread]
 
 
 def _tell(waiters: list[Waiter[T]]) -> None:
