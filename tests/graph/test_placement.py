@@ -123,6 +123,20 @@ def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_
     assert "r1" not in find_points(net.model("scaled")).reads
 
 
+def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
+    net = Net()
+    net.add("Relu", "x", out="start")
+    net.conv("start", "a1")
+    net.add("Add", "start", "a1", out="sum")
+    net.add("Relu", "sum", out="end")
+    net.add("ReduceMean", "end", out="pooled", axes=[2, 3])
+    assert find_points(net.model("pooled")).reads["end"] == (("pooled_node", 0),)
+    unquantized = Net()
+    unquantized.add("Add", "x", "x", out="sum")
+    unquantized.add("ReduceMean", "sum", out="pooled", axes=[2, 3])
+    assert find_points(unquantized.model("pooled")).reads == {}
+
+
 def test_what_does_not_pay_is_kept_with_its_reason() -> None:
     net = Net()
     net.conv("x", "first", (8, 32, 1, 1))
