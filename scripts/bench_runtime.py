@@ -1,6 +1,6 @@
 """What the runtime session costs, beside bare loops, Polygraphy and PyTorch; and whether it stands stress. One table.
 
-    PY scripts/bench_runtime.py FOLDER [--parts latency,lite0,resnet,stress] [--calls N] [--devices all] [--level N]
+    PY scripts/bench_runtime.py FOLDER [--parts latency,lite0,resnet,stress,leak] [--calls N] [--devices all] [--level N]
 
 FOLDER holds model.onnx, calib.json and photos.npz (scripts/gpu_inputs writes them), and, for ResNet-50, resnet50.onnx,
 resnet50.calib.json and torch.json (scripts/bench_torch.py). Engines and the timing cache are kept in FOLDER/engines, so parts
@@ -14,6 +14,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from trtopt.runtime.device import Device, probe
 from trtopt.runtime.smi import clocks, others
 from trtopt.session import Session
 
-PARTS = ("latency", "lite0", "resnet", "stress")
+PARTS = ("latency", "lite0", "resnet", "stress", "leak")
 ONE, MANY = (1, 3, 224, 224), (32, 3, 224, 224)
 SHAPES = "input:1x3x224x224,1x3x224x224,8x3x224x224"
 LANES = (1, 2, 3, 4, 8)
@@ -285,6 +286,47 @@ class Bench:
         if self.every_gpu:
             self._scaling(path, name, output, mix)
 
+    def leak(self) -> None:
+        """100,000 calls of every kind: what the process and the GPU hold afterwards, against after the first 10,000."""
+        path, arrays = self.single, [self.batch(size) for size in (1, 2, 3, 8)]
+        with Session(path) as session, watchdog(2 * PATIENCE, "100,000 calls", show):
+            (name,) = [item.name for item in session.inputs]
+            pinned = session.pinned(name, ONE)
+            pinned[...] = arrays[0]
+            calls: list[Callable[[], object]] = [
+                *(lambda array=array: session.run({name: array}) for array in arrays),  # type: ignore[misc]
+                lambda: session.run({name: pinned}),
+                lambda: session.submit({name: arrays[0]}).result(),
+            ]
+            calls += self._on_gpu(session, name, arrays[0])
+            device = Device(0)
+            seen: list[tuple[int, int, int]] = []
+            for count in (10_000, 90_000):
+                for index in range(count):
+                    calls[index % len(calls)]()
+                device.synchronize()
+                gc.collect()
+                seen.append((device.free_memory(), _resident(), session.memory().gpu))
+            (free, resident, held), (free_after, resident_after, held_after) = seen
+            note(
+                f"{len(calls)} kinds of calls, after 10,000 and 100,000: GPU memory free",
+                f"{free} and {free_after} bytes",
+            )
+            note("GPU memory taken in between", f"{free - free_after} bytes", "flat", free - free_after <= FLAT)
+            note("held by the session", f"{held} and {held_after} bytes", "flat", held == held_after)
+            grown = resident_after - resident
+            note("resident memory of the process, grown by", f"{grown >> 10} KiB", "< 8 MiB", grown < 8 << 20)
+
+    def _on_gpu(self, session: Any, name: str, array: NDArray[Any]) -> list[Callable[[], object]]:
+        try:
+            cupy = importlib.import_module("cupy")
+            given, stream = cupy.asarray(array), cupy.cuda.Stream(non_blocking=True)
+            cupy.cuda.Device().synchronize()
+        except Exception as error:
+            note("calls with CuPy", f"can't run here: {type(error).__name__}: {str(error)[:150]}")
+            return []
+        return [lambda: session.run({name: given}), lambda: session.run({name: given}, stream=stream)]
+
     def _errors(self, found: Outcome) -> None:
         for text in sorted(set(found.errors))[:3]:
             note("an error", text[:300], "none", False)
@@ -346,6 +388,12 @@ class Bench:
                 self._errors(found)
                 rates.append(found.rate)
         at_least(f"{gpus} GPUs against one, one process", rates[1] / rates[0], 0.95 * gpus)
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has."""
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * os.sysconf("SC_PAGESIZE")
 
 
 def main() -> int:
