@@ -14,7 +14,7 @@ from test_runner import LIST, fixed_batch, listed, measured, plain
 from world import World, samples
 
 import trtopt
-from trtopt.errors import BackendError, CalibrationError, MissingDependency, WorkerDied
+from trtopt.errors import BackendError, CalibrationError, DeviceError, MissingDependency, WorkerDied
 from trtopt.jobs import cluster as module
 from trtopt.jobs.cluster import Cluster
 from trtopt.jobs.joblist import load_jobs
@@ -37,6 +37,7 @@ def ray() -> Iterator[Any]:
         found.init(
             address="local",
             num_cpus=2,
+            num_gpus=2,  # Ray only counts them
             include_dashboard=False,
             object_store_memory=200 << 20,
             log_to_driver=False,
@@ -107,7 +108,7 @@ def test_samples_are_staged_on_the_cluster_and_models_sent_once(ray: Any, world:
     engine = Cluster("auto", 1)
     assert engine.slots == 4
     for data in (arrays, photos):
-        opened = open_samples(data, model.inputs, 1)
+        opened = open_samples(data, model.inputs, 1, world.folder / "arrays")
         source = engine.stage(opened.samples.part(1, 3)).result(60)
         found = engine.observe(model, source, 1, 2).result(120)
         assert found["samples"] == 2
@@ -116,6 +117,27 @@ def test_samples_are_staged_on_the_cluster_and_models_sent_once(ray: Any, world:
     with pytest.raises(CalibrationError, match="the data changed"):
         engine.observe(model, engine.stage(opened.samples.part(0, 2)).result(60), 0, 3).result(120)
     engine.close()
+
+
+def test_each_shard_takes_a_gpu(ray: Any, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnx2pytorch")
+    (data, *_) = (job.data for job in load_jobs(listed(world)))
+    model = open_model(world.model, (), world.folder / "folded")
+    engine = Cluster("auto", 1, "cpu")  # PyTorch has no other device here
+    assert engine.slots == 4
+    identity = engine.identity()
+    assert identity and identity["device"] == "cpu"
+    source = engine.stage(open_samples(data, model.inputs, 1, world.folder / "arrays").samples.part(0, 4)).result(60)
+    found = engine.observe(model, source, 0, 4).result(120)
+    assert found["samples"] == 4 and found["versions"].items() >= identity.items()
+    engine.close()
+    assert Cluster("auto", 1).identity() is None
+    text = 'device = "cuda"\n' + LIST
+    with pytest.raises(DeviceError, match="PyTorch can't use the device 'cuda'"):  # as a worker found
+        trtopt.run_jobs(listed(world, text), workers=1, threads=1, ray="auto")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    with pytest.raises(BackendError, match="the Ray cluster has no GPU"):
+        trtopt.run_jobs(listed(world, text), workers=1, threads=1, ray="auto")
 
 
 def test_too_many_threads_for_the_cluster_are_refused(ray: Any, world: World) -> None:

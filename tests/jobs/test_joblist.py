@@ -78,7 +78,7 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
     [
         ('output = "tables"', "output = ", "not TOML"),
         ('output = "tables"', "output = 3", "output is 3; a text is needed"),
-        ('output = "tables"', 'outputs = "tables"', "unknown key outputs; known: output, data, job"),
+        ('output = "tables"', 'outputs = "tables"', "unknown key outputs; known: output, device, data, job"),
         ("limit = 5", "limits = 5", r"\[data.photos\]: unknown key limits; known: images, data, preprocess, limit"),
         ("limit = 5", "limit = 0", r"\[data.photos\]: limit is 0; a whole number from 1"),
         ("limit = 5", "limit = true", "limit is True; a whole number"),

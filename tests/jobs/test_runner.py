@@ -250,6 +250,24 @@ def test_a_worker_that_dies_fails_its_job_alone(world: World) -> None:
     assert trtopt.run_jobs(sharing, workers=2).ok
 
 
+def test_compressed_arrays_are_unpacked_once_and_not_kept(world: World) -> None:
+    with np.load(world.arrays) as arrays:
+        np.savez_compressed(world.folder / "packed.npz", **arrays)
+    text = LIST.replace("data.npz", "packed.npz").replace('["arrays", "photos"]', '"arrays"')
+    inputs = work.open_model(world.model, (), world.folder / "folded").inputs
+    (job, _) = runner.load_jobs(listed(world, text))
+    opened = work.open_samples(job.data, inputs, 1, world.folder / "unpacked")
+    assert len(list((world.folder / "unpacked").rglob("*.npy"))) == 1
+    os.unlink(world.folder / "packed.npz")  # a shard reads the unpacked file
+    assert len(work.decode(opened.samples.part(8, 24))["x"]) == 16
+    with np.load(world.arrays) as arrays:
+        np.savez_compressed(world.folder / "packed.npz", **arrays)
+    result = trtopt.run_jobs(listed(world, text), shard=10, workers=2)
+    assert result.ok and result.observed == 4
+    assert measured(result.jobs[0].output) == plain(world, data=world.arrays)
+    assert not list((world.folder / "jobs.state" / "scratch").glob("*"))
+
+
 def test_noise_is_refused_unless_the_list_insists(world: World) -> None:
     np.savez(world.arrays, x=np.random.default_rng(0).random((20, 3, 32, 32), np.float32))
     text = LIST.replace('["arrays", "photos"]', '"arrays"').replace('["auto", "entropy"]', '"auto"')
@@ -386,7 +404,7 @@ def test_too_many_threads_are_told(world: World) -> None:
 
 
 def test_shards_of_other_versions_are_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "versions", lambda: {**work.versions(), "onnxruntime": "1.0"})
+    monkeypatch.setattr(runner, "versions", lambda engine: {**work.versions(engine), "onnxruntime": "1.0"})
     result = trtopt.run_jobs(listed(world), workers=1)
     assert {(job.error or {}).get("type") for job in result.jobs} == {"CalibrationError"}
     has((result.jobs[0].error or {})["message"], "'onnxruntime': '1.0'", "install the same versions")

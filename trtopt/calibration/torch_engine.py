@@ -149,6 +149,12 @@ def engine_identity(device: str) -> dict[str, str]:
     }
 
 
+def gpu_names() -> tuple[str, ...]:
+    """Of the GPUs that PyTorch sees, by number."""
+    torch = require("torch", _EXTRA, "calibrating in PyTorch")
+    return tuple(str(torch.cuda.get_device_name(number)) for number in range(torch.cuda.device_count()))
+
+
 def _usable(torch: Any, device: str) -> Any:
     try:
         found = torch.device(device)

@@ -18,9 +18,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.torch_engine import engine_identity
 from trtopt.data import ImageBatches
 from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
 from trtopt.jobs.engines import Memory
+from trtopt.jobs.gpus import HOST_MEMORY
 from trtopt.jobs.machine import cores
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
@@ -31,15 +33,17 @@ class Cluster:
     """An `Engine`. Each shard takes `threads` CPUs, and is placed where the memory it needs is free.
 
     Args:
+        device: for PyTorch, "cuda": each shard takes a GPU, too, which Ray gives to no other meanwhile; None: ONNX Runtime
+            runs models on the CPU.
         address: of the cluster; "auto": $RAY_ADDRESS, else a cluster on this machine, else a new one for this run; "local":
             a new one.
 
     Raises:
         MissingDependency: Ray isn't installed.
-        BackendError: the cluster can't be reached or started, or has too few CPUs.
+        BackendError: the cluster can't be reached or started, has too few CPUs, or no GPU where one is needed.
     """
 
-    def __init__(self, address: str, threads: int) -> None:
+    def __init__(self, address: str, threads: int, device: str | None = None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
         self._ray: Any = require("ray", "ray", "--ray")
         self._own = not self._ray.is_initialized()
@@ -52,13 +56,26 @@ class Cluster:
             raise BackendError(
                 f"the Ray cluster has {resources.get('CPU', 0):g} CPUs; a worker with --threads {threads} needs as many"
             )
-        self.slots = 2 * max(1, int(resources["CPU"]) // threads)  # as many again wait, so that no worker does
+        gpus = int(resources.get("GPU", 0))
+        if device is not None and not gpus:
+            self.close()
+            raise BackendError('the Ray cluster has no GPU; drop device = "cuda" from the list, or add nodes that have')
+        at_once = max(1, int(resources["CPU"]) // threads)
+        self.slots = 2 * (
+            at_once if device is None else min(at_once, gpus)
+        )  # as many again wait, so that no worker does
+        self._device = device
         self._most = min(
             (int(node["Resources"].get("memory", 0)) for node in self._ray.nodes() if node["Alive"]), default=0
         )
         self._memory = Memory(lambda: None)
         remote = self._ray.remote(num_cpus=threads, max_retries=_RETRIES)
-        self._observe, self._decode = remote(_observe_remote), remote(decode)
+        with_gpu = self._ray.remote(num_cpus=threads, num_gpus=0 if device is None else 1, max_retries=_RETRIES)
+        self._observe, self._identity, self._decode = (
+            with_gpu(_observe_remote),
+            with_gpu(engine_identity),
+            remote(decode),
+        )
         self._models: dict[Path, Any] = {}
         self._pending: dict[Future[Any], Any] = {}
 
@@ -79,6 +96,16 @@ class Cluster:
                 "ray start --head, auto or local"
             ) from error
 
+    def identity(self) -> Mapping[str, str] | None:
+        """What values depend on besides the versions that are here: PyTorch's and the GPU's, of one of the nodes."""
+        if self._device is None:
+            return None
+        try:
+            found: Mapping[str, str] = self._ray.get(self._identity.remote(self._device))
+        except Exception as error:
+            raise self._ours(error) from None
+        return found
+
     def stages(self, part: Samples, passes: int) -> bool:
         return True
 
@@ -98,9 +125,12 @@ class Cluster:
         if model.folder not in self._models:
             files = {file.name: file.read_bytes() for file in model.folder.iterdir()}
             self._models[model.folder] = self._ray.put(files)
-        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads), self._most // 2)
+        torch = HOST_MEMORY if self._device and not self._memory.known(model.fingerprint) else 0
+        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads) + torch, self._most // 2)
         call = self._observe.options(memory=need) if need else self._observe
-        reference = call.remote(self._models[model.folder], model, source.reference, first, count, self.threads)
+        reference = call.remote(
+            self._models[model.folder], model, source.reference, first, count, self.threads, self._device
+        )
         result: Future[dict[str, Any]] = Future()
         self._pending[result] = reference
 
@@ -154,8 +184,9 @@ def _observe_remote(
     first: int,
     count: int,
     threads: int,
+    device: str | None,
 ) -> dict[str, Any]:
-    return observe_shard(model, Shard(samples, first, count), threads, _graph(model.fingerprint, files))
+    return observe_shard(model, Shard(samples, first, count), threads, device, _graph(model.fingerprint, files))
 
 
 _graphs: dict[str, ModelProto] = {}

@@ -34,6 +34,7 @@ class Contents:
                 "overrides": job.precision_override,
                 "output": str(job.output.absolute()),
             }
+            | ({"device": job.device} if job.device != "cpu" else {})
         )
 
 

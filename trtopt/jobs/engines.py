@@ -41,11 +41,19 @@ class Engine(Protocol):
 
 
 class Local:
-    """The process pool of this machine; decoded images are shared through files, which workers map."""
+    """The process pool of this machine; decoded images are shared through files, which workers map.
 
-    def __init__(self, pool: Pool, threads: int, scratch: Path) -> None:
-        self.slots, self.threads = pool.workers, threads
-        self._pool, self._scratch, self._numbers = pool, scratch, itertools.count()
+    Args:
+        gpus: a pool whose workers have a GPU each, for the passes; None: `pool` runs them on the CPU.
+        device: for PyTorch, in those workers.
+    """
+
+    def __init__(
+        self, pool: Pool, threads: int, scratch: Path, gpus: Pool | None = None, device: str | None = None
+    ) -> None:
+        self._observers = gpus or pool
+        self.slots, self.threads = self._observers.workers, threads
+        self._pool, self._scratch, self._numbers, self._device = pool, scratch, itertools.count(), device
 
     def stages(self, part: Samples, passes: int) -> bool:
         return passes > 1 and isinstance(part, ImageBatches)  # arrays are mapped from their own files
@@ -56,7 +64,9 @@ class Local:
         )
 
     def observe(self, model: OpenModel, source: Any, first: int, count: int) -> Future[dict[str, Any]]:
-        return self._pool.submit("trtopt.jobs.work:observe_shard", model, Shard(source, first, count), self.threads)
+        return self._observers.submit(
+            "trtopt.jobs.work:observe_shard", model, Shard(source, first, count), self.threads, self._device
+        )
 
     def release(self, source: Any) -> None:
         if isinstance(source, Path):
@@ -78,6 +88,10 @@ class Memory:
     def need(self, key: str, nbytes: int, threads: int = 1) -> int:
         """Bytes for a process that works on files of `nbytes`."""
         return self._measured.get(key) or _BASE + threads * _THREAD + 3 * nbytes
+
+    def known(self, key: str) -> bool:
+        """Whether what it needs was measured."""
+        return key in self._measured
 
     def measured(self, key: str, peak: int) -> None:
         self._measured[key] = max(peak, self._measured.get(key, 0))

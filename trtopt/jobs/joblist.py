@@ -1,6 +1,7 @@
 """jobs.toml: which models are calibrated on which data by which methods.
 
     output = "tables"                  # folder of the tables; default "calibrated", beside the file
+    # device = "cuda"                  # models run in PyTorch, a worker on each GPU; default "cpu"
 
     [data.photos]                      # a data set, by a name of your own
     images = "photos"                  # or data = "arrays.npz"
@@ -37,7 +38,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_TOP = ("output", "data", "job")
+_TOP = ("output", "device", "data", "job")
+DEVICES = ("cpu", "cuda")
 _DATA = ("images", "data", "preprocess", "limit", "allow_unusual_data")
 _JOB = ("name", "model", "data", "method", "precision_override")
 
@@ -70,6 +72,7 @@ class Job:
     method: str
     precision_override: tuple[str, ...]
     output: Path
+    device: str = "cpu"
 
 
 def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
@@ -87,6 +90,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
     where, root = str(file), file.parent
     _known(content, _TOP, where)
     folder = root / _text(content.get("output", "calibrated"), f"{where}: output")
+    device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
     sets = _table(content.get("data", {}), f"{where}: data")
     data = {name: _data_set(name, value, root, f"{where}: [data.{name}]") for name, value in sets.items()}
     entries = content.get("job", [])
@@ -94,7 +98,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
         raise UsageError(f'{where} has no jobs; write [[job]] with model = "M.onnx" and data = "NAME" below it')
     jobs: dict[str, Job] = {}
     for number, entry in enumerate(entries, 1):
-        for job in _jobs(entry, data, root, folder, f"{where}: [[job]] {number}"):
+        for job in _jobs(entry, data, root, folder, device, f"{where}: [[job]] {number}"):
             if job.name in jobs:
                 raise UsageError(
                     f"{where}: [[job]] {number}: a second job would be named {job.name!r} ({jobs[job.name].model} and "
@@ -104,7 +108,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
     return tuple(jobs.values())
 
 
-def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, where: str) -> list[Job]:
+def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
     _known(_table(entry, where), _JOB, where)
     models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
     methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
@@ -132,7 +136,7 @@ def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, whe
                 raise UsageError(f"{where}: data is {chosen!r}; the data sets are {there}")
             for method in methods:
                 name = f"{named or model.stem}.{chosen}.{method}"
-                found.append(Job(name, model, data[chosen], method, overrides, folder / f"{name}.calib.json"))
+                found.append(Job(name, model, data[chosen], method, overrides, folder / f"{name}.calib.json", device))
     return found
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
@@ -27,10 +27,14 @@ class Pool:
     """`workers` processes, each with libraries limited to `threads` threads.
 
     Functions are named as "module:function", and arguments and results are pickled.
+
+    Args:
+        places: what each worker's environment has besides, such as the GPU that is its own; None: nothing.
     """
 
-    def __init__(self, workers: int, threads: int) -> None:
+    def __init__(self, workers: int, threads: int, places: Sequence[Mapping[str, str]] | None = None) -> None:
         self.workers, self._threads = workers, threads
+        self._places: list[Mapping[str, str]] = list(places or [{}] * workers)[:workers]
         self._callers = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-jobs")
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: set[_Worker] = set()
@@ -58,6 +62,7 @@ class Pool:
             worker.end()
             with self._guard:
                 self._all.discard(worker)
+                self._places.append(worker.place)
             raise
         self._idle.put(worker)
         if not done:
@@ -72,14 +77,16 @@ class Pool:
         with self._guard:
             if self._closing:
                 raise WorkerDied("the run is being stopped")
-            worker = _Worker(self._threads)
+            worker = _Worker(self._threads, self._places[0])
+            del self._places[0]
             self._all.add(worker)
         return worker
 
 
 class _Worker:
-    def __init__(self, threads: int) -> None:
-        environment = {**os.environ, **dict.fromkeys(_LIMITS, str(threads)), "OPENCV_FOR_THREADS_NUM": "1"}
+    def __init__(self, threads: int, place: Mapping[str, str]) -> None:
+        self.place = place
+        environment = {**os.environ, **dict.fromkeys(_LIMITS, str(threads)), "OPENCV_FOR_THREADS_NUM": "1", **place}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trtopt.jobs.pool"],
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,6 +21,7 @@ from trtopt.errors import CalibrationError, TrtoptError, UsageError
 from trtopt.files import sha256_file, sha256_json
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local, Memory
+from trtopt.jobs.gpus import HOST_MEMORY, Gpus
 from trtopt.jobs.joblist import Job, load_jobs
 from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
 from trtopt.jobs.machine import cores
@@ -76,17 +77,39 @@ def run_jobs(
         kept = stack.enter_context(State.locked(folder))
         pool = Pool(workers, threads or max(1, have // workers))
         stack.callback(pool.close)
-        engine: Engine = Local(pool, threads or 1, kept.scratch)
+        on_gpu = listed[0].device != "cpu"
+        identity: Mapping[str, str] | None = None
+        engine: Engine
         if ray is not None:
             from trtopt.jobs.cluster import Cluster
 
-            engine = Cluster(ray, threads or 1)
+            engine = Cluster(ray, threads or 1, "cuda" if on_gpu else None)
             stack.callback(engine.close)
-        run = _Run(listed, kept, pool, engine, shard, reporter)
+            identity = engine.identity()
+        elif on_gpu:
+            gpus = _gpus()
+            identity, places = gpus.identity, gpus.places()
+            reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
+            own = Pool(len(places), threads or max(1, have // len(places)), places)
+            stack.callback(own.close)
+            engine = Local(pool, threads or 1, kept.scratch, own, gpus.device)
+        else:
+            engine = Local(pool, threads or 1, kept.scratch)
+        run = _Run(listed, kept, pool, engine, shard, reporter, identity)
         if threads is None and ray is None:
             run.spread = have
         results = run.all()
     return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)
+
+
+def _gpus() -> Gpus:
+    """Found by a process that ends then: PyTorch takes memory on the first one."""
+    asking = Pool(1, 1)
+    try:
+        found: Gpus = asking.submit("trtopt.jobs.gpus:find_gpus").result()
+    finally:
+        asking.close()
+    return found
 
 
 def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
@@ -124,6 +147,7 @@ class _Run:
         engine: Engine,
         shard: int | None,
         reporter: Reporter,
+        identity: Mapping[str, str] | None = None,
     ) -> None:
         self.jobs, self.state, self.pool, self.engine = jobs, state, pool, engine
         self.shard, self.reporter = shard, reporter
@@ -134,7 +158,7 @@ class _Run:
         self.results: dict[str, JobResult] = {}
         self._running: dict[str, float] = {}
         self._keys: dict[str, str] = {}
-        self._versions = versions()
+        self._identity, self._versions = identity, versions(identity)
         self._phase: Phase
 
     def all(self) -> list[JobResult]:
@@ -196,15 +220,16 @@ class _Run:
 
         def opened(users: list[tuple[OpenModel, Job]], data: OpenData) -> None:
             for model, job in users:
-                key = model.pass_key(data)
+                key = model.pass_key(data, self._identity)
                 passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
 
         threads = max(1, (self.spread or 1) // max(1, min(len(sharing), self.pool.workers)))
-        for users in sharing.values():
+        for number, users in enumerate(sharing.values()):
             model, job = users[0]
+            folder = self.state.scratch / f"arrays{number}"
             self._add(
                 OPEN,
-                partial(self.pool.submit, "trtopt.jobs.work:open_samples", job.data, model.inputs, threads),
+                partial(self.pool.submit, "trtopt.jobs.work:open_samples", job.data, model.inputs, threads, folder),
                 partial(opened, users),
                 [job for _, job in users],
                 need=partial(self.memory.need, "", 0, threads),
@@ -297,7 +322,7 @@ class _Run:
             made_by = result.pop("versions")
             if made_by != self._versions:
                 raise CalibrationError(
-                    f"a worker has {made_by}, this machine {self._versions}: install the same versions"
+                    f"a worker has {made_by}, this run {self._versions}: install the same versions, and use GPUs of one kind"
                 )
             self.memory.measured(item.model.fingerprint, result.pop("peak"))
             self.state.save_shard(item.key, name, result)
@@ -323,7 +348,10 @@ class _Run:
             lambda: self.engine.observe(item.model, source, first, count),
             done,
             item.jobs,
-            need=lambda: self.memory.need(item.model.fingerprint, item.model.nbytes, self.engine.threads),
+            need=lambda: (
+                self.memory.need(item.model.fingerprint, item.model.nbytes, self.engine.threads)
+                + (HOST_MEMORY if self._identity and not self.memory.known(item.model.fingerprint) else 0)
+            ),
             ended=ended,
             skip=skip,
         )

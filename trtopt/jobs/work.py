@@ -19,12 +19,14 @@ from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import PROBES, Sample, Survey
+from trtopt.calibration.torch_engine import engine_identity
 from trtopt.calibration.trained import examine
 from trtopt.calibration.verdict import facts, refuse
 from trtopt.data import ArrayBatches, ImageBatches, open_data
 from trtopt.errors import CalibrationError, OutputError, TrtoptError, require
 from trtopt.files import sha256_file, sha256_json
 from trtopt.graph.io import load_model, save_model
+from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
 from trtopt.jobs.machine import forget_peak, peak_memory
 from trtopt.jobs.state import State, packed_looks, packed_observation
@@ -54,10 +56,10 @@ class OpenModel:
     def prepared(self) -> Prepared:
         return Prepared(_graph(self.folder), self.tensors, self.groups, self.name, self.fingerprint)
 
-    def pass_key(self, data: OpenData) -> str:
+    def pass_key(self, data: OpenData, engine: Mapping[str, str] | None = None) -> str:
         """See `Prepared.pass_key`, which needs no graph for it."""
         bare = Prepared(onnx.ModelProto(), self.tensors, self.groups, self.name, self.fingerprint)
-        return bare.pass_key(data.described, data.preprocess)
+        return bare.pass_key(data.described, data.preprocess, engine)
 
     @property
     def fixed_batch(self) -> int:
@@ -124,8 +126,12 @@ def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
     )
 
 
-def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int) -> OpenData:
-    """Look through a data set for a model with these inputs: which files can be used, and what is in them."""
+def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int, folder: Path) -> OpenData:
+    """Look through a data set for a model with these inputs: which files can be used, and what is in them.
+
+    Args:
+        folder: where compressed arrays are unpacked to, so that shards map them; made if there are any.
+    """
     batches = open_data(
         inputs,
         images=data.images,
@@ -134,6 +140,7 @@ def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int) -> O
         limit=data.limit,
         batch=BATCH,
         threads=threads,
+        unpack=folder,
     )
     assert isinstance(batches, (ImageBatches, ArrayBatches))
     check_enough(batches)
@@ -162,17 +169,22 @@ def decode(part: Samples) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
 
 
-def observe_shard(model: OpenModel, shard: Shard, threads: int, graph: onnx.ModelProto | None = None) -> dict[str, Any]:
+def observe_shard(
+    model: OpenModel, shard: Shard, threads: int, device: str | None = None, graph: onnx.ModelProto | None = None
+) -> dict[str, Any]:
     """The histograms of one shard as plain JSON, with what they cost and the versions that they depend on.
 
     Args:
+        device: where PyTorch runs the model, as it names it; None: ONNX Runtime does.
         graph: the model's, where its files aren't at hand.
     """
     forget_peak()
     started, survey = time.monotonic(), Survey()
     try:
         batches = survey.watch(_read(model, shard))
-        seen = observe(graph or _graph(model.folder), model.tensors, batches, threads=threads, shard=True)
+        engine = None if device is None else torch_engine(model.folder, device)
+        proto = graph or _graph(model.folder)
+        seen = observe(proto, model.tensors, batches, threads=threads, shard=True, engine=engine)
     except CalibrationError as error:
         if not shard.first:
             raise
@@ -184,13 +196,14 @@ def observe_shard(model: OpenModel, shard: Shard, threads: int, graph: onnx.Mode
         "looks": packed_looks(survey.samples),
         "seconds": round(time.monotonic() - started, 3),
         "peak": peak_memory(),
-        "versions": versions(),
+        "versions": versions(None if device is None else engine_identity(device)),
     }
 
 
-def versions() -> dict[str, str]:
-    """Of what the bits of a histogram may depend on."""
-    return {"trtopt": __version__, "onnxruntime": require("onnxruntime", "ort", "calibration").__version__}
+def versions(engine: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Of what the bits of a histogram may depend on; `engine`: of what else than ONNX Runtime runs models."""
+    found = {"trtopt": __version__, "onnxruntime": require("onnxruntime", "ort", "calibration").__version__}
+    return found | dict(engine or {})
 
 
 def make_tables(
