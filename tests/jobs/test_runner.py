@@ -230,6 +230,52 @@ def test_what_a_job_depends_on_is_noticed(world: World) -> None:
     assert measured(third.jobs[0].output) == plain(world, data=world.arrays, method="minmax")
 
 
+def shards(world: World) -> dict[str, set[str]]:
+    folders = (path for path in (world.folder / "jobs.state" / "shards").iterdir() if path.is_dir())
+    return {path.name: {file.name for file in path.iterdir()} for path in folders}
+
+
+def test_shards_that_no_job_comes_from_any_more_are_removed(world: World) -> None:
+    path = listed(world)
+    trtopt.run_jobs(path, workers=1, shard=20)
+    first = shards(world)
+    assert sorted(map(len, first.values())) == [1, 2]
+    told = Told()
+    (world.folder / "jobs.state" / "jobs" / "model.photos.auto.json").unlink()
+    next(world.photos.glob("*.jpg")).unlink()  # other photos: another pass
+    trtopt.run_jobs(path, workers=1, reporter=told)
+    second = shards(world)
+    assert len(second) == 2 and len(second.keys() & first.keys()) == 1
+    assert "1 shards that no job comes from any more were removed" in told.lines
+    listed(world, LIST.replace('["auto", "entropy"]', '["auto", "mse"]'))
+    more = trtopt.run_jobs(path, workers=1)
+    assert more.observed == 0 and shards(world) == second  # another method needs them
+    Path(more.jobs[0].output).unlink()
+    assert trtopt.run_jobs(path, workers=1, shard=10).observed == 4
+    third = shards(world)
+    assert sorted(map(len, third.values())) == [1, 4]  # the two of the first cut are gone
+
+
+def test_shards_are_kept_where_it_isnt_known_what_needs_them(world: World) -> None:
+    path = listed(world)
+    trtopt.run_jobs(path, workers=1)
+    stale = world.folder / "jobs.state" / "shards" / ("0" * 32) / "1.json"
+    stale.parent.mkdir()
+    stale.write_text("{}")
+    both = LIST.replace('"model.onnx"', '["model.onnx", "broken.onnx"]')
+    (world.folder / "broken.onnx").write_text("not a model")
+    listed(world, both)
+    assert not trtopt.run_jobs(path, workers=1).ok
+    assert stale.exists()  # what the broken model would need can't be told
+    listed(world)
+    assert trtopt.run_jobs(path, workers=1).ok
+    assert stale.exists()  # it left the list unfinished
+    for record in (world.folder / "jobs.state" / "jobs").glob("broken*"):
+        record.unlink()
+    trtopt.run_jobs(path, workers=1)
+    assert not stale.parent.exists() and len(shards(world)) == 2
+
+
 def test_a_worker_that_dies_fails_its_job_alone(world: World) -> None:
     shutil.copy(world.model, world.folder / "other.onnx")
     sharing = listed(world, LIST.replace('"model.onnx"', '["model.onnx", "other.onnx"]'))

@@ -158,6 +158,7 @@ class _Run:
         self.results: dict[str, JobResult] = {}
         self._running: dict[str, float] = {}
         self._keys: dict[str, str] = {}
+        self._pass_of: dict[str, str] = {}
         self._identity, self._versions = identity, versions(identity)
         self._phase: Phase
 
@@ -167,9 +168,10 @@ class _Run:
                 todo = self._unfinished()
                 passes = self._passes(todo, self._models(todo))
                 self._observe(passes)
+                self._prune(passes)
             except BaseException:
                 for name in self._running:  # so that nobody takes a stopped run for one at work
-                    self.state.record(name, {"state": "pending", "key": self._keys[name]})
+                    self.state.record(name, {"state": "pending", **self._origin(name)})
                 raise
         return [self.results[job.name] for job in self.jobs]
 
@@ -183,6 +185,7 @@ class _Run:
             self._keys[job.name] = key
             if record.get("state") == "done" and record.get("key") == key and _still(job.output, record.get("sha256")):
                 self.results[job.name] = JobResult.of(job, record, cached=True)
+                self._pass_of[job.name] = record.get("pass", "")
                 self.reporter.note(f"{job.name}: done before")
                 self._phase.advance()
             else:
@@ -220,7 +223,7 @@ class _Run:
 
         def opened(users: list[tuple[OpenModel, Job]], data: OpenData) -> None:
             for model, job in users:
-                key = model.pass_key(data, self._identity)
+                key = self._pass_of[job.name] = model.pass_key(data, self._identity)
                 passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
 
         threads = max(1, (self.spread or 1) // max(1, min(len(sharing), self.pool.workers)))
@@ -261,6 +264,14 @@ class _Run:
             if not item.missing:
                 self._finish(item)
         self._work("observing")
+
+    def _prune(self, passes: Sequence[_Pass]) -> None:
+        done = [item for item in passes if all(self.results[job.name].state == "done" for job in item.jobs)]
+        removed = self.state.prune(
+            {job.name: self._pass_of.get(job.name, "") for job in self.jobs}, {item.key: item.shards for item in done}
+        )
+        if removed:
+            self.reporter.note(f"{removed} shards that no job comes from any more were removed")
 
     def _shard_size(self, data: OpenData, batch: int) -> int:
         """Samples in each shard: a multiple of the batch that models have fixed, so that their batches stay the same."""
@@ -416,8 +427,13 @@ class _Run:
     def _mark_running(self, job: Job) -> None:
         if job.name not in self._running and job.name not in self.results:
             self._running[job.name] = time.monotonic()
-            self.state.record(job.name, {"state": "running", "key": self._keys[job.name]})
+            self.state.record(job.name, {"state": "running", **self._origin(job.name)})
             self.reporter.note(f"{job.name}: running")
+
+    def _origin(self, name: str) -> dict[str, str]:
+        """For a job's record: its key, and the pass that it comes from, as far as that is known."""
+        known = self._pass_of.get(name)
+        return {"key": self._keys[name]} | ({"pass": known} if known else {})
 
     def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
         for job in jobs:
@@ -432,7 +448,7 @@ class _Run:
 
     def _record(self, job: Job, state: str, content: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())
-        record = {"state": state, "key": self._keys[job.name], "seconds": round(seconds, 3), **content}
+        record = {"state": state, **self._origin(job.name), "seconds": round(seconds, 3), **content}
         result = self.results[job.name] = JobResult.of(job, record)
         self.state.record(job.name, record | result.to_json())
         for note in record.get("notes", ()):

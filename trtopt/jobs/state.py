@@ -7,7 +7,8 @@
     lock                       held by the run at work; the system lets go of it when that process ends, however it ends
 
 Every file is written whole or not at all. A result is taken up again by the content it was made from, never by a name or a
-place in a list, so a job list may be reordered and files renamed.
+place in a list, so a job list may be reordered and files renamed. At the end of a run shards are removed that no job of its
+list, and no unfinished one that was left out of it, comes from any more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -108,6 +109,39 @@ class State:
         path = self._shard(pass_key, shard)
         path.parent.mkdir(exist_ok=True)
         write_json(path, {"format": _SHARD_FORMAT, "pass": pass_key, "shard": shard, **content})
+
+    def prune(self, jobs: Mapping[str, str], complete: Mapping[str, Collection[str]]) -> int:
+        """Remove shards of models, data and versions that are no more; none where it isn't known what a job comes from.
+
+        Those of finished jobs stay: another method, or a table that was lost, needs no new pass. So do those of jobs that
+        aren't finished and were left out of the list.
+
+        Args:
+            jobs: pass of each job of the list; "" if it isn't known.
+            complete: passes that were finished, with their shards: others of theirs, cut otherwise, are removed too.
+
+        Returns:
+            Files removed. What can't be removed stays.
+        """
+        left = [item for item in self.jobs() if item["name"] not in jobs and item.get("state") != "done"]
+        waiting = [str(item.get("pass", "")) for item in left]
+        if not all([*jobs.values(), *waiting]):
+            return 0
+        kept = {key[:32]: {f"{name[:32]}.json" for name in complete.get(key, ())} for key in jobs.values()}
+        kept |= {key[:32]: set[str]() for key in waiting}  # empty: all of it
+        removed = 0
+        for folder in (self.folder / "shards").iterdir():
+            names = kept.get(folder.name)
+            if not folder.is_dir() or names == set():
+                continue
+            for file in list(folder.iterdir()):
+                if names is None or file.name not in names:
+                    with contextlib.suppress(OSError):
+                        file.unlink()
+                        removed += 1
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only if nothing is left
+        return removed
 
     def shard(self, pass_key: str, shard: str) -> tuple[Observation, list[Sample], float] | None:
         """A finished shard: what was observed, how its samples looked, its seconds; None if not there or damaged."""
