@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -194,10 +195,10 @@ def calibrate(
         check_enough(batches)  # again: now it is known which images can be used
         found = facts(survey)
         refuse(found, allow_unusual_data)
-        with reporter.phase("choosing thresholds"):
+        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
+            examining = beside.submit(examine, loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
             table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
-            examined = examine(loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
-            table = with_quality(table, seen, found, examined)
+            table = with_quality(table, seen, found, examining.result())
         table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
         if store:
             _remember(table, store, reporter)
