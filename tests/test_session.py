@@ -367,6 +367,88 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
         del result, ring, row
 
 
+def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=2) as session:
+        device = session._gpus[0].device
+        first, second = _inputs(4), _inputs(4, 1)
+        x, row = _OnGpu(device, first["x"]), _OnGpu(device, first["row"])
+        with session.bind({"x": x, "row": row}) as bound:
+            launches, sets = cuda.calls.count("cudaGraphLaunch"), cuda.calls.count("cudaSetDevice")
+            for inputs in (first, second, first):
+                ctypes.memmove(x.buffer.handle, inputs["x"].ctypes.data, inputs["x"].nbytes)
+                ctypes.memmove(row.buffer.handle, inputs["row"].ctypes.data, inputs["row"].nbytes)
+                results = bound()
+                assert results is bound.outputs
+                np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
+            assert cuda.calls.count("cudaGraphLaunch") == launches + 3
+            assert cuda.calls.count("cudaSetDevice") == sets
+            _check(session, second)  # other calls take another context
+            kept = bound.outputs["y"]
+        with pytest.raises(DeviceError, match="closed"):
+            bound()
+        _check(session, second)
+        _check(session, second)
+        np.testing.assert_array_equal(kept.numpy(), first["x"] + first["row"])
+        assert session.memory().lanes == 2
+        del x, row, kept, results, bound
+
+
+def test_a_bound_call_on_the_host_copies_at_each_call(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_large(cuda)) as session:
+        pinned, plain = session.pinned("x", (2, 40_000)), np.zeros((2, 40_000), np.float32)
+        target = np.zeros((2, 40_000), np.float32)
+        ways = [session.bind({"x": pinned}), session.bind({"x": plain}), session.bind({"x": plain}, out={"y": target})]
+        assert ways[2].outputs["y"] is target
+        for round_ in range(3):
+            for array in (pinned, plain):
+                array[:] = np.random.default_rng(round_).normal(size=array.shape)
+            for bound in ways:
+                np.testing.assert_array_equal(bound()["y"], plain * 2)
+        del pinned, array, bound, ways
+
+
+def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda)) as session:
+        device = session._gpus[0].device
+        inputs, other = _inputs(4), _inputs(4, 1)
+        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        with device.stream() as mine:
+            bound = session.bind({"x": x, "row": row}, stream=mine.handle)
+            values = other["x"]
+            cuda.push(mine.handle, lambda to=x.buffer.handle: ctypes.memmove(to, values.ctypes.data, values.nbytes))
+            result = bound()["y"]
+            assert cuda.streams[mine.handle], "it ran before anybody waited"
+            mine.synchronize()
+            np.testing.assert_array_equal(result.numpy(), other["x"] + inputs["row"])
+            bound()
+            bound.close()
+            _check(session, inputs)  # on the same context, when what was bound is over
+            assert not cuda.streams[mine.handle]
+        del x, row, result, bound
+
+
+def test_closing_the_session_ends_what_was_bound(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(_engine(cuda), contexts=1)
+    bound = session.bind(_inputs(2))
+    bound()
+    with pytest.raises(Busy):
+        session.run(_inputs(2), timeout=0.01)
+    session.close()
+    with pytest.raises(DeviceError, match="closed"):
+        bound()
+
+
+def test_a_bound_call_that_nobody_holds_gives_its_context_back(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(_engine(cuda), contexts=1) as session:
+        for _ in range(3):
+            session.bind(_inputs(2))()
+            gc.collect()
+            _check(session, _inputs(2))
+        with pytest.raises(UsageError, match="float64"):
+            session.bind({"x": np.zeros((2, 3)), "row": _inputs(2)["row"]})
+        _check(session, _inputs(2))
+
+
 def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(_engine(cuda)) as session:
         device = session._gpus[0].device
@@ -418,6 +500,8 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
         for seed, size in enumerate((8, 8, 100, 4096, 1, 8, 8, 8)):
             values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
             np.testing.assert_array_equal(session.run({"x": values})["where"], np.flatnonzero(values > 0))
+        with pytest.raises(UsageError, match="depends on the data"):
+            session.bind({"x": values})
     assert "cudaStreamBeginCapture" not in cuda.calls
 
 

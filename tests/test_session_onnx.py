@@ -73,6 +73,14 @@ def test_the_onnx_file_gives_the_same(session: Session, batch: NDArray[np.float3
             direct.run_images([_photos()[22]])
 
 
+def test_a_bound_call_reads_what_its_arrays_hold(session: Session, batch: NDArray[np.float32]) -> None:
+    held = batch[:1].copy()
+    with session.bind({"input": held}) as bound:
+        for image in batch[:2]:
+            held[0] = image
+            np.testing.assert_array_equal(bound()["logits"], session.run({"input": held})["logits"])
+
+
 def test_torch_tensors_in_torch_tensors_out(session: Session, batch: NDArray[np.float32]) -> None:
     torch = pytest.importorskip("torch")
     expected = session.run({"input": batch[:2]})["logits"]

@@ -13,6 +13,7 @@ import asyncio
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.bound import Bound
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, DeviceError, EngineMismatch, UsageError
@@ -31,6 +33,7 @@ from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
 from trtopt.runtime.arrays import gpu_of, view
 from trtopt.runtime.device import Device, DeviceInfo, probe
+from trtopt.runtime.fixed import fix
 from trtopt.runtime.lane import Lane, Source, check_out
 from trtopt.runtime.memory import Memory
 from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, signature
@@ -154,6 +157,7 @@ class Session:
         self._opening = threading.Lock()
         self._workers: ThreadPoolExecutor | None = None
         self._places: Turns[int] | None = None
+        self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
         self._closing = False
 
     def _open_onnx(self, contexts: int) -> None:
@@ -281,6 +285,55 @@ class Session:
         if out:
             found.update(out)
         return found
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Bound:
+        """Prepare inference on arrays that stay where they are; calling the result runs it, at the cost of a graph replay.
+
+        Args:
+            inputs: as for `run`. What they hold at a call is what it runs on. Arrays in GPU memory are read in place, and
+                those of `pinned` copied by the GPU alone. What other streams than the default one write into them must be
+                there before a call, unless it is written in the order of `stream`.
+            out: as for `run`; else arrays are made, once.
+            stream: the stream to run on, as for `run`.
+
+        Raises:
+            UsageError: as `run`; or an output's shape depends on the data.
+            Busy, EngineError, DeviceError: as `run`.
+        """
+        self._alive()
+        if not self._gpus:
+            results = self.run(inputs, out=out, stream=stream)
+            return Bound(lambda: self._again(inputs, results), results, "ONNX Runtime runs it", inputs, lambda: None)
+        self._signature.check_names(inputs)
+        handle = None if stream is None else stream_handle(stream)
+        given = [inputs[name] for name in self._names]
+        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        try:
+            assert isinstance(lane, Lane)
+            target = lane.own if handle is None else handle
+            arrays = [view(array, target) for array in given]
+            shapes = self._accept(arrays)
+            places = {name: view(array, target) for name, array in (out or {}).items()}
+            check_out(self._signature, places)
+            fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
+            release = self._lanes.keep(lane)
+        except BaseException:
+            self._lanes.give(lane)
+            raise
+        results = {**fixed.results, **(out or {})}
+        bound = Bound(fixed.call, results, fixed.note, (fixed.kept, given, out), release)
+        self._bound.add(bound)
+        return bound
+
+    def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+        self.run(inputs, out=results)
 
     def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Lane], bool] | None:
         """Which lanes a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
@@ -491,6 +544,8 @@ class Session:
         if self._workers is not None:
             inside = threading.current_thread().name.startswith("trtopt-session")
             self._workers.shutdown(wait=not inside, cancel_futures=not finish)
+        for bound in tuple(self._bound):
+            bound.close()
         for lane in self._lanes.close(finish):
             lane.close()
         for gpu in self._gpus:

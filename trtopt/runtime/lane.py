@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
-Places = tuple[int, ...]  # where each input and output is: its address on the GPU, _STAGED or _COPIED
+Places = tuple[int, ...]  # where each input and output is: its address on the GPU, STAGED or COPIED
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
@@ -38,8 +38,9 @@ _REMEMBERED = 64  # shapes seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes place for another
 _ADDRESSES = 4  # graphs for each shape, on average
 _CREATING = threading.Lock()  # TensorRT doesn't say that contexts of one engine may be made side by side
-# In pinned memory of the lane's, copied from there or to there inside the graph; or in its GPU memory, copied outside of it.
-_STAGED, _COPIED = 0, -1
+# Not in GPU memory of the caller's: in pinned memory of the lane's, copied from there or to there inside the graph; or in its
+# GPU memory, copied there before. Less than these: minus the address of pinned memory of the caller's, copied inside the graph.
+STAGED, COPIED = 0, -1
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class _Replay:
 
 
 @dataclass(slots=True)
-class _Bound:
+class Binding:
     """A context with its shapes set. `outputs`: None where a shape depends on the data."""
 
     context: Any
@@ -96,15 +97,16 @@ class Lane:
         self._alone = device.alone
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
+        self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
         self._epoch = 0
         self._gpu: dict[str, DeviceBuffer] = {}
         self._host: dict[str, HostBuffer] = {}
-        self._blocks = Blocks(memory)
+        self.blocks = Blocks(memory)
         self._allocated: dict[str, Shape] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._fixed: dict[Key, _Bound] = {}
+        self._fixed: dict[Key, Binding] = {}
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
-        self._loose: _Bound | None = self._context()
+        self._loose: Binding | None = self._context()
         self._shares = shares
         self._calls = 0
         self._roomy: set[int] = set()
@@ -132,29 +134,29 @@ class Lane:
         """
         if not self._alone:
             self.device.use()  # the current device belongs to the thread
-        if self._dirty or self._behind is not None:
-            self._settle(stream)
-        bound = self._bind(arrays, shapes)
+        if self._dirty or self._behind is not None or self.shared:
+            self.settle(stream)
+        bound = self.bind(arrays, shapes)
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
-        found = self._place(bound, arrays, target)
+        found = self.place(bound, arrays, target)
         on_gpu = View in map(type, arrays)
-        waits = stream is None or _STAGED in found or _COPIED in found
+        waits = stream is None or STAGED in found or COPIED in found
         results: list[Block | Source | None] = []  # of each output; None: an array in host memory, still to be made
         for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
             given = out.get(tensor.name) if out else None
             if given is not None:
-                _check_shape(tensor, given, shape)
+                check_shape(tensor, given, shape)
                 results.append(given)
             elif on_gpu and shape is not None and not tensor.on_host:
-                results.append(self._blocks.take(size))
+                results.append(self.blocks.take(size))
             else:
                 results.append(None)
             result = results[-1]
             if isinstance(result, View):
-                self._await(result, target)
+                self.order(result, target)
             waits = waits or isinstance(result, np.ndarray) or result is None
-            found.append(_STAGED if isinstance(result, np.ndarray) or result is None else result.address)
+            found.append(STAGED if isinstance(result, np.ndarray) or result is None else result.address)
         places = tuple(found)
         replay = bound.graphs.get(places) or self._capture(bound, arrays, places)
         if replay is not None:
@@ -165,13 +167,13 @@ class Lane:
             self.replays += 1
         else:
             self.device.use()
-            self._enqueue(bound, arrays, places, target)
+            self.enqueue(bound, arrays, places, target)
             bound.warm = True
             self.enqueues += 1
         return self._finish(bound, results, raw, None if waits else target, example)
 
     def _finish(
-        self, bound: _Bound, results: Sequence[Block | Source | None], raw: Any, free: int | None, example: Any
+        self, bound: Binding, results: Sequence[Block | Source | None], raw: Any, free: int | None, example: Any
     ) -> dict[str, Any]:
         """Make the results, and wait for them; or not, where they stay in the order of stream `free`."""
         wrapped: dict[str, Any] = {}
@@ -182,7 +184,7 @@ class Lane:
             if isinstance(result, Block):
                 assert shape is not None
                 lent = True
-                value = self._wrap(tensor, result, shape, free)
+                value = self.wrap(tensor, result, shape, free)
                 value = value if example is None else like(example, value)
             elif isinstance(result, View):
                 value = result.owner
@@ -199,7 +201,7 @@ class Lane:
         if free is not None:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
-        elif not (lent and self._blocks.wait()):
+        elif not (lent and self.blocks.wait()):
             (code,) = self._wait(raw)
             if code:
                 self._cuda.check("cudaStreamSynchronize", code)
@@ -208,8 +210,11 @@ class Lane:
         self._dirty = False
         return wrapped
 
-    def _settle(self, stream: int | None) -> None:
+    def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
+        if self.shared:  # given to a stream of the caller's, nobody knows until when
+            self.device.synchronize()
+            self.shared = False
         if self._dirty:
             self.stream.synchronize()
             if self._behind is not None:
@@ -219,8 +224,8 @@ class Lane:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def _place(self, bound: _Bound, arrays: Sequence[Source], target: int) -> list[int]:
-        """Bring the inputs on their way: for each its address on the GPU, `_STAGED` or `_COPIED`."""
+    def place(self, bound: Binding, arrays: Sequence[Source], target: int) -> list[int]:
+        """Bring the inputs on their way: for each its address on the GPU, `STAGED` or `COPIED`."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
@@ -229,17 +234,17 @@ class Lane:
                         f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
                     )
                 if array.stream is not None or array.ordinal != self._ordinal:
-                    self._await(array, target)
+                    self.order(array, target)
                 places.append(array.address)
-            elif not tensor.on_host and array.nbytes >= PINNED and (address := self._pinned(array)):
+            elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 self._copy(self._gpu[tensor.name].handle, address, array.nbytes, self._to_gpu, target)
-                places.append(_COPIED)
+                places.append(COPIED)
             else:
                 np.copyto(staging, array)
-                places.append(_STAGED)
+                places.append(STAGED)
         return places
 
-    def _pinned(self, array: NDArray[Any]) -> int:
+    def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
         owner: Any = array
         while isinstance(owner, np.ndarray):
@@ -249,15 +254,19 @@ class Lane:
         address: int = array.__array_interface__["data"][0]
         return address if isinstance(owner, HostBuffer) or self.device.is_pinned(address) else 0
 
-    def _await(self, array: View, target: int) -> None:
+    def order(self, array: View, target: int) -> None:
         """Order what is given to `target` after the work that makes `array`."""
         if array.ordinal != self._ordinal:
             raise UsageError(f"an input lies on GPU {array.ordinal}; this engine runs on GPU {self._ordinal}")
         if array.stream is not None and array.stream != target and not self.device.idle(array.stream):
-            self._cuda("cudaEventRecord", self._done.raw, array.stream)
-            self._cuda("cudaStreamWaitEvent", target, self._done.raw, 0)
+            self.follow(array.stream, target)
 
-    def _wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
+    def follow(self, stream: int, target: int) -> None:
+        """What is given to `target` from now on comes after what `stream` has to do by now."""
+        self._cuda("cudaEventRecord", self._done.raw, stream)
+        self._cuda("cudaStreamWaitEvent", target, self._done.raw, 0)
+
+    def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
         done = None if stream is None else self._ready(block.address, stream)
         cuda, to_host = self._cuda, self._to_host
 
@@ -278,11 +287,11 @@ class Lane:
 
     # Contexts ------------------------------------------------------------------------------------------------------
 
-    def _context(self) -> _Bound:
+    def _context(self) -> Binding:
         with _CREATING:
-            return _Bound(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
+            return Binding(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
 
-    def _bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> _Bound:
+    def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> Binding:
         """A context set up for these shapes and values."""
         values: tuple[bytes, ...] = ()
         if self._reads_shapes:
@@ -296,7 +305,7 @@ class Lane:
             self._set_up(bound, key, arrays)
         return bound
 
-    def _another(self, key: Key) -> _Bound:
+    def _another(self, key: Key) -> Binding:
         """The loose context; or, for a shape that comes again, one that stays with it."""
         again = key in self._seen or not self.signature.dynamic
         self._seen[key] = None
@@ -321,19 +330,19 @@ class Lane:
         key, oldest = min(self._fixed.items(), key=lambda item: item[1].used)
         if self._calls - oldest.used < _LATELY * self._most:
             return False
-        self._settle(None)
+        self.settle(None)
         self.stream.synchronize()
         self._drop(self._fixed.pop(key))
         return True
 
-    def _drop(self, bound: _Bound) -> None:
+    def _drop(self, bound: Binding) -> None:
         for replay in bound.graphs.values():
             if replay is not None:
                 replay.graph.free()
         bound.graphs.clear()
         bound.seen.clear()
 
-    def _set_up(self, bound: _Bound, key: Key, arrays: Sequence[Source]) -> None:
+    def _set_up(self, bound: Binding, key: Key, arrays: Sequence[Source]) -> None:
         self.device.use()
         bound.key = None  # until it is complete: an error on the way must not leave half of it in force
         self._drop(bound)
@@ -356,7 +365,7 @@ class Lane:
                 np.copyto(self._host[tensor.name].array(tensor.dtype, shape), np.asarray(array))
             if not context.set_input_shape(tensor.name, shape):
                 raise EngineError(f"TensorRT refused shape {x(shape)} for input {tensor.name!r}; its log says why")
-            self._address(bound, tensor.name, self._buffer(tensor).handle)  # shape tensors are read by infer_shapes
+            self._address(bound, tensor.name, self.buffer(tensor).handle)  # shape tensors are read by infer_shapes
         missing = context.infer_shapes()
         if missing:
             raise EngineError(f"TensorRT can't infer the output shapes; it lacks {', '.join(map(str, missing))}")
@@ -381,7 +390,7 @@ class Lane:
             for tensor, shape in zip(outputs, found)
         )
 
-    def _allocate(self, bound: _Bound, tensor: Tensor) -> None:
+    def _allocate(self, bound: Binding, tensor: Tensor) -> None:
         """Let TensorRT ask for the memory of an output whose shape depends on the data."""
 
         def reallocate(name: str, nbytes: int, alignment: int) -> int:
@@ -400,7 +409,7 @@ class Lane:
     def _mapped(self, tensor: Tensor, nbytes: int) -> bool:
         return tensor.on_host or nbytes <= MAPPED
 
-    def _buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:
+    def buffer(self, tensor: Tensor) -> DeviceBuffer | HostBuffer:
         return self._host[tensor.name] if tensor.on_host else self._gpu[tensor.name]
 
     def _room_at_once(self, context: Any, number: int) -> None:
@@ -444,7 +453,7 @@ class Lane:
         for bound in self._fixed.values():
             self._drop(bound)
 
-    def _address(self, bound: _Bound, name: str, address: int) -> None:
+    def _address(self, bound: Binding, name: str, address: int) -> None:
         if bound.addresses.get(name) != address:
             if not bound.context.set_tensor_address(name, address):
                 raise EngineError(f"TensorRT refused the address of {name!r}; its log says why")
@@ -452,21 +461,20 @@ class Lane:
 
     # Launching -----------------------------------------------------------------------------------------------------
 
-    def _enqueue(self, bound: _Bound, arrays: Sequence[Source], places: Places, target: int) -> None:
+    def enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
         """Copies in, the inference, copies out: given to `target`, or captured from it."""
         inputs, outputs = self.signature.inputs, self.signature.outputs
         for tensor, array, place in zip(inputs, arrays, places):
             if tensor.on_host:
                 self._address(bound, tensor.name, self._host[tensor.name].handle)
-            elif place in (_STAGED, _COPIED):
-                self._address(bound, tensor.name, self._gpu[tensor.name].handle)
-                if place == _STAGED:
-                    size = tensor.nbytes(array.shape)
-                    self._copy(
-                        self._gpu[tensor.name].handle, self._host[tensor.name].handle, size, self._to_gpu, target
-                    )
-            else:
+            elif place > 0:
                 self._address(bound, tensor.name, place)
+            else:
+                inside = self._gpu[tensor.name].handle
+                self._address(bound, tensor.name, inside)
+                if place != COPIED:
+                    source = -place or self._host[tensor.name].handle
+                    self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
         for tensor, shape, place in zip(outputs, bound.outputs, places[len(inputs) :]):
             if shape is None:
@@ -502,7 +510,7 @@ class Lane:
         if nbytes:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
-    def _worth(self, bound: _Bound, places: Places) -> bool:
+    def _worth(self, bound: Binding, places: Places) -> bool:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
         if not self._most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
             return False
@@ -514,17 +522,13 @@ class Lane:
         bound.seen.add(places)
         return False
 
-    def _capture(self, bound: _Bound, arrays: Sequence[Source], places: Places) -> _Replay | None:
+    def _capture(self, bound: Binding, arrays: Sequence[Source], places: Places) -> _Replay | None:
         """A new CUDA graph for these places, if it is worth one and there is room."""
         if places in bound.graphs or not self._worth(bound, places) or not self._graph_for_one_more():
             return None
-        self.device.use()
-        try:
-            with self.device.capturing:
-                graph = self.stream.capture(lambda: self._enqueue(bound, arrays, places, self.own))
-        except (DeviceError, EngineError) as error:
-            self.note = f"plain enqueues: capturing a CUDA graph failed: {error}"
-            bound.graphs[places] = None
+        graph, note = self.captured(bound, arrays, places)
+        if graph is None:
+            self.note, bound.graphs[places] = note, None
             return None
         replay = bound.graphs[places] = _Replay(graph, graph.raw)
         self.captures += 1
@@ -550,44 +554,25 @@ class Lane:
         old.graph.free()
         return True
 
-    def bare(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
-        """To measure with: copy the inputs in, and give a function that launches the inference alone, with results left in
-        this lane's GPU memory; whether that is a CUDA graph, and if not, why."""
-        self._settle(None)
-        bound = self._bind(arrays, shapes)
-        target = self.own
-        places = tuple(self._place(bound, arrays, target))
-        self._enqueue(bound, arrays, (*places, *[0] * len(bound.outputs)), target)
-        self.stream.synchronize()
-        outputs = [
-            _COPIED if shape is None else self._buffer(item).handle
-            for item, shape in zip(self.signature.outputs, bound.outputs)
-        ]
-        there = tuple(_COPIED if place == _STAGED else place for place in places) + tuple(outputs)
-
-        def enqueue() -> None:
-            self._enqueue(bound, arrays, there, target)
-
-        if self._loaded.captures_itself or None in bound.outputs:
-            why = (
-                "TensorRT-RTX captures graphs itself"
-                if self._loaded.captures_itself
-                else "an output's shape depends on data"
-            )
-            return enqueue, False, f"plain enqueues: {why}"
+    def captured(self, bound: Binding, arrays: Sequence[Source], places: Places) -> tuple[Graph | None, str]:
+        """A CUDA graph of a call; or why there is none."""
+        if self._loaded.captures_itself:
+            return None, "plain enqueues: TensorRT-RTX captures graphs itself"
+        if None in bound.outputs:
+            return None, "plain enqueues: an output's shape depends on data"
+        self.device.use()
         try:
             with self.device.capturing:
-                graph = self.stream.capture(enqueue)
+                return self.stream.capture(lambda: self.enqueue(bound, arrays, places, self.own)), ""
         except (DeviceError, EngineError) as error:
-            return enqueue, False, f"plain enqueues: capturing a CUDA graph failed: {error}"
-        return (lambda: graph.launch(self.stream)), True, ""
+            return None, f"plain enqueues: capturing a CUDA graph failed: {error}"
 
     def close(self) -> None:
         """Free everything; waits for what still runs."""
         if self.stream.freed:
             return
         self.device.use()
-        self._settle(None)
+        self.settle(None)
         self.stream.synchronize()
         for bound in (*self._fixed.values(), *([self._loose] if self._loose else [])):
             self._drop(bound)
@@ -600,7 +585,7 @@ class Lane:
         self._host.clear()
 
 
-def _check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
+def check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
     if shape is not None and tuple(given.shape) != shape:
         raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
 

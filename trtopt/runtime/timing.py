@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.runtime.device import Event
+from trtopt.runtime.fixed import bare
 from trtopt.runtime.lane import Lane, Source
 from trtopt.runtime.tensors import Shape
 
@@ -57,7 +58,7 @@ def time_lane(
     lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
 ) -> Timing:
     """Measure inference alone on `arrays`, which are copied to the GPU once."""
-    launch, graph, note = lane.bare(arrays, shapes)
+    launch, graph, note = bare(lane, arrays, shapes)
     stream = lane.stream
     for _ in range(warmup):
         launch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -59,6 +60,7 @@ class Turns(Generic[T]):
         self._returned = threading.Condition(self._lock)
         self._free: list[T] = []
         self._waiting: deque[Waiter[T]] = deque()
+        self._dropped: deque[T] = deque()  # what was kept and isn't any more
         self._made = 0
         self._closed = False
 
@@ -72,7 +74,7 @@ class Turns(Generic[T]):
         if wanted is None:  # the common case, short: it stands between every call and its launch
             thread = _here.thread
             with self._lock:
-                if self._free and not self._waiting and not self._closed and thread not in self._holders:
+                if self._free and not (self._waiting or self._closed or self._dropped) and thread not in self._holders:
                     return self._hand(-1, thread)
         got = self._now(wanted)
         if got is not None:
@@ -127,6 +129,15 @@ class Turns(Generic[T]):
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             return False
+
+    def keep(self, item: T) -> Callable[[], None]:
+        """The item that this thread took is held on to, whatever the thread does, until anybody calls the result.
+
+        That takes no lock: the garbage collector may call it, in a thread that has it.
+        """
+        with self._lock:
+            del self._holders[_here.thread]
+        return functools.partial(self._dropped.append, item)
 
     def give(self, item: T) -> None:
         """Give an item back."""
@@ -230,7 +241,10 @@ class Turns(Generic[T]):
         _tell(served)
 
     def _reclaim(self, asking: weakref.ref[_Token] | None = None) -> None:
-        """Take back what is held by threads that ended, or by the one that asks for another. The lock is held."""
+        """Take back what is held by threads that ended, by the one that asks for another, or by nobody any more. The lock is
+        held."""
+        while self._dropped:
+            self._free.append(self._dropped.popleft())
         for thread in [key for key in self._holders if key is asking or key() is None]:
             item = self._holders[thread]
             if item is None:

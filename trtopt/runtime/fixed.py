@@ -1,0 +1,189 @@
+"""Calls whose arrays stay the same: everything that can be is done once, before the first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.errors import UsageError
+from trtopt.runtime.arrays import View, like, like_host
+from trtopt.runtime.lane import COPIED, STAGED, Lane, Source, check_shape
+from trtopt.runtime.tensors import Shape
+
+_Copies = list[tuple[NDArray[Any], NDArray[Any]]]  # to, from
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A call that can be made again and again.
+
+    Attributes:
+        call: runs it. Without a stream of the caller's, or with arrays in host memory, it waits for the results.
+        results: output name → the array that each call writes.
+        note: why it is no CUDA graph; empty if it is.
+        kept: what must live as long as `call`.
+    """
+
+    call: Callable[[], None]
+    results: Mapping[str, Any]
+    note: str
+    kept: Any
+
+
+def fix(
+    lane: Lane,
+    arrays: Sequence[Source],
+    shapes: tuple[Shape, ...],
+    out: Mapping[str, Source] | None = None,
+    stream: int | None = None,
+    example: Any = None,
+) -> Fixed:
+    """A call on these very arrays, read and written where they lie; nobody else may use the lane meanwhile.
+
+    Without `stream`, a call comes after what the legacy default stream, and the streams that made the arrays, have to do by
+    then.
+
+    Args: as `Lane.run`.
+
+    Raises:
+        UsageError: an output's shape depends on the data.
+    """
+    lane.device.use()
+    lane.settle(None)
+    lane.shared = True
+    binding = lane.bind(arrays, shapes)
+    if None in binding.outputs:
+        raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
+    own, raw = (lane.own, lane.stream.raw) if stream is None else (stream, stream)
+    places, stages, makers = _inputs(lane, arrays, binding.staging, own)
+    results: dict[str, Any] = {}
+    copies: _Copies = []
+    on_gpu = View in map(type, arrays)
+    outputs = zip(lane.signature.outputs, binding.outputs, binding.sizes, binding.landing)
+    for tensor, shape, size, landing in outputs:
+        assert shape is not None
+        assert landing is not None
+        given = out.get(tensor.name) if out else None
+        if given is not None:
+            check_shape(tensor, given, shape)
+        if isinstance(given, View):
+            lane.order(given, own)
+            places.append(given.address)
+            results[tensor.name] = given.owner
+        elif given is None and on_gpu and not tensor.on_host:
+            block = lane.blocks.take(size)
+            places.append(block.address)
+            value: Any = lane.wrap(tensor, block, shape, None)
+            results[tensor.name] = value if example is None else like(example, value)
+        else:
+            places.append(STAGED)
+            array = np.empty(shape, tensor.dtype) if given is None else given
+            copies.append((array, landing))
+            results[tensor.name] = array if example is None or given is not None else like_host(example, array)
+    for target, source in stages:
+        np.copyto(target, source)
+    there = tuple(places)
+
+    def enqueue() -> None:
+        lane.device.use()
+        lane.enqueue(binding, arrays, there, own)
+
+    enqueue()  # TensorRT wants one before a capture
+    lane.device.cuda("cudaStreamSynchronize", raw)
+    graph, note = lane.captured(binding, arrays, there)
+    launch = enqueue if graph is None else _launcher(lane, graph.raw, raw)
+    wait = None if stream is not None and not stages and not copies else _waiter(lane, raw)
+    others = tuple(makers - {own}) if stream is None else ()
+    return Fixed(_call(lane, others, stages, launch, wait, copies), results, note, (graph, arrays, out))
+
+
+def _inputs(
+    lane: Lane, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
+) -> tuple[list[int], _Copies, set[int]]:
+    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
+    places: list[int] = []
+    stages: _Copies = []
+    makers = set()
+    for tensor, array, target in zip(lane.signature.inputs, arrays, staging):
+        if isinstance(array, View):
+            if tensor.on_host:
+                raise UsageError(
+                    f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
+                )
+            makers |= {1, array.stream or 1}
+            lane.order(array, own)
+            places.append(array.address)
+        elif not tensor.on_host and (address := lane.pinned_at(array)):
+            places.append(-address)
+        else:
+            stages.append((target, array))
+            places.append(STAGED)
+    return places, stages, makers
+
+
+def _launcher(lane: Lane, graph: Any, stream: Any) -> Callable[[], None]:
+    function, check = lane.device.cuda.functions.cudaGraphLaunch, lane.device.cuda.check
+
+    def launch() -> None:
+        (code,) = function(graph, stream)
+        if code:
+            check("cudaGraphLaunch", code)
+
+    return launch
+
+
+def _waiter(lane: Lane, stream: Any) -> Callable[[], None]:
+    function, check = lane.device.cuda.functions.cudaStreamSynchronize, lane.device.cuda.check
+
+    def wait() -> None:
+        (code,) = function(stream)
+        if code:
+            check("cudaStreamSynchronize", code)
+
+    return wait
+
+
+def _call(
+    lane: Lane,
+    others: Sequence[int],
+    stages: _Copies,
+    launch: Callable[[], None],
+    wait: Callable[[], None] | None,
+    copies: _Copies,
+) -> Callable[[], None]:
+    idle = lane.device.idle
+
+    def call() -> None:
+        for other in others:
+            if not idle(other):
+                lane.follow(other, lane.own)
+        for target, source in stages:
+            np.copyto(target, source)
+        launch()
+        if wait is not None:
+            wait()
+        for target, source in copies:
+            np.copyto(target, source)
+
+    return call
+
+
+def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
+    """To measure with: copy the inputs in, and give a function that launches the inference alone, with results left in the
+    lane's GPU memory; whether that is a CUDA graph, and if not, why."""
+    lane.settle(None)
+    binding = lane.bind(arrays, shapes)
+    places = tuple(lane.place(binding, arrays, lane.own))
+    lane.enqueue(binding, arrays, (*places, *[STAGED] * len(binding.outputs)), lane.own)
+    lane.stream.synchronize()
+    inside = [COPIED if place == STAGED else place for place in places]
+    for tensor, shape in zip(lane.signature.outputs, binding.outputs):
+        inside.append(COPIED if shape is None else lane.buffer(tensor).handle)
+    graph, note = lane.captured(binding, arrays, tuple(inside))
+    if graph is None:
+        return (lambda: lane.enqueue(binding, arrays, tuple(inside), lane.own)), False, note
+    return (lambda: graph.launch(lane.stream)), True, ""
