@@ -45,6 +45,7 @@ def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
     assert found.speedup == pytest.approx(1.6)
     assert "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3)" in found.why
     assert "same class as FP32 for 100.0% of 64 samples, 19.2 dB" in found.why
+    assert json.loads(json.dumps(found.describe())) == found.describe()  # what a manifest gives back is the same
 
 
 @pytest.mark.parametrize(

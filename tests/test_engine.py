@@ -106,6 +106,14 @@ def test_the_engine_runs_what_was_asked(
     assert (tmp_path / "net.engine").stat().st_size > 1000
 
 
+def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [-1, 3, "?", "?"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "paddle", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    shapes = "x:1x3x48x192,8x3x48x192,32x3x48x192"
+    assert build(tmp_path / "m.onnx", tmp_path / "m.engine", shapes=shapes, target=TARGET).engine.is_file()
+
+
 def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
     result = _build(files, tmp_path / "net.engine", int8=True)
     manifest = load_manifest(result.engine)

@@ -142,7 +142,8 @@ class Comparison:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return asdict(self) | {"entrants": [asdict(item) for item in self.entrants], "speedup": self.speedup}
+        entrants = [asdict(item) | {"times": list(map(asdict, item.times))} for item in self.entrants]
+        return asdict(self) | {"entrants": entrants, "speedup": self.speedup}
 
     @classmethod
     def load(cls, described: Mapping[str, Any]) -> Comparison | None:

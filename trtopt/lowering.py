@@ -12,6 +12,7 @@ from trtopt.calibration.table import Table
 from trtopt.errors import PrecisionLost, UsageError
 from trtopt.graph.opset import lower_opset
 from trtopt.graph.placement import WEIGHTED, Points, find_points
+from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.quantize import insert_qdq, is_quantized
 from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
@@ -82,6 +83,7 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
         asked = {name: spec.base for name in heavy if name not in out}
     asked |= named
+    forget_placeholders(proto)
     return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision)
 
 

@@ -123,8 +123,16 @@ def tensor_info(value: ValueInfoProto) -> TensorInfo:
     return TensorInfo(value.name, dtype_name(tensor.elem_type), tuple(map(_dimension, tensor.shape.dim)))
 
 
+def forget_placeholders(proto: ModelProto) -> None:
+    """Take away the names that are none. Paddle writes "?" for every unknown size, and TensorRT takes all "?" as equal."""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param and not dim.dim_param.strip("?"):
+                dim.ClearField("dim_param")
+
+
 def _dimension(dim: TensorShapeProto.Dimension) -> int | str:
-    name = dim.dim_param.strip("?")  # Paddle writes "?" for every unknown size: not a name
+    name = dim.dim_param.strip("?")  # see forget_placeholders
     if name:
         return name
     return int(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else -1
