@@ -63,12 +63,14 @@ def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> Non
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     if not (folder / "lite0.engine").is_file():
         pytest.skip("needs the walkthrough, which comes first")
-    (commands,), (script,) = _blocks("Run it", "bash"), _blocks("Run it", "python")
+    (commands,), scripts = _blocks("Run it", "bash"), _blocks("Run it", "python")
     assert commands.count("trtopt run ") == 2
-    for line in [["bash", "-ec", commands], [sys.executable, "-c", script]]:
+    said = []
+    for line in [["bash", "-ec", commands], *([sys.executable, "-c", script] for script in scripts)]:
         done = subprocess.run(line, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout == "3 classes\n"
+        said.append(done.stdout)
+    assert said[1:] == ["3 classes\n", "(1, 1000)\n"]
     found = json.loads((folder / "results/predictions.json").read_bytes())
     assert len(found) == len(list((folder / "photos").glob("*.png")))
     assert all(item["predictions"][0]["name"] for item in found)
