@@ -383,21 +383,20 @@ class Bench:
 
     def _scaling(self, path: Path, name: str, output: str, mix: Any) -> None:
         gpus = len(probe().devices)
-        rates = []
-        for devices, threads in (([0], 8), ("all", 8 * gpus)):
-            with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
-                load = Load(session, name, output, mix, DeviceError)
-                load.threads(threads, 200)
-                found = load.threads(threads, max(100, self.calls // 4))
-                note(
-                    f"devices={devices}, {threads} threads",
-                    f"{found.rate:.0f} calls/s, {found.wrong} wrong",
-                    "",
-                    found.right,
-                )
+        best = {}
+        for devices, numbers in (([0], (8, 16)), ("all", (8, 8 * gpus, 12 * gpus))):
+            rates = []
+            for threads in numbers:
+                with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
+                    load = Load(session, name, output, mix, DeviceError)
+                    load.threads(threads, 200)
+                    found = load.threads(threads, max(100, self.calls // 4))
+                what = f"devices={devices}, {threads} threads"
+                note(what, f"{found.rate:.0f} calls/s, {found.wrong} wrong", "", found.right)
                 self._errors(found)
                 rates.append(found.rate)
-        at_least(f"{gpus} GPUs against one, one process", rates[1] / rates[0], 0.95 * gpus)
+            best[str(devices)] = max(rates)
+        at_least(f"{gpus} GPUs against one, one process", best["all"] / best["[0]"], 0.95 * gpus)
 
 
 def _resident() -> int:

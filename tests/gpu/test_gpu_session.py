@@ -1,19 +1,14 @@
-"""Session on real TensorRT: shapes, graphs, foreign arrays, threads, outputs whose shape depends on the data."""
+"""Session on real TensorRT with a real model: shapes, graphs, foreign arrays, threads. test_gpu_small.py has the rest."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from lite0 import Builds, Inputs, rows
-from onnx import TensorProto, helper
 
-from trtopt.engine import build
 from trtopt.errors import DeviceError, UsageError
 from trtopt.runtime.arrays import DeviceArray
 from trtopt.runtime.device import Device
@@ -62,21 +57,6 @@ def test_results_feed_the_next_call_without_leaving_the_gpu(gpu: Device, builds:
         result = session.run({"input": given})["logits"]
         assert isinstance(result, DeviceArray)
         np.testing.assert_array_equal(result.numpy(), session.run({"input": inputs.photos["input"][:1]})["logits"])
-
-
-def test_output_shapes_that_depend_on_the_data(generation: Any, gpu: Device, tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["where"])],
-        "nonzero",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-        [helper.make_tensor_value_info("where", TensorProto.INT64, [1, "k"])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "n.onnx")
-    build(tmp_path / "n.onnx", tmp_path / "n.engine", shapes=["x:1,64,4096"], backend="tensorrt")
-    with Session(tmp_path / "n.engine") as session:
-        for seed, size in enumerate((64, 64, 4096, 1, 64, 64, 1000)):
-            values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
-            np.testing.assert_array_equal(session.run({"x": values})["where"][0], np.flatnonzero(values > 0))
 
 
 def test_threads_mix_shapes_and_mistakes(gpu: Device, builds: Builds, inputs: Inputs) -> None:
