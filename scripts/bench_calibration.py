@@ -230,9 +230,12 @@ def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
 def work(folder: Path, name: str, arguments: list[Any]) -> None:
     import resource
 
+    from trtopt.jobs.machine import peak_memory
+
     found = WORKERS[name](folder, *arguments)
-    who = resource.RUSAGE_CHILDREN if name == "modelopt" else resource.RUSAGE_SELF
-    print(json.dumps(found | {"megabytes": resource.getrusage(who).ru_maxrss / 1024}))
+    # Of itself not by getrusage: that would count what the process that started it held at that moment.
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 if name == "modelopt" else peak_memory()
+    print(json.dumps(found | {"megabytes": peak / (1 << 20)}))
 
 
 def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
@@ -328,12 +331,15 @@ def main() -> None:
     if sys.argv[1:2] == ["--worker"]:
         work(Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
         return
+    if sys.argv[1:2] == ["--make"]:
+        make_inputs(Path(sys.argv[2]))
+        return
     if not 2 <= len(sys.argv) <= 3:
         raise SystemExit("usage: scripts/bench_calibration FILE.md [ROUNDS]")
     rounds = int(sys.argv[2]) if len(sys.argv) == 3 else 3
     with tempfile.TemporaryDirectory(prefix="trtopt-bench-") as scratch:
         folder = Path(scratch)
-        make_inputs(folder)
+        subprocess.run([sys.executable, __file__, "--make", scratch], check=True)
         text = table(measure(folder, rounds), rounds)
     Path(sys.argv[1]).write_text(text)
     print(text)
