@@ -26,7 +26,8 @@ from fake_cuda import FakeCuda, FakeEngine
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.device import Device, DeviceInfo, Probe
+from trtopt.runtime.device import Device, DeviceInfo, Held, Probe
+from trtopt.runtime.turns import Turns
 from trtopt.session import Session, stream_handle
 from trtopt.spec import ShapeRange, TensorInfo
 from trtopt.trt.messages import Messages
@@ -365,6 +366,35 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
         lane = session._lanes._free[0]
         assert lane.captures <= 8 + 200 // (16 * 8)
         del result, ring, row
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    def launch(graph: int, stream: int) -> int:
+        asked.append("launch")
+        return int(cuda.cudaGraphLaunch(graph, stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
+
+    def upload(to: int, source: int, nbytes: int, stream: int) -> int:
+        asked.append("upload")
+        return int(cuda.cudaMemcpyAsync(to, source, nbytes, 1, stream)[0]) if works else 201
+
+    asked: list[str] = []
+    with open_session(_large(cuda)) as session:
+        session._gpus[0].device.held = Held(launch, upload)
+        session._lanes.close()  # made before
+        session._lanes = Turns(lambda number: session._gpus[0].lane(), 1, owned=True)
+        x = session.pinned("x", (2, 40_000))
+        for round_ in range(5):
+            x[:] = np.random.default_rng(round_).normal(size=x.shape)
+            np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
+        with session.bind({"x": x}) as bound:
+            x[:] = 3
+            assert (bound()["y"] == 6).all()
+        assert asked.count("upload") == 5
+        assert asked.count("launch") > 2
+        del x, bound
 
 
 def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:

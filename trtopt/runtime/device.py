@@ -28,6 +28,7 @@ from trtopt.errors import DeviceError, require
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
+_DRIVERS = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 _CUDA_RUNTIME = "cuda.bindings.runtime"
 
 
@@ -89,7 +90,7 @@ class _DriverError(Exception):
 
 
 def _driver_library() -> ctypes.CDLL | None:
-    for name in ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so"):
+    for name in _DRIVERS:
         with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
     return None
@@ -351,6 +352,37 @@ class Stream(Resource):
         return captured
 
 
+class _Thread(threading.local):
+    ordinal = -1  # of the device that `Device.use` made current last
+
+
+_thread = _Thread()
+
+
+@dataclass(frozen=True)
+class Held:
+    """The driver's calls on addresses, with Python's GIL held; the code that they give is for the caller to look at.
+
+    A launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that may be
+    full: Python code that the GPU waits for couldn't run. They need a current device, and may fail where another library has
+    changed it since `Device.enter`: then the runtime's call of the same purpose says what is wrong, or works.
+    """
+
+    launch: Callable[[int, int], int]  # graph, stream
+    upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
+
+    @classmethod
+    def load(cls) -> Held | None:
+        pointer = ctypes.c_void_p
+        for name in _DRIVERS:
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.PyDLL(name)
+                library.cuGraphLaunch.argtypes = (pointer, pointer)
+                library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
+                return cls(library.cuGraphLaunch, library.cuMemcpyHtoDAsync_v2)
+        return None
+
+
 class Device:
     """One GPU of this process.
 
@@ -359,7 +391,7 @@ class Device:
         functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
 
     Attributes:
-        alone: the process sees no other GPU, so that streams and graphs can be used without `use`.
+        held: calls that keep Python's GIL; None where there is no driver.
 
     Raises:
         DeviceError: there is no such GPU, or CUDA can't use it.
@@ -371,10 +403,15 @@ class Device:
         self.cuda = Cuda(functions)
         self._set, self._query = self.cuda.functions.cudaSetDevice, self.cuda.functions.cudaStreamQuery
         self._ordinal, self._process = self.info.ordinal, os.getpid()
-        self.alone = info is None and len(probe().devices) == 1
+        self.held = Held.load() if functions is None else None
         # Held during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
         self.use()
+
+    def enter(self) -> None:
+        """`use` it, unless this thread did so last. Enough for streams, copies and graphs, which know their device."""
+        if _thread.ordinal != self._ordinal:
+            self.use()
 
     def use(self) -> None:
         """Make it this thread's current device.
@@ -387,6 +424,7 @@ class Device:
         (code,) = self._set(self._ordinal)
         if code:
             self.cuda.check("cudaSetDevice", code)
+        _thread.ordinal = self._ordinal
 
     def free_memory(self) -> int:
         """Bytes not in use by any process."""

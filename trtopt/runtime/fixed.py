@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host
+from trtopt.runtime.device import Graph
 from trtopt.runtime.lane import COPIED, STAGED, Lane, Source, check_shape
 from trtopt.runtime.tensors import Shape
 
@@ -95,7 +96,7 @@ def fix(
     enqueue()  # TensorRT wants one before a capture
     lane.device.cuda("cudaStreamSynchronize", raw)
     graph, note = lane.captured(binding, arrays, there)
-    launch = enqueue if graph is None else _launcher(lane, graph.raw, raw)
+    launch = enqueue if graph is None else _launcher(lane, graph, raw, held=stream is None)
     wait = None if stream is not None and not stages and not copies else _waiter(lane, raw)
     others = tuple(makers - {own}) if stream is None else ()
     return Fixed(_call(lane, others, stages, launch, wait, copies), results, note, (graph, arrays, out))
@@ -125,13 +126,16 @@ def _inputs(
     return places, stages, makers
 
 
-def _launcher(lane: Lane, graph: Any, stream: Any) -> Callable[[], None]:
+def _launcher(lane: Lane, graph: Graph, stream: Any, *, held: bool) -> Callable[[], None]:
     function, check = lane.device.cuda.functions.cudaGraphLaunch, lane.device.cuda.check
+    quick = lane.device.held.launch if held and lane.device.held else None
+    raw, address, number = graph.raw, graph.handle, int(stream)
 
     def launch() -> None:
-        (code,) = function(graph, stream)
-        if code:
-            check("cudaGraphLaunch", code)
+        if quick is None or quick(address, number):
+            (code,) = function(raw, stream)
+            if code:
+                check("cudaGraphLaunch", code)
 
     return launch
 
@@ -158,6 +162,7 @@ def _call(
     idle = lane.device.idle
 
     def call() -> None:
+        lane.device.enter()
         for other in others:
             if not idle(other):
                 lane.follow(other, lane.own)

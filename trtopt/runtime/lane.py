@@ -47,6 +47,7 @@ STAGED, COPIED = 0, -1
 class _Replay:
     graph: Graph
     raw: Any
+    address: int
     used: int = 0  # the number of the call that used it last
 
 
@@ -94,7 +95,7 @@ class Lane:
         self._done = device.event(timing=False)
         self._events: dict[int, Event] = {}
         self._ordinal = device.info.ordinal
-        self._alone = device.alone
+        self._held = device.held
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -132,8 +133,7 @@ class Lane:
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
         """
-        if not self._alone:
-            self.device.use()  # the current device belongs to the thread
+        self.device.enter()
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
         bound = self.bind(arrays, shapes)
@@ -160,9 +160,10 @@ class Lane:
         places = tuple(found)
         replay = bound.graphs.get(places) or self._capture(bound, arrays, places)
         if replay is not None:
-            (code,) = self._launch(replay.raw, raw)
-            if code:
-                self._cuda.check("cudaGraphLaunch", code)
+            if self._held is None or stream is not None or self._held.launch(replay.address, target):
+                (code,) = self._launch(replay.raw, raw)
+                if code:
+                    self._cuda.check("cudaGraphLaunch", code)
             replay.used = self._calls
             self.replays += 1
         else:
@@ -178,6 +179,7 @@ class Lane:
         """Make the results, and wait for them; or not, where they stay in the order of stream `free`."""
         wrapped: dict[str, Any] = {}
         copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        small: list[tuple[memoryview, memoryview]] = []
         lent = False
         for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
             value: Any
@@ -195,7 +197,10 @@ class Lane:
                     shape = self._allocated[tensor.name]
                     landing = self._host[tensor.name].array(tensor.dtype, shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
-                copies.append((value, landing))
+                if landing.nbytes <= MAPPED and value.flags.c_contiguous:
+                    small.append((_bytes(value), _bytes(landing)))
+                else:
+                    copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
             wrapped[tensor.name] = value
         if free is not None:
@@ -205,6 +210,8 @@ class Lane:
             (code,) = self._wait(raw)
             if code:
                 self._cuda.check("cudaStreamSynchronize", code)
+        for there, here in small:
+            there[:] = here
         for array, landing in copies:
             np.copyto(array, landing)
         self._dirty = False
@@ -237,7 +244,9 @@ class Lane:
                     self.order(array, target)
                 places.append(array.address)
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
-                self._copy(self._gpu[tensor.name].handle, address, array.nbytes, self._to_gpu, target)
+                inside, size = self._gpu[tensor.name].address, array.nbytes
+                if self._held is None or target != self.own or self._held.upload(inside, address, size, target):
+                    self._copy(inside, address, size, self._to_gpu, target)
                 places.append(COPIED)
             else:
                 np.copyto(staging, array)
@@ -530,7 +539,7 @@ class Lane:
         if graph is None:
             self.note, bound.graphs[places] = note, None
             return None
-        replay = bound.graphs[places] = _Replay(graph, graph.raw)
+        replay = bound.graphs[places] = _Replay(graph, graph.raw, graph.handle)
         self.captures += 1
         return replay
 
@@ -583,6 +592,11 @@ class Lane:
             held.free()
         self._gpu.clear()
         self._host.clear()
+
+
+def _bytes(array: NDArray[Any]) -> memoryview:
+    """To copy without letting Python's GIL go, as NumPy does: where threads queue for it, that takes longer than the copy."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
