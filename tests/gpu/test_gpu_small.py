@@ -1,11 +1,12 @@
-"""Everything that a session does with GPU memory, on a network of a few elementwise kernels: quick, exact, and what
+"""Everything that a session does with GPU memory, on networks of a few elementwise kernels: quick, exact, and what
 compute-sanitizer can look at (its memcheck ends processes that run some of TensorRT 8.6's convolution kernels).
 
-    compute-sanitizer --tool memcheck --leak-check full python -m pytest tests/gpu/test_gpu_small.py
+`scripts/gpu_check --memcheck` runs them under it, with the engines that were kept: to build them there takes minutes.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,9 +29,14 @@ MOST = 8
 
 
 @pytest.fixture(scope="module")
-def engine(generation: Any, gpu: Device, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(generation: Any, gpu: Device, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kept = os.environ.get("TRTOPT_GPU_ENGINES")
+    return Path(kept) if kept else tmp_path_factory.mktemp("small")
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Path:
     """y = relu(2x - 1), least = the smallest of each sample of y; batches of 1 to 8."""
-    folder = tmp_path_factory.mktemp("small")
     nodes = [
         helper.make_node("Mul", ["x", "two"], ["double"]),
         helper.make_node("Sub", ["double", "one"], ["less"]),
@@ -147,16 +153,16 @@ def test_threads(session: Session) -> None:
     assert failed == []
 
 
-def test_an_output_that_depends_on_the_data(generation: Any, gpu: Device, tmp_path: Path) -> None:
+def test_an_output_that_depends_on_the_data(folder: Path) -> None:
     graph = helper.make_graph(
         [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["where"])],
         "nonzero",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
         [helper.make_tensor_value_info("where", TensorProto.INT64, [1, "k"])],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "n.onnx")
-    build(tmp_path / "n.onnx", tmp_path / "n.engine", shapes=["x:1,64,4096"], backend="tensorrt")
-    with Session(tmp_path / "n.engine") as session:
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "nonzero.onnx")
+    build(folder / "nonzero.onnx", folder / "nonzero.engine", shapes=["x:1,64,4096"], backend="tensorrt")
+    with Session(folder / "nonzero.engine") as session:
         for seed, size in enumerate((64, 64, 4096, 1, 1, 64, 64, 1000, 4096, 4096, 1)):
             values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
             np.testing.assert_array_equal(session.run({"x": values})["where"][0], np.flatnonzero(values > 0))
