@@ -161,10 +161,10 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
         for seed in range(5):
             _check(session, _inputs(4, seed))
         lane = session._lanes._free[0]
-        assert (lane.enqueues, lane.captures, lane.replays) == (1, 1, 4)
+        assert (lane.enqueues, lane.bindings.captures, lane.replays) == (1, 1, 4)
         _check(session, _inputs(8))
         _check(session, _inputs(4, 9))  # the other shape left its graph alone
-        assert lane.captures == 1
+        assert lane.bindings.captures == 1
         assert lane.replays == 5
 
 
@@ -182,8 +182,8 @@ def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, o
         for seed in range(100):
             _check(session, _inputs(1 + seed % 5, seed))
         lane = session._lanes._free[0]
-        assert len(lane._fixed) == 2
-        assert lane.captures <= 2 + 100 // 32  # thrashing would capture again and again
+        assert len(lane.bindings._fixed) == 2
+        assert lane.bindings.captures <= 2 + 100 // 32  # thrashing would capture again and again
 
 
 def test_without_graphs_every_call_is_enqueued(cuda: FakeCuda, open_session: Open) -> None:
@@ -199,7 +199,7 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
             _check(session, _inputs(4, seed))
         lane = session._lanes._free[0]
         assert lane.replays == 0
-        assert "plain enqueues" in lane.note
+        assert "plain enqueues" in lane.bindings.note
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
 
 
@@ -364,7 +364,7 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
             expected = _inputs(4, call % len(ring))
             np.testing.assert_array_equal(result.numpy(), expected["x"] + _inputs(4)["row"])
         lane = session._lanes._free[0]
-        assert lane.captures <= 8 + 200 // (16 * 8)
+        assert lane.bindings.captures <= 8 + 200 // (16 * 8)
         del result, ring, row
 
 
@@ -564,7 +564,7 @@ def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(_engine(cuda)) as session:
-        context = session._lanes._free[0]._loose.context
+        context = session._lanes._free[0].bindings._loose.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue"):
             session.run(_inputs(2))

@@ -32,9 +32,10 @@ from trtopt.files import cache_folder, existing_file, sha256_json, write_bytes
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
 from trtopt.runtime.arrays import gpu_of, view
+from trtopt.runtime.bindings import Source
 from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.runtime.fixed import fix
-from trtopt.runtime.lane import Lane, Source, check_out
+from trtopt.runtime.lane import Lane, check_out
 from trtopt.runtime.memory import Memory
 from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, signature
 from trtopt.runtime.timing import Timing, time_lane

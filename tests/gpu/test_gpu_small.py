@@ -160,7 +160,9 @@ def test_an_output_that_depends_on_the_data(folder: Path) -> None:
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
         [helper.make_tensor_value_info("where", TensorProto.INT64, [1, "k"])],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "nonzero.onnx")
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "nonzero.onnx"
+    )
     build(folder / "nonzero.onnx", folder / "nonzero.engine", shapes=["x:1,64,4096"], backend="tensorrt")
     with Session(folder / "nonzero.engine") as session:
         for seed, size in enumerate((64, 64, 4096, 1, 1, 64, 64, 1000, 4096, 4096, 1)):

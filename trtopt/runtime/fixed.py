@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host
+from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import COPIED, STAGED, Lane, Source, check_shape
+from trtopt.runtime.lane import Lane, check_shape
 from trtopt.runtime.tensors import Shape
 
 _Copies = list[tuple[NDArray[Any], NDArray[Any]]]  # to, from
@@ -56,7 +57,7 @@ def fix(
     lane.device.use()
     lane.settle(None)
     lane.shared = True
-    binding = lane.bind(arrays, shapes)
+    binding = lane.bindings.bind(arrays, shapes)
     if None in binding.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
     own, raw = (lane.own, lane.stream.raw) if stream is None else (stream, stream)
@@ -91,11 +92,11 @@ def fix(
 
     def enqueue() -> None:
         lane.device.use()
-        lane.enqueue(binding, arrays, there, own)
+        lane.bindings.enqueue(binding, arrays, there, own)
 
     enqueue()  # TensorRT wants one before a capture
     lane.device.cuda("cudaStreamSynchronize", raw)
-    graph, note = lane.captured(binding, arrays, there)
+    graph, note = lane.bindings.captured(binding, arrays, there)
     launch = enqueue if graph is None else _launcher(lane, graph, raw, held=stream is None)
     wait = None if stream is not None and not stages and not copies else _waiter(lane, raw)
     others = tuple(makers - {own}) if stream is None else ()
@@ -181,14 +182,14 @@ def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tup
     """To measure with: copy the inputs in, and give a function that launches the inference alone, with results left in the
     lane's GPU memory; whether that is a CUDA graph, and if not, why."""
     lane.settle(None)
-    binding = lane.bind(arrays, shapes)
+    binding = lane.bindings.bind(arrays, shapes)
     places = tuple(lane.place(binding, arrays, lane.own))
-    lane.enqueue(binding, arrays, (*places, *[STAGED] * len(binding.outputs)), lane.own)
+    lane.bindings.enqueue(binding, arrays, (*places, *[STAGED] * len(binding.outputs)), lane.own)
     lane.stream.synchronize()
     inside = [COPIED if place == STAGED else place for place in places]
     for tensor, shape in zip(lane.signature.outputs, binding.outputs):
-        inside.append(COPIED if shape is None else lane.buffer(tensor).handle)
-    graph, note = lane.captured(binding, arrays, tuple(inside))
+        inside.append(COPIED if shape is None else lane.bindings.buffer(tensor).handle)
+    graph, note = lane.bindings.captured(binding, arrays, tuple(inside))
     if graph is None:
-        return (lambda: lane.enqueue(binding, arrays, tuple(inside), lane.own)), False, note
+        return (lambda: lane.bindings.enqueue(binding, arrays, tuple(inside), lane.own)), False, note
     return (lambda: graph.launch(lane.stream)), True, ""
