@@ -37,8 +37,8 @@ _REMEMBERED = 64  # shapes seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes place for another
 _ADDRESSES = 4  # graphs for each shape, on average
 _CREATING = threading.Lock()  # TensorRT doesn't say that contexts of one engine may be made side by side
-# Not in GPU memory of the caller's: in pinned memory of ours, copied from there or to there inside the graph; or in GPU memory of
-# ours, copied there before. Less than these: minus the address of pinned memory of the caller's, copied inside the graph.
+# Not in GPU memory of the caller's: in pinned memory of ours, copied from there or to there inside the graph; or in GPU memory
+# of ours, copied there before. Less than these: minus the address of pinned memory of the caller's, copied inside the graph.
 STAGED, COPIED = 0, -1
 
 
