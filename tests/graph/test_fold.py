@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, helper
 
 from trtopt.graph.compare import OnnxSession, difference
-from trtopt.graph.fold import fold
+from trtopt.graph.fold import _settled, fold
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import all_nodes, fingerprint
 
@@ -44,6 +44,9 @@ def folded(proto: ModelProto) -> ModelProto:
     result, report = fold(proto)
     assert bytes_of(proto) == original, "the argument was changed"
     assert bytes_of(fold(result)[0]) == bytes_of(result), "folding again changes the bytes"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trtopt.graph.fold.HEAVY", 0)  # the last round without its large weights
+        assert bytes_of(fold(proto)[0]) == bytes_of(result), "a heavy model folds otherwise"
     names = [item.name for item in result.graph.node]
     assert all(names) and len(set(names)) == len(names)
     for side in ("input", "output"):
@@ -53,6 +56,24 @@ def folded(proto: ModelProto) -> ModelProto:
     load_model(result)
     assert sum(report.after.values()) == len(list(all_nodes(result.graph)))
     return result
+
+
+def test_a_heavy_models_last_round_is_made_without_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`folded` shows that the result is the same; here: the short way is taken, and only once nothing is left to do."""
+    chain = [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Identity", "a", "b"), node("Relu", "b", "y")]
+    proto = model(chain, inputs={"x": [1, 64, 8, 8]}, weights={"w": values(64, 64, 3, 3)})
+    said: list[bool] = []
+
+    def settled(current: ModelProto, original: ModelProto) -> bool:
+        said.append(_settled(current, original))
+        return said[-1]
+
+    monkeypatch.setattr("trtopt.graph.fold.HEAVY", 0)
+    monkeypatch.setattr("trtopt.graph.fold._settled", settled)
+    assert not _settled(proto, proto), "it still has an Identity"
+    result, _ = fold(proto)
+    assert said == [True]
+    assert _settled(result, proto)
 
 
 @pytest.fixture(scope="module")

@@ -18,18 +18,20 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes, tensor_size
+from trtopt.graph.proto import LARGE, all_nodes, fingerprint, infer_shapes, skeleton, tensor_size
 from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
 HEAVY = 32 << 20  # bytes of weights that are worth the time that finding their forgotten copies takes
+_NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 
@@ -98,14 +100,39 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
                 what = f"{type(error).__name__}: {str(error)[:300]}"
                 raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
             _restore(current, proto)
-            mark = fingerprint(current)
+            with ThreadPoolExecutor(1, "trtopt-fingerprint") as beside:
+                marking = beside.submit(fingerprint, current)
+                settled = heavy and _settled(current, proto)
+                mark = marking.result()
             if mark in seen:
                 break
             seen.append(mark)
             phase.advance()
+            if settled:
+                break
     if mark != seen[-1]:
         raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
     return current, FoldReport(before, _count(current), len(seen) - 1, mark)
+
+
+def _settled(proto: ModelProto, original: ModelProto) -> bool:
+    """Whether another round would change nothing, where that can be told without the large weights: copying them takes longer
+    than all the rest of a round. False: perhaps."""
+    constants = {tensor.name for tensor in proto.graph.initializer}
+    if any(node.input and constants.issuperset(node.input) for node in proto.graph.node):
+        return False  # something is left to be computed from them
+    light = skeleton(proto, LARGE, external=_NOWHERE)
+    for tensor in light.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.external_data.add(key="location", value=_NOWHERE)
+    before = light.SerializeToString(deterministic=True)
+    try:
+        with _quiet():
+            after = _fuse(_evaluate(light))
+    except Exception:  # it looked into a weight
+        return False
+    _restore(after, original)
+    return bool(after.SerializeToString(deterministic=True) == before)
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
