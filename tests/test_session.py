@@ -882,13 +882,17 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"contexts": 0}, "contexts is 0; at least 1"),
+        ({"contexts": 0}, "contexts is 0; a number of at least 1 is needed"),
+        ({"contexts": "8"}, "contexts is .8.; a number of at least 1 is needed"),
         ({"queue": 0}, "queue is 0"),
         ({"graphs": -1}, "graphs is -1"),
         ({"backend": "cuda"}, "backend cuda|'cuda'"),
         ({"devices": []}, "'all' or different GPU numbers"),
         ({"devices": [0, 0]}, "'all' or different GPU numbers"),
-        ({"memory": "much"}, "'much' isn't a size"),
+        ({"devices": [0, "1"]}, "'all' or different GPU numbers"),
+        ({"memory": "much"}, "memory is .much., which isn.t a size"),
+        ({"memory": -5}, "memory is -5, which isn.t a size"),
+        ({"memory": 0}, "memory is 0; at least 1 byte"),
     ],
 )
 def test_wrong_options_are_refused(cuda: FakeCuda, open_session: Open, options: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ def test_the_onnx_file_gives_the_same(session: Session, batch: NDArray[np.float3
         np.testing.assert_array_equal(
             direct.run({"input": batch[:2]})["logits"], session.run({"input": batch[:2]})["logits"]
         )
-        with pytest.raises(UsageError, match="no preprocessing"):
+        with pytest.raises(UsageError, match="no manifest says how"):
             direct.run_images([_photos()[22]])
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.data import open_data
-from trtopt.errors import ModelError, UsageError
+from trtopt.errors import DeviceError, ModelError, UsageError
 from trtopt.files import existing_file
 from trtopt.graph.compare import difference, synthetic_inputs
 from trtopt.graph.io import load_model
@@ -174,6 +174,12 @@ def bench(
     """
     _check(against, batch, streams, iterations, warmup)
     path = existing_file(engine, "the engine")
+    if backend == "onnxruntime" or not (found := probe()):
+        why = "backend='onnxruntime' runs on the CPU" if backend == "onnxruntime" else found.reason
+        raise DeviceError(
+            f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
+            f"{path.name} … --backend onnxruntime"
+        )
     strangers = others(device)  # before this process is there itself
     idle = clocks(device)
     session = Session(path, device=device, backend=backend, contexts=max(4, streams))

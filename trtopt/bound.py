@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ class Bound:
         self._call, self._kept, self._lock = call, kept, threading.Lock()
         self._finalizer = weakref.finalize(self, release)
         self._finalizer.atexit = False
+        _bound.add(self)
 
     def __call__(self) -> Mapping[str, Any]:
         """Infer once, on what the input arrays hold now.
@@ -41,7 +43,7 @@ class Bound:
         in the order of that stream.
 
         Raises:
-            DeviceError: a CUDA call failed, or this or its session is closed.
+            DeviceError: a CUDA call failed, this or its session is closed, or this process was forked from the one that bound.
             EngineError: TensorRT couldn't run it.
         """
         with self._lock:
@@ -65,3 +67,23 @@ class Bound:
 
 def _closed() -> None:
     raise DeviceError("this bound call is closed, or its session is; bind the arrays again")
+
+
+_bound: weakref.WeakSet[Bound] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    raise DeviceError(
+        "this call was bound before the process forked, and its session doesn't survive that: open one in the child, or start "
+        "workers with multiprocessing's 'spawn'"
+    )
+
+
+def _refuse_in_child() -> None:
+    """At the fork, so that calls needn't ask where they are."""
+    for bound in tuple(_bound):
+        bound._call, bound._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_refuse_in_child)

@@ -432,4 +432,6 @@ def _scores(session: Session, outputs: Mapping[str, Array]) -> Array | None:
     found = [item for item in outputs.values() if item.ndim == 2 and item.shape[1] > 1 and item.dtype.kind not in "iub"]
     if session.classes:
         found = [item for item in found if item.shape[1] == len(session.classes)]
-    return found[0] if len(found) == 1 and (session.classes or len(outputs) == 1) else None
+    if len(found) != 1 or not (session.classes or len(outputs) == 1):
+        return None
+    return found[0] if (found[0] < np.inf).all() else None  # of NaN none is the best; the output's summary counts them

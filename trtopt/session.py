@@ -10,11 +10,11 @@ by side and share the engine's weights.
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
+import re
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from trtopt.bound import Bound
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, DeviceError, EngineMismatch, UsageError
+from trtopt.errors import DataError, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
 from trtopt.files import cache_folder, existing_file, sha256_json, write_bytes
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
@@ -37,9 +37,9 @@ from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.runtime.fixed import fix
 from trtopt.runtime.lane import Lane, check_out
 from trtopt.runtime.memory import Memory
-from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, signature
+from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, check_mapping, signature, x
 from trtopt.runtime.timing import Timing, time_lane
-from trtopt.runtime.turns import Turns
+from trtopt.runtime.turns import CLOSED, Turns
 from trtopt.spec import TensorInfo, choice, parse_size
 from trtopt.trt import Generation, LoadedEngine, plan_header, select
 
@@ -132,15 +132,22 @@ class Session:
     ) -> None:
         choice(backend, BACKENDS, "backend")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
-            if value < least:
-                raise UsageError(f"{name} is {value}; at least {least} is needed")
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
         self.engine = existing_file(engine, "the engine")
-        self.manifest: Manifest | None = None if self.engine.suffix == ".onnx" else load_manifest(self.engine)
+        onnx = self.engine.suffix == ".onnx"
+        if onnx and backend != "onnxruntime":
+            raise UsageError(
+                f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
+                "model itself on the CPU, ask for backend='onnxruntime' (--backend onnxruntime)"
+            )
+        self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
         self._process = os.getpid()
         self._queue = queue
         self._gpus: list[_Gpu] = []
-        self._limit = parse_size(memory) if isinstance(memory, str) else memory
+        self._limit = _bytes(memory)
+        self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
             self._open_onnx(contexts)
         else:
@@ -165,13 +172,13 @@ class Session:
         self.backend = "onnxruntime"
         graph = self.engine
         if graph.suffix != ".onnx":
-            kept = self.manifest.graph_file if self.manifest else None
-            if kept is None:
+            if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
                     f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none: build with "
                     "--save-onnx, or give an ONNX file"
                 )
-            graph = existing_file(graph.parent / kept, "the graph kept at the build")
+            self.manifest.check_plan(self.engine)
+            graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
         lane = OnnxLane(graph, self.manifest)
         self._signature = lane.signature
         self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
@@ -180,8 +187,9 @@ class Session:
         found = probe()
         if not found:
             raise DeviceError(
-                f"running {self.engine.name} needs an NVIDIA GPU: {found.reason}; to develop without one: "
-                "Session(…, backend='onnxruntime')"
+                f"running {self.engine.name} needs an NVIDIA GPU: {found.reason}. To develop without one, ask for the graph "
+                "that build --save-onnx kept, on the CPU: backend='onnxruntime' (trtopt run … --backend onnxruntime); it is "
+                "never taken by itself"
             )
         plan = self.engine.read_bytes()
         header = plan_header(plan)
@@ -196,6 +204,7 @@ class Session:
             if self.manifest is not None:
                 _check_gpu(self.manifest, device.info, self.engine)
             self._gpus.append(_Gpu(device, generation, plan, self.engine, graphs, self._limit))
+            self.notes += self._gpus[-1].notes
         self._signature = self._gpus[0].signature
         if not self._gpus[0].shares:
             contexts = 1
@@ -258,18 +267,20 @@ class Session:
             self._alive()
         try:
             given = [inputs[name] for name in self._names]
-        except KeyError:
+        except (KeyError, IndexError, TypeError):
             self._signature.check_names(inputs)
             raise
         if len(given) != len(inputs):
             self._signature.check_names(inputs)
-        if stream is None and not out and {*map(type, given)} == _PLAIN:
+        if stream is None and out is None and {*map(type, given)} == _PLAIN:
             shapes = self._accept(given)
             lane = self._lanes.take(None, timeout)
             try:
                 return lane.run(given, shapes)
             finally:
                 self._lanes.give(lane)
+        if out is not None and type(out) is not dict:
+            check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
         lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
         try:
@@ -279,7 +290,7 @@ class Session:
             results: dict[str, Source] | None = None
             if out:
                 results = {name: view(array, target) for name, array in out.items()}
-                check_out(self._signature, results)
+                check_out(self._signature, results, out)
             found = lane.run(arrays, shapes, results, handle, given[0] if given else None)
         finally:
             self._lanes.give(lane)
@@ -313,6 +324,7 @@ class Session:
             results = self.run(inputs, out=out, stream=stream)
             return Bound(lambda: self._again(inputs, results), results, "ONNX Runtime runs it", inputs, lambda: None)
         self._signature.check_names(inputs)
+        check_mapping("out", out or {})
         handle = None if stream is None else stream_handle(stream)
         given = [inputs[name] for name in self._names]
         lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
@@ -322,7 +334,7 @@ class Session:
             arrays = [view(array, target) for array in given]
             shapes = self._accept(arrays)
             places = {name: view(array, target) for name, array in (out or {}).items()}
-            check_out(self._signature, places)
+            check_out(self._signature, places, out or {})
             fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
             release = self._lanes.keep(lane)
         except BaseException:
@@ -382,7 +394,15 @@ class Session:
         places, workers = self._background()
         loop = asyncio.get_running_loop()
         called: asyncio.Future[None] = loop.create_future()
-        waiter = places.ask(functools.partial(loop.call_soon_threadsafe, _wake, called))
+
+        def turn() -> None:
+            try:
+                loop.call_soon_threadsafe(_wake, called)
+            except RuntimeError:  # the loop was closed over a task that still waited: nobody will come for the place
+                if places.forget(waiter):
+                    places.give(places.collect(waiter))
+
+        waiter = places.ask(turn)
         try:
             await called
         except BaseException:
@@ -399,25 +419,28 @@ class Session:
         except BaseException as error:
             places.give(place)
             if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
-                raise DeviceError("this session is closed; open the engine again") from None
+                raise DeviceError(CLOSED) from None
             raise
         future.add_done_callback(lambda _: places.give(place))
         return future
 
     def _background(self) -> tuple[Turns[int], ThreadPoolExecutor]:
         with self._opening:
+            if self._closing:
+                raise DeviceError(CLOSED)
             if self._workers is None or self._places is None:
                 self._places = Turns(lambda number: number, self._queue)
                 self._workers = ThreadPoolExecutor(self._lanes.most, thread_name_prefix="trtopt-session")
             return self._places, self._workers
 
     def run_images(
-        self, images: Sequence[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
+        self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
     ) -> list[list[Prediction]] | dict[str, Any]:
         """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
 
         Args:
-            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB.
+            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also an array of several,
+                images × height × width × 3.
             top: how many of the best classes to give for each image.
 
         Returns:
@@ -426,20 +449,27 @@ class Session:
 
         Raises:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
-            DataError: an image can't be decoded; it is named.
+            DataError: an image can't be decoded; it is named. None is run then.
+            EngineError: the scores of an image are NaN.
         """
         if self.preprocess is None or len(self.inputs) != 1:
-            why = "its manifest has no preprocessing" if self.preprocess is None else "it has several inputs"
+            why = "it has several inputs"
+            if self.preprocess is None:
+                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
             raise UsageError(f"{self.engine.name} can't take images: {why}; build it with --preprocess, or use run()")
-        if top < 1:
-            raise UsageError(f"top is {top}; at least 1 is needed")
-        if not images:
-            raise UsageError("there are no images to run")
+        if not isinstance(top, int) or top < 1:
+            raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
+        one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
+        if one or not isinstance(images, Iterable):
+            raise UsageError(f"images is {_said(images)}; a list is needed, for one image too: run_images([image])")
         prepare = self.preprocess.fitted(self.inputs[0])
-        prepared = np.stack([prepare(_pixels(image, index)) for index, image in enumerate(images)])
+        samples = [prepare(_pixels(image, index)) for index, image in enumerate(images)]
+        if not samples:
+            raise UsageError("there are no images to run")
+        prepared = np.stack(samples)
         outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
         scores = next(iter(outputs.values()))
-        if len(outputs) > 1 or scores.ndim != 2 or len(scores) != len(images):
+        if len(outputs) > 1 or scores.ndim != 2 or len(scores) != len(samples) or scores.dtype.kind in "iub":
             return outputs
         return [self.best(row, top) for row in scores]
 
@@ -448,6 +478,7 @@ class Session:
 
         Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
         """
+        self._signature.check_names(inputs)
         parts = [
             {
                 name: result if size == len(next(iter(batch.values()))) else result[:size]
@@ -461,8 +492,16 @@ class Session:
         """Samples (first axes) in batches as large as the engine takes, each with how many of its samples are real.
 
         The last ones may be too few for the engine: then the last sample is repeated, whose further results mean nothing.
+
+        Raises:
+            UsageError: the inputs don't have one and the same number of samples.
         """
-        count = len(next(iter(inputs.values())))
+        self._signature.check_names(inputs)
+        counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
+        count = next(iter(counts.values()))
+        if not count or len({*counts.values()}) > 1:
+            said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
+            raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
         ranges = [profile[next(iter(inputs))] for profile in self.profiles]
         most = max((item.max[0] for item in ranges), default=count)
         least = min((item.min[0] for item in ranges), default=1)
@@ -474,8 +513,18 @@ class Session:
             yield batch, size
 
     def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
-        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one)."""
+        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
+
+        Raises:
+            EngineError: a score is NaN or plus infinity, so that none is the best.
+        """
         scores = np.asarray(scores, np.float64)
+        if not (scores < np.inf).all():
+            odd = int((~(scores < np.inf)).sum())
+            raise EngineError(
+                f"{self.engine.name} gives {odd} of {scores.size} scores as NaN or infinity: its arithmetic overflows, or the "
+                "input isn't finite; build it with --bf16, or with --precision-override"
+            )
         shifted = np.exp(scores - scores.max())
         already = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax
         shares = scores if already else shifted / shifted.sum()
@@ -489,22 +538,32 @@ class Session:
         """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
 
         Raises:
-            UsageError: there is no such input, or this session has no GPU.
+            UsageError: there is no such input, or it has no such shape.
+            DeviceError: this is closed, or there is no more page-locked memory.
         """
         self._alive()
+        if self._closing:
+            raise DeviceError(CLOSED)
         tensor = next((item for item in self._signature.inputs if item.name == name), None)
         if tensor is None:
             raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._names))}")
+        wanted = tuple(map(int, shape))
+        if len(wanted) != len(tensor.shape) or any(
+            size not in (-1, there) for size, there in zip(tensor.shape, wanted)
+        ):
+            raise UsageError(f"input {name!r} takes shape {x(tensor.shape)}, not {x(wanted)}")
+        if min(wanted, default=0) < 0:
+            raise UsageError(f"shape {x(wanted)} of input {name!r} has a negative size")
         if not self._gpus:
-            return np.empty(tuple(shape), tensor.dtype)
-        return self._gpus[0].memory.pinned(tensor.nbytes(tuple(shape))).array(tensor.dtype, tuple(shape))
+            return np.empty(wanted, tensor.dtype)
+        return self._gpus[0].memory.pinned(tensor.nbytes(wanted)).array(tensor.dtype, wanted)
 
     def memory(self) -> MemoryReport:
         """What this holds now."""
         return MemoryReport(
             gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
-            plan=self.engine.stat().st_size,
+            plan=self._plan_bytes,
             limit=self._limit,
             lanes=self._lanes.items,
         )
@@ -550,7 +609,7 @@ class Session:
         for lane in self._lanes.close(finish):
             lane.close()
         for gpu in self._gpus:
-            gpu.close()
+            self.notes += gpu.close()
 
     def __enter__(self) -> Session:
         return self
@@ -562,9 +621,10 @@ class Session:
 
     def _alive(self) -> None:
         if os.getpid() != self._process:
+            what = "CUDA doesn't survive that" if self._gpus else "ONNX Runtime's threads aren't in the child"
             raise DeviceError(
-                "this session was opened before the process forked, and CUDA doesn't survive that: open it in the child, "
-                "or start workers with multiprocessing's 'spawn'"
+                f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
+                "with multiprocessing's 'spawn'"
             )
 
 
@@ -576,12 +636,21 @@ class _Gpu:
     ) -> None:
         self.device, self._graphs = device, graphs
         device.use()
-        self._store = _cache_file(plan, device.info) if generation.family == "rtx" else None
-        kept = self._store.read_bytes() if self._store and self._store.is_file() else None
+        self.notes: list[str] = []
+        self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
         self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept)
         self.signature: Signature = signature(self._loaded.engine)
         self.memory = Memory(device, limit)
         self.shares = not self.signature.dynamic or self._second_context()
+
+    def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
+        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
+        try:
+            store = _cache_file(plan, self.device.info)
+            return store, store.read_bytes() if store.is_file() else None
+        except (OSError, OutputError) as error:
+            self.notes.append(f"kernels are compiled again in every process: {error}")
+            return None, None
 
     def _second_context(self) -> bool:
         """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
@@ -596,13 +665,18 @@ class _Gpu:
     def lane(self) -> Lane:
         self.device.use()
         if self._loaded is None:
-            raise DeviceError("this session is closed; open the engine again")
+            raise DeviceError(CLOSED)
         return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
 
-    def close(self) -> None:
-        if self._loaded is not None and self._store is not None and (cache := self._loaded.runtime_cache()):
-            write_bytes(self._store, cache)
-        self._loaded = None
+    def close(self) -> list[str]:
+        """Let go of the engine; what went wrong with keeping its kernels."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None and self._store is not None and (cache := loaded.runtime_cache()):
+            try:
+                write_bytes(self._store, cache)
+            except OutputError as error:
+                return [f"kernels are compiled again in the next process: {error}"]
+        return []
 
 
 def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
@@ -620,21 +694,47 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
             f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with --target {here}"
         )
     built = manifest.generation.get("gpu")
-    if not manifest.targets and built and manifest.spec.get("hardware_compatibility", "none") == "none":
-        found = built if isinstance(built, str) else str(built.get("name", built))
-        if f"(sm{info.compute_capability}," not in found and "(sm" in found:
+    made = re.search(r"\(sm(\d+),", str(built))
+    if manifest.targets or made is None:
+        return
+    level = manifest.spec.get("hardware_compatibility", "none")
+    if level == "ampere_plus":
+        if info.compute_capability < 80:
             raise EngineMismatch(
-                f"{engine} was built on {found}; GPU {info.ordinal} is {info}: build it here, or with "
-                "--hardware-compatibility ampere_plus"
+                f"{engine} was built for sm80 and later (--hardware-compatibility ampere_plus, on {built}); GPU "
+                f"{info.ordinal} is {info}: build it here"
             )
+    elif int(made[1]) != info.compute_capability:
+        raise EngineMismatch(
+            f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
+            "--hardware-compatibility ampere_plus"
+        )
 
 
 def _ordinals(devices: str | Sequence[int]) -> list[int]:
     if devices == "all":
         return [info.ordinal for info in probe().devices] or [0]
-    if isinstance(devices, str) or not devices or len(set(devices)) != len(devices):
+    numbers = not isinstance(devices, str) and all(isinstance(number, int) for number in devices)
+    if not numbers or not devices or len(set(devices)) != len(devices):
         raise UsageError(f"devices is {devices!r}; 'all' or different GPU numbers are needed, such as [0, 1]")
-    return list(devices)
+    return [int(number) for number in devices]
+
+
+def _bytes(memory: str | int | None) -> int | None:
+    """A limit in bytes."""
+    try:
+        limit = None if memory is None else parse_size(memory)
+    except UsageError:
+        raise UsageError(
+            f"memory is {memory!r}, which isn't a size; write '2GiB', '512MiB' or a number of bytes"
+        ) from None
+    if limit is not None and limit < 1:
+        raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
+    return limit
+
+
+def _said(value: Any) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def _wake(called: asyncio.Future[None]) -> None:
@@ -667,6 +767,11 @@ def _pixels(image: Any, index: int) -> NDArray[np.uint8]:
         return image
     if isinstance(image, (bytes, bytearray, memoryview)):
         content, name = bytes(image), f"image {index}"
+    elif not isinstance(image, (str, os.PathLike)):
+        raise UsageError(
+            f"image {index} is {type(image).__name__}; a path, an encoded image as bytes, or a uint8 array height x width x 3 "
+            "in RGB is needed"
+        )
     else:
         name = str(image)
         content = existing_file(image, "the image").read_bytes()

@@ -313,7 +313,7 @@ class FakeEngine:
         self.names = list(tensors)
         self.num_io_tensors, self.num_optimization_profiles = len(tensors), len(profiles)
         self.contexts: list[FakeContext] = []
-        self.shares, self.device_memory_size = shares, 4096
+        self.shares, self.device_memory_size, self.layout = shares, 4096, "LINEAR"
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -329,6 +329,10 @@ class FakeEngine:
 
     def get_tensor_location(self, name: str) -> SimpleNamespace:
         return _member(self.tensors[name][4])
+
+    def get_tensor_format(self, name: str) -> SimpleNamespace:
+        assert name in self.tensors
+        return _member(self.layout)
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         assert self.tensors[name][3] == "INPUT", "profiles are asked of inputs only"

@@ -77,6 +77,8 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
         UsageError: it is on another kind of device, not contiguous in GPU memory, or of an unknown type.
     """
     if isinstance(obj, np.ndarray):
+        if isinstance(obj, np.ma.MaskedArray):
+            raise UsageError(f"{type(obj).__name__} is masked: fill it first (.filled(…))")
         return obj
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
@@ -93,6 +95,13 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     if array.dtype.hasobject:
         raise UsageError(f"{type(obj).__name__} is no array: give a NumPy array, a tensor, or numbers")
     return array
+
+
+def writable(obj: Any) -> bool:
+    """Whether what is written into the view of an array in host memory gets into the array itself."""
+    if isinstance(obj, np.ndarray):
+        return True
+    return hasattr(obj, "__dlpack__") and _root(obj.__class__) not in ("jax", "jaxlib")  # jax's arrays never change
 
 
 def gpu_of(obj: Any) -> int | None:

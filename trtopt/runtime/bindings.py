@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import DeviceError, EngineError
+from trtopt.errors import DeviceError, EngineError, UsageError
 from trtopt.runtime.arrays import View
 from trtopt.runtime.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.runtime.memory import Memory
@@ -67,6 +67,7 @@ class Binding:
     addresses: dict[str, int] = field(default_factory=dict)
     graphs: dict[Places, Replay | None] = field(default_factory=dict)  # None: capturing failed
     seen: set[Places] = field(default_factory=set)
+    apart: set[Places] = field(default_factory=set)  # whose inputs and outputs don't overlap
     allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
 
@@ -166,6 +167,7 @@ class Bindings:
                 replay.graph.free()
         bound.graphs.clear()
         bound.seen.clear()
+        bound.apart.clear()
 
     def _set_up(self, bound: Binding, key: Key, arrays: Sequence[Source]) -> None:
         self._device.use()
@@ -289,6 +291,8 @@ class Bindings:
     def enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
         """Copies in, the inference, copies out: given to `target`, or captured from it."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
+        if places not in bound.apart:
+            self._check_apart(bound, arrays, places)
         for tensor, array, place in zip(inputs, arrays, places):
             if tensor.on_host:
                 self._address(bound, tensor.name, self.host[tensor.name].handle)
@@ -330,6 +334,21 @@ class Bindings:
                 back.append((tensor, size))
         for tensor, size in back:
             self._copy(self.host[tensor.name].handle, self.gpu[tensor.name].handle, size, self._to_host, target)
+
+    def _check_apart(self, bound: Binding, arrays: Sequence[Source], places: Places) -> None:
+        """Raise UsageError where TensorRT would write a result over an input that it still reads."""
+        inputs, outputs = self._signature.inputs, self._signature.outputs
+        for result, size, place in zip(outputs, bound.sizes, places[len(inputs) :]):
+            for tensor, array, address in zip(inputs, arrays, places):
+                over = place < address + tensor.nbytes(array.shape) and address < place + size
+                if place > 0 and address > 0 and over and not self._loaded.aliases(tensor.name, result.name):
+                    raise UsageError(
+                        f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
+                        "over what it still reads; give an array of its own"
+                    )
+        if len(bound.apart) > _REMEMBERED:
+            bound.apart.clear()
+        bound.apart.add(places)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:

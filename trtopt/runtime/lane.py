@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
-from trtopt.runtime.arrays import DeviceArray, View, like, like_host
+from trtopt.runtime.arrays import DeviceArray, View, like, like_host, writable
 from trtopt.runtime.bindings import COPIED, MAPPED, STAGED, Binding, Bindings, Source
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
@@ -249,12 +251,35 @@ def check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
         raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
 
 
-def check_out(signature: Signature, out: Mapping[str, Any]) -> None:
-    """Raise UsageError unless each of `out` is an output, of its type and rank, and can be written."""
-    known = {item.name: item for item in signature.outputs}
+def check_out(signature: Signature, out: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Raise UsageError unless each of `out`, views of `given`, is an output, of its type and rank, and can be written."""
+    known = signature.results
     for name, array in out.items():
         if name not in known:
             raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, known))}")
         check_array(known[name], array, "out")
-        if isinstance(array, np.ndarray) and not array.flags.writeable:
-            raise UsageError(f"out[{name!r}] is read-only")
+        if isinstance(array, np.ndarray):
+            if not writable(given[name]):
+                raise UsageError(
+                    f"out[{name!r}] is {type(given[name]).__name__}, which can't be written into: give a NumPy array, or a "
+                    "torch or CuPy tensor"
+                )
+            if not array.flags.writeable:
+                raise UsageError(f"out[{name!r}] is read-only")
+    if len(out) > 1:
+        _check_apart(out)
+
+
+def _check_apart(out: Mapping[str, Source]) -> None:
+    """Raise UsageError where one result would be written over another."""
+    ranges = []
+    for name, array in out.items():
+        if isinstance(array, View):
+            ranges.append((array.address, array.address + math.prod(array.shape) * array.dtype.itemsize, name))
+        elif array.flags.c_contiguous:  # others may lie side by side in one block
+            start = array.__array_interface__["data"][0]
+            ranges.append((start, start + array.nbytes, name))
+    ranges.sort()
+    for (_, end, name), (start, _, other) in itertools.pairwise(ranges):
+        if start < end:
+            raise UsageError(f"out[{name!r}] and out[{other!r}] lie in the same memory: give an array for each")

@@ -10,6 +10,7 @@ from trtopt.errors import DeviceError
 from trtopt.runtime.device import Device, DeviceBuffer, HostBuffer
 
 _ROTATING = 4  # blocks of one size before freed ones are used again
+_SIZES = 32  # of blocks that are kept: shapes that always change would fill the GPU with blocks that nobody needs again
 
 
 class Memory:
@@ -68,9 +69,10 @@ class Block:
 class _Size:
     """The blocks of one size: those that can be lent, and those whose readers may still run."""
 
-    __slots__ = ("ready", "returned")
+    __slots__ = ("ready", "returned", "used")
 
     def __init__(self) -> None:
+        self.used = True  # since `Blocks` looked last for one that isn't needed any more
         self.ready: deque[DeviceBuffer] = deque()
         self.returned: deque[DeviceBuffer] = deque()
 
@@ -90,13 +92,43 @@ class Blocks:
     def take(self, nbytes: int) -> Block:
         size = self._sizes.get(nbytes)
         if size is None:
+            if len(self._sizes) >= _SIZES:
+                self._free(self._sizes.pop(self._unused()))
             size = self._sizes[nbytes] = _Size()
+        size.used = True
         if not size.ready and len(size.returned) >= _ROTATING:
             self._rest(size)
-        buffer = size.ready.popleft() if size.ready else self._memory.gpu(nbytes)
+        buffer = size.ready.popleft() if size.ready else self._new(nbytes)
         if not size.ready:
             self._short = size
         return Block(buffer, size.returned)
+
+    def _new(self, nbytes: int) -> DeviceBuffer:
+        """Memory for one more; if there is none left, in place of what the other sizes keep."""
+        try:
+            return self._memory.gpu(nbytes)
+        except DeviceError:
+            if not any(size.ready or size.returned for size in self._sizes.values()):
+                raise
+            self._free(*self._sizes.values())
+            return self._memory.gpu(nbytes)
+
+    def _unused(self) -> int:
+        """The size that wasn't used for longest, nearly: the clock algorithm, which costs `take` less than an order would."""
+        for nbytes, size in tuple(self._sizes.items()):
+            if not size.used:
+                break
+            size.used = False
+            self._sizes[nbytes] = self._sizes.pop(nbytes)  # to the end
+        return next(iter(self._sizes))
+
+    def _free(self, *sizes: _Size) -> None:
+        """Free the blocks of these sizes that aren't lent. Those that are free themselves, or come back."""
+        self._memory.device.synchronize()  # their readers may still run
+        for size in sizes:
+            for blocks in (size.ready, size.returned):
+                while blocks:
+                    blocks.popleft().free()
 
     def wait(self) -> bool:
         """To be called where the stream would be waited for: wait for the whole device, if that lends blocks again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,11 @@ class Signature:
     outputs: tuple[Tensor, ...]
     profiles: tuple[Profile, ...] = ()
 
+    @functools.cached_property
+    def results(self) -> Mapping[str, Tensor]:
+        """The outputs by their names."""
+        return {item.name: item for item in self.outputs}
+
     @property
     def dynamic(self) -> bool:
         """Whether one set of input shapes is all there is."""
@@ -61,6 +67,7 @@ class Signature:
 
     def check_names(self, inputs: Mapping[str, Any]) -> None:
         """Raise UsageError unless exactly the inputs are there."""
+        check_mapping("inputs", inputs)
         known = {item.name for item in self.inputs}
         wrong = [f"unknown {name!r}" for name in inputs if name not in known]
         wrong += [f"missing {item.name!r}" for item in self.inputs if item.name not in inputs]
@@ -99,13 +106,17 @@ class Signature:
         return 0
 
 
+def check_mapping(what: str, given: Any) -> None:
+    """Raise UsageError unless `given` maps names to arrays."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what} is {type(given).__name__}; names with arrays are needed: {{'name': array, …}}")
+
+
 def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
     """Raise UsageError unless `array` (anything with dtype and shape) has the tensor's type and rank."""
     if array.dtype != tensor.dtype:
-        raise UsageError(
-            f"{role} {tensor.name!r} is {array.dtype}; the engine {'takes' if role == 'input' else 'gives'} "
-            f"{tensor.dtype}: convert it"
-        )
+        takes, then = ("takes", "convert it") if role == "input" else ("gives", "give an array of that type")
+        raise UsageError(f"{role} {tensor.name!r} is {array.dtype}; the engine {takes} {tensor.dtype}: {then}")
     if len(array.shape) != len(tensor.shape):
         raise UsageError(
             f"{role} {tensor.name!r} has shape {x(array.shape)}, rank {len(array.shape)}; "
@@ -134,6 +145,11 @@ def _describe(engine: Any, name: str) -> Tensor:
     kind = engine.get_tensor_dtype(name).name
     if kind not in _DTYPES:
         raise EngineError(f"tensor {name!r} has type {kind}; allowed for inputs and outputs: {', '.join(_DTYPES)}")
+    layout = engine.get_tensor_format(name).name
+    if layout != "LINEAR":
+        raise EngineError(
+            f"tensor {name!r} is laid out as {layout}; arrays are LINEAR: build the engine with linear inputs and outputs"
+        )
     shape = tuple(int(size) for size in engine.get_tensor_shape(name))
     return Tensor(name, numpy_dtype(_DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
 

@@ -14,7 +14,7 @@ from trtopt.errors import Busy, DeviceError
 
 T = TypeVar("T")
 _LOOK = 1.0  # seconds between looks for what got lost
-_CLOSED = "this session is closed; open the engine again"
+CLOSED = "this session is closed; open the engine again"
 
 
 class _Token:
@@ -82,10 +82,10 @@ class Turns(Generic[T]):
         ready = threading.Lock()
         ready.acquire()
         waiter = self.ask(ready.release, wanted)
-        started = time.monotonic()
+        end = None if timeout is None else time.monotonic() + timeout
         try:
-            while not ready.acquire(timeout=_LOOK if timeout is None else min(_LOOK, timeout)):
-                if timeout is not None and time.monotonic() - started >= timeout:
+            while not ready.acquire(timeout=_LOOK if end is None else max(0.0, min(_LOOK, end - time.monotonic()))):
+                if end is not None and time.monotonic() >= end:
                     if self.forget(waiter):
                         break
                     raise Busy(
@@ -109,7 +109,7 @@ class Turns(Generic[T]):
             return waiter
         with self._lock:
             if self._closed:
-                raise DeviceError(_CLOSED)
+                raise DeviceError(CLOSED)
             self._waiting.append(waiter)
             served = self._serve()
         _tell(served)
@@ -118,7 +118,7 @@ class Turns(Generic[T]):
     def collect(self, waiter: Waiter[T]) -> T:
         """What `waiter` was called for."""
         if waiter.item is None:
-            raise DeviceError(_CLOSED)
+            raise DeviceError(CLOSED)
         return waiter.item
 
     def forget(self, waiter: Waiter[T]) -> bool:
@@ -186,7 +186,7 @@ class Turns(Generic[T]):
     def _now(self, wanted: Callable[[T], bool] | None) -> T | None:
         with self._lock:
             if self._closed:
-                raise DeviceError(_CLOSED)
+                raise DeviceError(CLOSED)
             if self._owned:
                 self._reclaim(_here.thread)
             if not self._waiting:

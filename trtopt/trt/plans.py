@@ -105,6 +105,10 @@ class LoadedEngine:
                 context.device_memory = scratch
         return context
 
+    def aliases(self, source: str, result: str) -> bool:
+        """Whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
+        return _has(self.engine, "get_aliased_input_tensor") and self.engine.get_aliased_input_tensor(result) == source
+
     @staticmethod
     def shares_profiles(context: Any) -> bool:
         """Whether a further context, just made, can use a profile that an earlier one uses.
