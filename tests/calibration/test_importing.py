@@ -28,6 +28,7 @@ from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
 from trtopt.graph.placement import Points, find_points
 from trtopt.manifest import load_manifest
+from trtopt.progress import PlainReporter
 from trtopt.recipes import package_file
 from trtopt.spec import Precision
 from trtopt.trt import NetworkLayer, select
@@ -317,10 +318,23 @@ def test_layers_without_scales_stay_in_floating_point(lite0: Case, tmp_path: Pat
 
 def test_a_cache_of_another_model_is_refused(lite0: Case, tmp_path: Path) -> None:
     foreign = write_cache({"a": 1.0, "b": 2.0}, tmp_path / "foreign.cache")
-    with pytest.raises(CalibrationError, match="2 entries fit no tensor of this model"):
+    with pytest.raises(CalibrationError, match="another model: 2 of the 2 tensors that it names"):
         calibrate(lite0.path, import_cache=foreign)
     with pytest.raises(CalibrationError, match="no INT8 layer at all"):
         calibrate(lite0.path, import_cache=foreign, missing="float")
+
+
+def test_a_cache_that_names_much_else_is_told_even_if_it_covers_all(
+    lite0: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names such as `relu_1` fit many models: a deeper one of the same make has all that are needed."""
+    more = {f"deeper_{number}": 1.0 for number in range(len(lite0.amax))}
+    result = calibrate(lite0.path, import_cache=lite0.cache(tmp_path, lite0.amax | more), reporter=PlainReporter())
+    assert result.coverage is not None and not result.coverage.missing
+    assert f"{len(more)} of the {2 * len(more)} tensors that it names aren't in this one" in capsys.readouterr().err
+    assert "seems to be of another model" in result.to_json()["coverage"]["foreign"]
+    own = calibrate(lite0.path, import_cache=lite0.cache(tmp_path))
+    assert own.coverage is not None and not own.coverage.foreign
 
 
 def test_names_with_brackets_are_left_out_whole(tmp_path: Path) -> None:

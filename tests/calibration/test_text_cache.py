@@ -59,6 +59,22 @@ def test_what_went_wrong_in_calibration_is_kept_apart(tmp_path: Path) -> None:
     assert dict(found.amax) == {"d": 127.0}
 
 
+@pytest.mark.parametrize("digits", ["3d4", "3d4180d", "7f7fffff", "00000001"])
+def test_no_digits_that_were_cut_off_and_no_overflow_pass_for_a_scale(digits: str, tmp_path: Path) -> None:
+    cache = tmp_path / "calib.cache"
+    cache.write_text(f"TRT-8600-EntropyCalibration2\nb: 3d4180d0\na: {digits}")
+    found = read_cache(cache)
+    assert found.unusable == ("a",)
+    assert list(found.amax) == ["b"]
+
+
+@pytest.mark.parametrize("amax", [1e41, 1e-40, 0.0, math.nan])
+def test_what_no_reader_would_take_is_not_written(amax: float, tmp_path: Path) -> None:
+    with pytest.raises(CalibrationError, match=r"amax of 'x' is"):
+        write_cache({"x": amax}, tmp_path / "calib.cache")
+    assert not list(tmp_path.iterdir())
+
+
 @given(
     st.dictionaries(
         st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)), min_size=1),

@@ -49,7 +49,7 @@ def test_noise_is_refused_before_the_pass_is_over(monkeypatch: pytest.MonkeyPatc
             yield batch
 
     monkeypatch.setattr(ArrayBatches, "__iter__", counting)
-    with pytest.raises(DataError, match="of the 40 samples are random noise"):
+    with pytest.raises(DataError, match="at least 24 of the 40 samples are random noise"):
         measured(noisy(40), batch=4)
     assert sum(read) == 24  # the first batch after half of 40
 

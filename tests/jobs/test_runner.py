@@ -319,7 +319,8 @@ def test_noise_is_refused_unless_the_list_insists(world: World) -> None:
     text = LIST.replace('["arrays", "photos"]', '"arrays"').replace('["auto", "entropy"]', '"auto"')
     (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
     assert job.error is not None
-    has(job.error["message"], "random noise")
+    has(job.error["message"], "random noise", "allow_unusual_data = true")
+    assert "--allow-unusual-data" not in job.error["message"]  # which jobs run hasn't
     insisting = text.replace('"data.npz"', '"data.npz"\nallow_unusual_data = true')
     result = trtopt.run_jobs(listed(world, insisting), workers=1)
     assert result.ok

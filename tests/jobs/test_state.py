@@ -27,7 +27,10 @@ with State.locked(Path(sys.argv[1])):
 """
 
 
-LOOKS = [Sample(f"sample {n}", f"{n:064x}", 0.1 * n, 1 / 3, math.inf, False, n == 2, bytes([n, 255])) for n in range(4)]
+LOOKS = [
+    Sample(f"sample {n}", f"{n:064x}", 0.1 * n, 1 / 3, math.inf, False, n == 2, bytes([n, 255]), bytes([7, n]))
+    for n in range(4)
+]
 
 
 def seen() -> Observation:

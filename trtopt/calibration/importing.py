@@ -68,7 +68,8 @@ class Coverage:
         unquantized: nodes that stay in floating point for it.
         spare: entries for tensors of the model that INT8 doesn't need.
         strange: entries that fit no tensor of the model.
-        unusable: entries whose scale is infinite, NaN or negative.
+        unusable: entries whose scale is infinite, NaN, negative or beyond all sense.
+        foreign: why the cache seems to be another model's; empty where it doesn't.
         note: why numbered names couldn't be used; empty where there are none, or all were.
     """
 
@@ -83,6 +84,7 @@ class Coverage:
     spare: tuple[str, ...] = ()
     strange: tuple[str, ...] = ()
     unusable: tuple[str, ...] = ()
+    foreign: str = ""
     note: str = ""
 
     @property
@@ -118,7 +120,11 @@ class Coverage:
             "unusable",
         )
         plain: dict[str, Any] = {name: list(getattr(self, name)) for name in fields}
-        return {"header": self.header, "entries": self.entries, "needed": self.needed, "note": self.note} | plain
+        return (
+            {"header": self.header, "entries": self.entries, "needed": self.needed}
+            | plain
+            | {"foreign": self.foreign, "note": self.note}
+        )
 
 
 def import_table(
@@ -162,6 +168,7 @@ def import_table(
     taken = {source for name in points.activations if name in found for source in found[name].sources}
     spare = [name for name in cache.amax if name not in taken]
     anywhere = exact.keys() | {source for item in numbered.values() for source in item.sources}
+    strange = tuple(name for name in spare if name not in anywhere)
     without = find_points(folded, overrides=overrides).activations if left else ()
     coverage = Coverage(
         header=cache.header,
@@ -170,8 +177,9 @@ def import_table(
         missing=tuple(name for name in without if name not in found) if left else tuple(lacking),
         unquantized=tuple(left),
         spare=tuple(name for name in spare if name in anywhere),
-        strange=tuple(name for name in spare if name not in anywhere),
+        strange=strange,
         unusable=cache.unusable,
+        foreign=_foreign(cache, strange),
         note=note,
     )
     if lacking:
@@ -221,6 +229,24 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
+def _unusable(coverage: Coverage) -> str:
+    names = coverage.unusable
+    which = f"{len(names)} entry of the cache is" if len(names) == 1 else f"{len(names)} entries of the cache are"
+    return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {_some(names)}"
+
+
+def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
+    """Names such as `relu_1` or `123` are in many models: that some fit, even all that are needed, proves nothing."""
+    named = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
+    unknown = [name for name in strange if not _UNNAMED.fullmatch(name)]
+    if 4 * len(unknown) <= len(named):
+        return ""
+    return (
+        f"the cache seems to be of another model: {len(unknown)} of the {len(named)} tensors that it names aren't in this one "
+        f"({_some(unknown)})"
+    )
+
+
 def _how(name: str, item: Known, exact: Mapping[str, Known], numbered: Mapping[str, Known], ours: set[str]) -> str:
     if name in exact:
         return "exact"
@@ -243,8 +269,10 @@ def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
     said = f"the cache ({cache.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs"
     text = f"{said}: {_some(names)} (read by {_some(readers)})"
     if coverage.unusable:
-        text += f"; {len(coverage.unusable)} entries aren't finite and positive ({_some(coverage.unusable)})"
-    if coverage.strange:
+        text += f"; {_unusable(coverage)}"
+    if coverage.foreign:
+        text += f"; {coverage.foreign}"
+    elif coverage.strange:
         text += f"; {len(coverage.strange)} entries fit no tensor of this model ({_some(coverage.strange)})"
     if coverage.note:
         text += f"; {coverage.note}"
@@ -386,9 +414,9 @@ def load_import(
     if coverage.note and coverage.missing:
         reporter.warn(coverage.note)
     if coverage.unusable:
-        reporter.warn(
-            f"{len(coverage.unusable)} entries of the cache aren't finite and positive: {_some(coverage.unusable)}"
-        )
+        reporter.warn(_unusable(coverage))
+    if coverage.foreign:
+        reporter.warn(f"{coverage.foreign}: scales of another model cost accuracy, so look whether it is this model's")
     if coverage.unquantized:
         reporter.warn(
             f"{len(coverage.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "

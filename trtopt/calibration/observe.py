@@ -250,7 +250,7 @@ def open_session(proto: ModelProto, outputs: Sequence[str]) -> Any:
     """An ONNX Runtime session that computes `outputs` and nothing that they don't need."""
     ort = require("onnxruntime", "ort", "calibration")
     options = ort.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, too
     options.intra_op_num_threads = 1  # samples run side by side instead: no partial sums that depend on threads
     options.inter_op_num_threads = 1
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL

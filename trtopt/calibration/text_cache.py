@@ -9,7 +9,6 @@ Guide, "Post-Training Quantization Using Calibration"). Constants are listed wit
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import struct
@@ -22,6 +21,8 @@ from trtopt.files import existing_file, write_bytes
 
 HEADER = "TRT-8600-EntropyCalibration2"
 CODES = 127
+# Beyond these it is no scale: a line that was cut off has fewer than 8 digits, which say less than 2**-95; and amax is FP32.
+SMALLEST, LARGEST = 2.0**-95, (2 - 2.0**-23) * 2.0**127 / CODES
 _HEADER = re.compile(r"TRT-(\d+)-(\w+)")
 
 
@@ -32,7 +33,8 @@ class TextCache:
     Attributes:
         amax: tensor name → scale × 127, in file order.
         constants: names with scale 0, as TensorRT lists constants.
-        unusable: names whose scale is infinite, NaN or negative: calibration went wrong there.
+        unusable: names whose scale is infinite, NaN, negative or beyond all sense: calibration went wrong there, or the line
+            was cut off.
         digest: SHA-256 of the file.
     """
 
@@ -100,7 +102,7 @@ def read_cache(path: str | os.PathLike[str]) -> TextCache:
         if name in scales and scales[name] != scale:
             raise CalibrationError(f"{file}, line {number}: {name!r} has another scale further up: the file is damaged")
         scales[name] = scale
-    amax = {name: scale * CODES for name, scale in scales.items() if 0 < scale < math.inf}
+    amax = {name: scale * CODES for name, scale in scales.items() if SMALLEST <= scale <= LARGEST}
     constants = tuple(name for name, scale in scales.items() if scale == 0)
     if not amax:
         raise CalibrationError(f"{file} holds no scales; calibrate again")
@@ -112,14 +114,16 @@ def write_cache(amax: Mapping[str, float], path: str | os.PathLike[str]) -> Path
     """Write a cache that TensorRT 8.6 and 10 take from `read_calibration_cache`.
 
     Raises:
-        CalibrationError: an amax isn't positive and finite.
+        CalibrationError: an amax is no scale: not positive, not finite, or beyond all sense.
         UsageError: a tensor's name has a line break, which the format can't hold.
         OutputError: the file can't be written.
     """
     lines = [HEADER]
     for name, value in amax.items():
-        if not 0 < value < math.inf:
-            raise CalibrationError(f"amax of {name!r} is {value}; it must be positive and finite")
+        if not SMALLEST <= value / CODES <= LARGEST:
+            raise CalibrationError(
+                f"amax of {name!r} is {value}; {SMALLEST * CODES:.1g} to {LARGEST * CODES:.1g} is allowed"
+            )
         if not name or "\n" in name or "\r" in name:
             raise UsageError(
                 f"the tensor name {name!r} can't be written to a TensorRT cache: it is empty or has a line break"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trtopt.calibration.quality import Sample, Survey, near_copies, outliers
+from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, random_tokens
 from trtopt.calibration.table import Table
 from trtopt.calibration.thresholds import quantization_error
 from trtopt.errors import DataError
@@ -21,10 +21,7 @@ COSTLY = 0.05
 CLIPPING = ("entropy", "percentile", "mse")
 Facts = Mapping[str, Any]
 
-_INSIST = (
-    "; if this is what the network will see, insist with trtopt calibrate --allow-unusual-data (trtopt build then takes the "
-    "table with --calib)"
-)
+INSIST = "insist with trtopt calibrate --allow-unusual-data (trtopt build then takes the table with --calib)"
 
 
 def facts(survey: Survey) -> dict[str, Any]:
@@ -36,6 +33,7 @@ def facts(survey: Survey) -> dict[str, Any]:
         "samples": len(samples),
         "different": len(seen),
         "random": _named([item for item in samples if item.random]),
+        "tokens": _named(random_tokens(samples)),
         "plain": _named([item for item in samples if item.plain])
         | {"seen": next((item.plain for item in samples if item.plain), "")},
         "copies": len(samples) - len(seen),
@@ -47,29 +45,41 @@ def facts(survey: Survey) -> dict[str, Any]:
     }
 
 
-def refuse(found: Facts, allowed: bool) -> None:
+def refuse(found: Facts, allowed: bool, insist: str = INSIST) -> None:
     """Raise DataError for data that no scale should come from, unless the user insists.
 
+    Args:
+        insist: how the user would.
+
     Raises:
-        DataError: more than half of the samples are white noise or of one colour, or all are the same.
+        DataError: more than half of the samples are white noise, random tokens or of one colour, or all are the same.
     """
     if allowed or not found:
         return
     samples = int(found["samples"])
     random, plain = found["random"], found["plain"]
+    least = "at least " if found.get("early") else ""
+    insist = f"; if this is what the network will see, {insist}"
     if 2 * plain["count"] > samples:
         raise DataError(
-            f"{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: {plain['seen']}): there "
-            f"is nothing to measure in them; give real images{_INSIST}"
+            f"{least}{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: {plain['seen']}): "
+            f"there is nothing to measure in them; give real images{insist}"
         )
     if samples > 1 and found["different"] == 1:
         raise DataError(
-            f"all {samples} samples are the same one: scales would fit that sample alone; give different real inputs{_INSIST}"
+            f"all {samples} samples are the same one: scales would fit that sample alone; give different real inputs{insist}"
         )
     if 2 * random["count"] > samples:
         raise DataError(
-            f"{random['count']} of the {samples} samples are random noise ({_list(random)}): neighbouring pixels have nothing "
-            f"to do with each other, as in no photo or scan, and scales from noise cost accuracy; give real images{_INSIST}"
+            f"{least}{random['count']} of the {samples} samples are random noise ({_list(random)}): neighbouring pixels "
+            "have nothing to do with each other, as in no photo or scan, and scales from noise cost accuracy; give real "
+            f"images{insist}"
+        )
+    tokens = found.get("tokens") or {"count": 0}
+    if 2 * tokens["count"] > samples:
+        raise DataError(
+            f"the token numbers of {tokens['count']} of the {samples} samples are random: hardly any comes twice, as in no "
+            f"text, and scales from random tokens cost accuracy; give the tokens of real texts{insist}"
         )
 
 
@@ -77,7 +87,7 @@ def refuse_early(survey: Survey, samples: int, allowed: bool) -> None:
     """`refuse` while the pass runs, as soon as what is still to come of all `samples` can't change it."""
     odd = sum(item.random for item in survey.samples), sum(bool(item.plain) for item in survey.samples)
     if not allowed and 2 * max(odd) > samples:
-        refuse(facts(survey) | {"samples": samples}, allowed)
+        refuse(facts(survey) | {"samples": samples, "early": True}, allowed)
 
 
 def warnings(table: Table) -> tuple[str, ...]:
@@ -88,6 +98,8 @@ def warnings(table: Table) -> tuple[str, ...]:
     said = []
     if (random := found["random"])["count"]:
         said.append(f"random noise is among the samples ({random['count']}: {_list(random)}): leave it out")
+    if (tokens := found.get("tokens") or {"count": 0})["count"]:
+        said.append(f"the token numbers of {tokens['count']} samples are random: leave them out")
     if (plain := found["plain"])["count"]:
         said.append(f"images of one colour are among the samples ({plain['count']}: {_list(plain)}): they add nothing")
     if found["copies"] and not table.data.get("repeated"):

@@ -34,6 +34,7 @@ from trtopt.files import write_json
 
 _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
 
+_BYTES = ("thumb", "tokens")  # of a sample
 _NUMBERS = ("mean", "std", "absmax")  # of a sample; written as text, as they may be infinite, which JSON can't say
 
 
@@ -152,7 +153,9 @@ class State:
         try:
             samples = [
                 Sample(
-                    **item | {name: float(item[name]) for name in _NUMBERS} | {"thumb": base64.b64decode(item["thumb"])}
+                    **item
+                    | {name: float(item[name]) for name in _NUMBERS}
+                    | {name: base64.b64decode(item[name]) for name in _BYTES}
                 )
                 for item in looks or ()
             ]
@@ -168,7 +171,7 @@ def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
     return [
         asdict(item)
         | {name: repr(getattr(item, name)) for name in _NUMBERS}
-        | {"thumb": base64.b64encode(item.thumb).decode()}
+        | {name: base64.b64encode(getattr(item, name)).decode() for name in _BYTES}
         for item in samples
     ]
 

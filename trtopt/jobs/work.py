@@ -235,7 +235,7 @@ def make_tables(
         seconds += found[2]
     survey.samples = [replace(item, name=data.name(number)) for number, item in enumerate(survey.samples)]
     quality = facts(survey)
-    refuse(quality, unusual)
+    refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, observations)
     examined = examine(load_model(wanted[0][0]).proto, _probes(model, data, survey.samples))
 
