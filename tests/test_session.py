@@ -10,193 +10,102 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 from fake_cuda import FakeCuda, FakeEngine
+from fake_session import (
+    OnGpu,
+    Open,
+    adding_engine,
+    busy,
+    check_run,
+    checked_cuda,
+    in_threads,
+    inputs_of,
+    large_engine,
+    opening,
+)
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.device import Device, DeviceInfo, Held, Probe
+from trtopt.runtime.device import Held, Probe
 from trtopt.runtime.turns import Turns
 from trtopt.session import Session, stream_handle
 from trtopt.spec import ShapeRange, TensorInfo
-from trtopt.trt.messages import Messages
-from trtopt.trt.plans import LoadedEngine
-
-Array = NDArray[Any]
-Open = Callable[..., Session]
-
-
-class _Allocator:
-    """IOutputAllocator's base."""
 
 
 @pytest.fixture
 def cuda() -> Iterator[FakeCuda]:
-    fake = FakeCuda()
-    yield fake
-    gc.collect()
-    assert fake.live == 0, "something was not freed"
+    yield from checked_cuda()
 
 
 @pytest.fixture
 def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    info = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
-    plan = tmp_path / "net.engine"
-    plan.write_bytes(b"plan")
-    opened: list[Session] = []
-    monkeypatch.setattr("trtopt.session.probe", lambda: Probe((info,), (12, 4)))
-    monkeypatch.setattr("trtopt.session.Device", lambda ordinal: Device(functions=cuda, info=info))
-
-    def start(engine: FakeEngine, **options: Any) -> Session:
-        def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
-            return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator), engine, None, Messages())
-
-        generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
-        monkeypatch.setattr("trtopt.session.select", lambda backend: generation)
-        opened.append(Session(plan, **options))
-        return opened[-1]
-
-    yield start
-    for session in opened:
-        session.close()
-
-
-def _engine(cuda: FakeCuda, **options: Any) -> FakeEngine:
-    """y = x + row, s = the sum of each sample; two profiles: batch 1..8, and batch 16..64."""
-    return FakeEngine(
-        cuda,
-        {
-            "x": ("FLOAT", "float32", (-1, 3), "INPUT", "DEVICE"),
-            "row": ("HALF", "float16", (3,), "INPUT", "DEVICE"),
-            "y": ("FLOAT", "float32", (-1, 3), "OUTPUT", "DEVICE"),
-            "s": ("FLOAT", "float32", (-1,), "OUTPUT", "DEVICE"),
-        },
-        [
-            {"x": ((1, 3), (4, 3), (8, 3)), "row": ((3,),) * 3},
-            {"x": ((16, 3), (32, 3), (64, 3)), "row": ((3,),) * 3},
-        ],
-        lambda shapes: {"y": shapes["x"], "s": shapes["x"][:1]},
-        lambda arrays: {"y": arrays["x"] + arrays["row"], "s": arrays["x"].sum(1)},
-        **options,
-    )
-
-
-def _large(cuda: FakeCuda) -> FakeEngine:
-    """y = 2 x, with more bytes than are mapped or staged without asking."""
-    size = 40_000
-    return FakeEngine(
-        cuda,
-        {
-            "x": ("FLOAT", "float32", (-1, size), "INPUT", "DEVICE"),
-            "y": ("FLOAT", "float32", (-1, size), "OUTPUT", "DEVICE"),
-        },
-        [{"x": ((1, size), (1, size), (4, size))}],
-        lambda shapes: {"y": shapes["x"]},
-        lambda arrays: {"y": arrays["x"] * 2},
-    )
-
-
-def _inputs(batch: int, seed: int = 0) -> dict[str, Array]:
-    generator = np.random.default_rng(seed)
-    return {"x": generator.normal(size=(batch, 3)).astype(np.float32), "row": np.array([1, 2, 3], np.float16)}
-
-
-def _check(session: Session, inputs: dict[str, Array]) -> None:
-    results = session.run(inputs)
-    assert set(results) == {"y", "s"}
-    np.testing.assert_array_equal(results["y"], inputs["x"] + inputs["row"])
-    np.testing.assert_array_equal(results["s"], inputs["x"].sum(1))
-
-
-class _OnGpu:
-    """An array of another library's in the fake GPU's memory."""
-
-    def __init__(self, device: Device, values: Array, stream: int | None = None) -> None:
-        self.buffer = device.buffer(values.nbytes)
-        ctypes.memmove(self.buffer.handle, values.ctypes.data, values.nbytes)
-        self.values, self.stream = values, stream
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.values.shape,
-            "typestr": self.values.dtype.str,
-            "data": (self.buffer.handle, False),
-            "version": 3,
-            "stream": self.stream,
-        }
-
-    def now(self) -> Array:
-        return np.frombuffer(ctypes.string_at(self.buffer.handle, self.values.nbytes), self.values.dtype).reshape(
-            self.values.shape
-        )
+    yield from opening(cuda, tmp_path, monkeypatch)
 
 
 def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         for seed, batch in enumerate((4, 8, 1, 64, 16, 2, 2, 33, 2, 8, 8, 4, 64)):
-            _check(session, _inputs(batch, seed))
+            check_run(session, inputs_of(batch, seed))
 
 
 def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         assert session.inputs == (TensorInfo("x", "float32", (-1, 3)), TensorInfo("row", "float16", (3,)))
         assert [item.name for item in session.outputs] == ["y", "s"]
         assert session.profiles[1]["x"] == ShapeRange((16, 3), (32, 3), (64, 3))
 
 
 def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         for seed in range(5):
-            _check(session, _inputs(4, seed))
+            check_run(session, inputs_of(4, seed))
         lane = session._lanes._free[0]
         assert (lane.enqueues, lane.bindings.captures, lane.replays) == (1, 1, 4)
-        _check(session, _inputs(8))
-        _check(session, _inputs(4, 9))  # the other shape left its graph alone
+        check_run(session, inputs_of(8))
+        check_run(session, inputs_of(4, 9))  # the other shape left its graph alone
         assert lane.bindings.captures == 1
         assert lane.replays == 5
 
 
 def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
-    engine = _engine(cuda)
+    engine = adding_engine(cuda)
     with open_session(engine) as session:
         made = len(engine.contexts)
         for seed in range(4):
-            _check(session, _inputs(4, seed))
+            check_run(session, inputs_of(4, seed))
         assert len(engine.contexts) == made
 
 
 def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), graphs=2) as session:
+    with open_session(adding_engine(cuda), graphs=2) as session:
         for seed in range(100):
-            _check(session, _inputs(1 + seed % 5, seed))
+            check_run(session, inputs_of(1 + seed % 5, seed))
         lane = session._lanes._free[0]
         assert len(lane.bindings._fixed) == 2
         assert lane.bindings.captures <= 2 + 100 // 32  # thrashing would capture again and again
 
 
 def test_without_graphs_every_call_is_enqueued(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), graphs=0) as session:
+    with open_session(adding_engine(cuda), graphs=0) as session:
         for seed in range(3):
-            _check(session, _inputs(2, seed))
+            check_run(session, inputs_of(2, seed))
     assert "cudaStreamBeginCapture" not in cuda.calls
 
 
 def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda, capturable=False)) as session:
+    with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
-            _check(session, _inputs(4, seed))
+            check_run(session, inputs_of(4, seed))
         lane = session._lanes._free[0]
         assert lane.replays == 0
         assert "plain enqueues" in lane.bindings.note
@@ -204,31 +113,31 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
 
 
 def test_contexts_that_can_not_share_a_profile_are_one(cuda: FakeCuda, open_session: Open) -> None:
-    engine = _engine(cuda, shares=False)
+    engine = adding_engine(cuda, shares=False)
     with open_session(engine, contexts=4) as session:
         assert "PROFILE_SHARING" in session.notes[0]
         for seed, batch in enumerate((4, 4, 4, 2, 2, 2, 4, 4, 16, 4)):
-            _check(session, _inputs(batch, seed))
+            check_run(session, inputs_of(batch, seed))
         assert session.memory().lanes == 1
         assert session._lanes._free[0].replays > 0
 
 
 def test_results_are_not_overwritten_by_the_next_run(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
-        first = session.run(_inputs(2, 1))["y"]
+    with open_session(adding_engine(cuda)) as session:
+        first = session.run(inputs_of(2, 1))["y"]
         kept = first.copy()
         for seed in range(4):
-            session.run(_inputs(2, seed))
+            session.run(inputs_of(2, seed))
         np.testing.assert_array_equal(first, kept)
 
 
 def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda, open_session: Open) -> None:
-    inputs = _inputs(6)
+    inputs = inputs_of(6)
     inputs["x"] = np.asfortranarray(inputs["x"])[::-2]
     assert not inputs["x"].flags.c_contiguous
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         for _ in range(3):
-            _check(session, inputs)
+            check_run(session, inputs)
 
 
 @pytest.mark.parametrize(
@@ -246,34 +155,34 @@ def test_arrays_that_are_not_contiguous_are_taken(cuda: FakeCuda, open_session: 
 def test_wrong_inputs_are_named_with_what_is_allowed(
     cuda: FakeCuda, open_session: Open, change: dict[str, Any], message: str
 ) -> None:
-    wrong = {name: value for name, value in {**_inputs(2), **change}.items() if value is not None}
-    with open_session(_engine(cuda)) as session:
-        _check(session, _inputs(2))
+    wrong = {name: value for name, value in {**inputs_of(2), **change}.items() if value is not None}
+    with open_session(adding_engine(cuda)) as session:
+        check_run(session, inputs_of(2))
         with pytest.raises(UsageError, match=message):
             session.run(wrong)
-        _check(session, _inputs(2))  # and it still works
+        check_run(session, inputs_of(2))  # and it still works
 
 
 def test_results_go_into_arrays_of_the_caller(cuda: FakeCuda, open_session: Open) -> None:
     target = np.zeros((2, 3), np.float32)
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         for seed in range(4):
-            inputs = _inputs(2, seed)
+            inputs = inputs_of(2, seed)
             results = session.run(inputs, out={"y": target})
             assert results["y"] is target
             np.testing.assert_array_equal(target, inputs["x"] + inputs["row"])
         with pytest.raises(UsageError, match=r"out has 'z'; the engine gives 'y', 's'"):
-            session.run(_inputs(2), out={"z": target})
+            session.run(inputs_of(2), out={"z": target})
         with pytest.raises(UsageError, match=r"'y'\] has shape 2x3; this call gives 4x3"):
-            session.run(_inputs(4), out={"y": target})
+            session.run(inputs_of(4), out={"y": target})
         target.flags.writeable = False
         with pytest.raises(UsageError, match="read-only"):
-            session.run(_inputs(2), out={"y": target})
-        _check(session, _inputs(2))
+            session.run(inputs_of(2), out={"y": target})
+        check_run(session, inputs_of(2))
 
 
 def test_pinned_arrays_are_copied_by_the_gpu_alone(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_large(cuda)) as session:
+    with open_session(large_engine(cuda)) as session:
         pinned, plain = session.pinned("x", (2, 40_000)), np.zeros((2, 40_000), np.float32)
         for round_ in range(4):
             for array in (pinned, plain):
@@ -285,10 +194,10 @@ def test_pinned_arrays_are_copied_by_the_gpu_alone(cuda: FakeCuda, open_session:
 
 
 def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        inputs = _inputs(4)
-        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        inputs = inputs_of(4)
+        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
         copies = cuda.calls.count("cudaMemcpyAsync")
         kept = []
         for _ in range(40):
@@ -299,20 +208,20 @@ def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_sessi
         assert cuda.calls.count("cudaMemcpyAsync") == copies
         lane = session._lanes._free[0]
         assert lane.replays > 0
-        target = _OnGpu(device, np.zeros((4, 3), np.float32))
+        target = OnGpu(device, np.zeros((4, 3), np.float32))
         assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
         np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
         del x, row, target, result, kept
 
 
 def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        row = _OnGpu(device, np.array([1, 2, 3], np.float16))
+        row = OnGpu(device, np.array([1, 2, 3], np.float16))
         held = []
         for seed in range(12):
-            values = _inputs(4, seed)["x"]
-            held.append((values, session.run({"x": _OnGpu(device, values), "row": row})["y"]))
+            values = inputs_of(4, seed)["x"]
+            held.append((values, session.run({"x": OnGpu(device, values), "row": row})["y"]))
         for values, result in held:
             np.testing.assert_array_equal(result.numpy(), values + row.values)
         held.clear()
@@ -320,10 +229,10 @@ def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_sessio
 
 
 def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        inputs = _inputs(4)
-        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        inputs = inputs_of(4)
+        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
         with device.stream() as mine:
             for _ in range(4):
                 waits = cuda.calls.count("cudaStreamSynchronize")
@@ -333,20 +242,20 @@ def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_sessio
                 mine.synchronize()
                 np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
             session.run({"x": x, "row": row}, stream=mine.handle)
-            _check(session, _inputs(4, 3))  # another stream right behind it
+            check_run(session, inputs_of(4, 3))  # another stream right behind it
         del x, row, result
 
 
 def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        first, second = _inputs(4), _inputs(4, 1)
-        row = _OnGpu(device, first["row"])
+        first, second = inputs_of(4), inputs_of(4, 1)
+        row = OnGpu(device, first["row"])
         with device.stream() as one, device.stream() as other:
-            x = _OnGpu(device, first["x"])
+            x = OnGpu(device, first["x"])
             result = session.run({"x": x, "row": row}, stream=one.handle)["y"]
             one.synchronize()
-            x = _OnGpu(device, second["x"])
+            x = OnGpu(device, second["x"])
             again = session.run({"x": x, "row": row}, out={"y": result}, stream=other.handle)["y"]
             assert again is result
             assert cuda.streams[other.handle], "it ran before anybody waited"
@@ -355,14 +264,14 @@ def test_a_result_array_of_ours_that_is_written_again_is_waited_for_again(cuda: 
 
 
 def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), graphs=2) as session:
+    with open_session(adding_engine(cuda), graphs=2) as session:
         device = session._gpus[0].device
-        row = _OnGpu(device, _inputs(4)["row"])
-        ring = [_OnGpu(device, _inputs(4, seed)["x"]) for seed in range(20)]
+        row = OnGpu(device, inputs_of(4)["row"])
+        ring = [OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(20)]
         for call in range(200):
             result = session.run({"x": ring[call % len(ring)], "row": row})["y"]
-            expected = _inputs(4, call % len(ring))
-            np.testing.assert_array_equal(result.numpy(), expected["x"] + _inputs(4)["row"])
+            expected = inputs_of(4, call % len(ring))
+            np.testing.assert_array_equal(result.numpy(), expected["x"] + inputs_of(4)["row"])
         lane = session._lanes._free[0]
         assert lane.bindings.captures <= 8 + 200 // (16 * 8)
         del result, ring, row
@@ -381,7 +290,7 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
         return int(cuda.cudaMemcpyAsync(to, source, nbytes, 1, stream)[0]) if works else 201
 
     asked: list[str] = []
-    with open_session(_large(cuda)) as session:
+    with open_session(large_engine(cuda)) as session:
         session._gpus[0].device.held = Held(launch, upload)
         session._lanes.close()  # made before
         session._lanes = Turns(lambda number: session._gpus[0].lane(), 1, owned=True)
@@ -398,10 +307,10 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
 
 
 def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=2) as session:
+    with open_session(adding_engine(cuda), contexts=2) as session:
         device = session._gpus[0].device
-        first, second = _inputs(4), _inputs(4, 1)
-        x, row = _OnGpu(device, first["x"]), _OnGpu(device, first["row"])
+        first, second = inputs_of(4), inputs_of(4, 1)
+        x, row = OnGpu(device, first["x"]), OnGpu(device, first["row"])
         with session.bind({"x": x, "row": row}) as bound:
             launches, sets = cuda.calls.count("cudaGraphLaunch"), cuda.calls.count("cudaSetDevice")
             for inputs in (first, second, first):
@@ -412,19 +321,19 @@ def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_sess
                 np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
             assert cuda.calls.count("cudaGraphLaunch") == launches + 3
             assert cuda.calls.count("cudaSetDevice") == sets
-            _check(session, second)  # other calls take another context
+            check_run(session, second)  # other calls take another context
             kept = bound.outputs["y"]
         with pytest.raises(DeviceError, match="closed"):
             bound()
-        _check(session, second)
-        _check(session, second)
+        check_run(session, second)
+        check_run(session, second)
         np.testing.assert_array_equal(kept.numpy(), first["x"] + first["row"])
         assert session.memory().lanes == 2
         del x, row, kept, results, bound
 
 
 def test_a_bound_call_on_the_host_copies_at_each_call(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_large(cuda)) as session:
+    with open_session(large_engine(cuda)) as session:
         pinned, plain = session.pinned("x", (2, 40_000)), np.zeros((2, 40_000), np.float32)
         target = np.zeros((2, 40_000), np.float32)
         ways = [session.bind({"x": pinned}), session.bind({"x": plain}), session.bind({"x": plain}, out={"y": target})]
@@ -438,10 +347,10 @@ def test_a_bound_call_on_the_host_copies_at_each_call(cuda: FakeCuda, open_sessi
 
 
 def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        inputs, other = _inputs(4), _inputs(4, 1)
-        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        inputs, other = inputs_of(4), inputs_of(4, 1)
+        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
         with device.stream() as mine:
             bound = session.bind({"x": x, "row": row}, stream=mine.handle)
             values = other["x"]
@@ -452,42 +361,42 @@ def test_a_bound_call_runs_on_the_callers_stream(cuda: FakeCuda, open_session: O
             np.testing.assert_array_equal(result.numpy(), other["x"] + inputs["row"])
             bound()
             bound.close()
-            _check(session, inputs)  # on the same context, when what was bound is over
+            check_run(session, inputs)  # on the same context, when what was bound is over
             assert not cuda.streams[mine.handle]
         del x, row, result, bound
 
 
 def test_closing_the_session_ends_what_was_bound(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(_engine(cuda), contexts=1)
-    bound = session.bind(_inputs(2))
+    session = open_session(adding_engine(cuda), contexts=1)
+    bound = session.bind(inputs_of(2))
     bound()
     with pytest.raises(Busy):
-        session.run(_inputs(2), timeout=0.01)
+        session.run(inputs_of(2), timeout=0.01)
     session.close()
     with pytest.raises(DeviceError, match="closed"):
         bound()
 
 
 def test_a_bound_call_that_nobody_holds_gives_its_context_back(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=1) as session:
+    with open_session(adding_engine(cuda), contexts=1) as session:
         for _ in range(3):
-            session.bind(_inputs(2))()
+            session.bind(inputs_of(2))()
             gc.collect()
-            _check(session, _inputs(2))
+            check_run(session, inputs_of(2))
         with pytest.raises(UsageError, match="float64"):
-            session.bind({"x": np.zeros((2, 3)), "row": _inputs(2)["row"]})
-        _check(session, _inputs(2))
+            session.bind({"x": np.zeros((2, 3)), "row": inputs_of(2)["row"]})
+        check_run(session, inputs_of(2))
 
 
 def test_work_that_makes_an_input_comes_first(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        inputs = _inputs(4)
-        row = _OnGpu(device, inputs["row"])
+        inputs = inputs_of(4)
+        row = OnGpu(device, inputs["row"])
         with device.stream() as producer:
-            x = _OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
+            x = OnGpu(device, np.zeros((4, 3), np.float32), stream=producer.handle)
             for seed in range(4):
-                values = _inputs(4, seed)["x"]
+                values = inputs_of(4, seed)["x"]
                 cuda.push(
                     producer.handle,
                     lambda to=x.buffer.handle, values=values: ctypes.memmove(to, values.ctypes.data, values.nbytes),
@@ -554,8 +463,8 @@ def test_bfloat16_and_bool_pass_through(cuda: FakeCuda, open_session: Open) -> N
 
 def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
     torch = pytest.importorskip("torch")
-    with open_session(_engine(cuda)) as session:
-        inputs = _inputs(3)
+    with open_session(adding_engine(cuda)) as session:
+        inputs = inputs_of(3)
         for _ in range(3):
             results = session.run({name: torch.from_numpy(array) for name, array in inputs.items()})
             assert isinstance(results["y"], torch.Tensor)
@@ -563,38 +472,38 @@ def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
 
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         context = session._lanes._free[0].bindings._loose.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue"):
-            session.run(_inputs(2))
+            session.run(inputs_of(2))
         del context.execute_async_v3
-        _check(session, _inputs(2))
+        check_run(session, inputs_of(2))
 
 
 def test_types_that_arrays_can_not_hold_are_refused(cuda: FakeCuda, open_session: Open) -> None:
-    engine = _engine(cuda)
+    engine = adding_engine(cuda)
     engine.tensors["x"] = ("INT4", "int8", (-1, 3), "INPUT", "DEVICE")
     with pytest.raises(EngineError, match=r"'x' has type INT4; allowed .*FLOAT, HALF"):
         open_session(engine)
 
 
 def test_memory_is_bounded_and_reported(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), memory="64KiB") as session:
-        _check(session, _inputs(4))
+    with open_session(adding_engine(cuda), memory="64KiB") as session:
+        check_run(session, inputs_of(4))
         report = session.memory()
         assert 4096 < report.gpu <= 64 << 10
         assert report.limit == 64 << 10
         assert json.loads(json.dumps(report.describe()))["lanes"] == 1
     with pytest.raises(DeviceError, match=r"more bytes of GPU memory are needed; this session has .* of at most 100"):
-        open_session(_engine(cuda), memory=100)
+        open_session(adding_engine(cuda), memory=100)
 
 
 def test_many_calls_leak_nothing(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda)) as session:
+    with open_session(adding_engine(cuda)) as session:
         device = session._gpus[0].device
-        inputs = _inputs(4)
-        x, row = _OnGpu(device, inputs["x"]), _OnGpu(device, inputs["row"])
+        inputs = inputs_of(4)
+        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
         for _ in range(30):
             session.run({"x": x, "row": row})
             session.run(inputs)
@@ -607,88 +516,49 @@ def test_many_calls_leak_nothing(cuda: FakeCuda, open_session: Open) -> None:
 
 
 def test_times_graph_replays(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda, milliseconds=0.5)) as session:
-        timing = session.time(_inputs(4), iterations=150, warmup=3)
+    with open_session(adding_engine(cuda, milliseconds=0.5)) as session:
+        timing = session.time(inputs_of(4), iterations=150, warmup=3)
         assert timing.cuda_graph, timing.note
         assert timing.iterations == 150
         assert timing.gpu.median == timing.gpu.p90 == timing.gpu.minimum == pytest.approx(0.5)
         assert 0 < timing.host.minimum <= timing.host.median <= timing.host.p99
         assert json.loads(json.dumps(timing.describe()))["gpu"]["p99"] == pytest.approx(0.5)
-        _check(session, _inputs(8))
+        check_run(session, inputs_of(8))
         with pytest.raises(UsageError, match="iterations is 0"):
-            session.time(_inputs(1), iterations=0)
+            session.time(inputs_of(1), iterations=0)
 
 
 def test_times_plain_enqueues_where_a_graph_can_not_be_captured(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda, capturable=False)) as session:
-        timing = session.time(_inputs(4), iterations=5, warmup=1)
+    with open_session(adding_engine(cuda, capturable=False)) as session:
+        timing = session.time(inputs_of(4), iterations=5, warmup=1)
         assert not timing.cuda_graph
         assert "plain enqueues" in timing.note
         assert timing.gpu.median == pytest.approx(0.25)
-        _check(session, _inputs(4))
+        check_run(session, inputs_of(4))
 
 
 # Threads, futures, asyncio ---------------------------------------------------------------------------------------
 
 
-def _threads(count: int, work: Callable[[int], None]) -> list[BaseException]:
-    wrong: list[BaseException] = []
-
-    def guarded(seed: int) -> None:
-        try:
-            work(seed)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(seed,), daemon=True) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "a thread hangs"
-    return wrong
-
-
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=3) as session:
+    with open_session(adding_engine(cuda), contexts=3) as session:
 
         def work(seed: int) -> None:
             for batch in (1, 8, 16, 3) * 3:
-                _check(session, _inputs(batch, seed))
+                check_run(session, inputs_of(batch, seed))
                 if seed == 5:
                     with pytest.raises(UsageError):
                         session.run({"x": np.zeros((1, 3))})
 
-        assert _threads(8, work) == []
+        assert in_threads(8, work) == []
         assert session.memory().lanes <= 3
 
 
-@contextmanager
-def _busy(session: Session) -> Iterator[None]:
-    """Another thread holds the session's one lane."""
-    held, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        lane = session._lanes.take()
-        held.set()
-        done.wait(30)
-        session._lanes.give(lane)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait(10)
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join(10)
-
-
 def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=1) as session:
-        with _busy(session), pytest.raises(Busy, match="all 1 are in use"):
-            session.run(_inputs(1), timeout=0.05)
-        _check(session, _inputs(1))
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        with busy(session), pytest.raises(Busy, match="all 1 are in use"):
+            session.run(inputs_of(1), timeout=0.05)
+        check_run(session, inputs_of(1))
 
 
 def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
@@ -697,8 +567,8 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
     class Stop(BaseException):
         pass
 
-    with open_session(_engine(cuda), contexts=1) as session:
-        _check(session, _inputs(4))
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        check_run(session, inputs_of(4))
         lane = session._lanes._free[0]
         finish = type(lane)._finish
 
@@ -707,28 +577,28 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
 
         monkeypatch.setattr(type(lane), "_finish", stopped)
         with pytest.raises(Stop):
-            session.run(_inputs(4))
+            session.run(inputs_of(4))
         monkeypatch.setattr(type(lane), "_finish", finish)
         for seed in range(3):
-            _check(session, _inputs(4, seed))
+            check_run(session, inputs_of(4, seed))
 
 
 def test_a_lane_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=1) as session:
+    with open_session(adding_engine(cuda), contexts=1) as session:
         thread = threading.Thread(target=session._lanes.take)  # ends without giving back
         thread.start()
         thread.join()
-        _check(session, _inputs(2))
+        check_run(session, inputs_of(2))
         session._lanes.take()  # as if an exception had struck right after it
-        _check(session, _inputs(2))
+        check_run(session, inputs_of(2))
         session._lanes.take()
 
 
 def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=1, queue=2) as session:
-        inputs = _inputs(2)
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
+        inputs = inputs_of(2)
         np.testing.assert_array_equal(session.submit(inputs).result(10)["s"], inputs["x"].sum(1))
-        with _busy(session):
+        with busy(session):
             waiting = [session.submit(inputs), session.submit(inputs)]
             with pytest.raises(Busy, match="all 2 are in use"):
                 session.submit(inputs, timeout=0.05)
@@ -739,14 +609,14 @@ def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_sess
 
 
 def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Open) -> None:
-    with open_session(_engine(cuda), contexts=1, queue=2) as session:
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
 
         async def main() -> None:
-            inputs = [_inputs(1 + seed % 8, seed) for seed in range(40)]
+            inputs = [inputs_of(1 + seed % 8, seed) for seed in range(40)]
             results = await asyncio.wait_for(asyncio.gather(*map(session.run_async, inputs)), 30)
             for given, result in zip(inputs, results):
                 np.testing.assert_array_equal(result["y"], given["x"] + given["row"])
-            with _busy(session):
+            with busy(session):
                 calls = [asyncio.ensure_future(session.run_async(inputs[0])) for _ in range(4)]
                 await asyncio.sleep(0.05)  # the loop turns though the queue is full
                 for call in calls[2:]:  # those wait for a place in the queue
@@ -760,15 +630,15 @@ def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Op
 
 @pytest.mark.parametrize("finish", [True, False])
 def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, finish: bool) -> None:
-    session = open_session(_engine(cuda), contexts=2, queue=8)
+    session = open_session(adding_engine(cuda), contexts=2, queue=8)
     futures: list[Future[Any]] = []
     ended: list[type[BaseException]] = []
 
     def work(seed: int) -> None:
         while True:
             try:
-                _check(session, _inputs(1 + seed, seed))
-                futures.append(session.submit(_inputs(1 + seed, seed)))
+                check_run(session, inputs_of(1 + seed, seed))
+                futures.append(session.submit(inputs_of(1 + seed, seed)))
             except DeviceError as error:  # noqa: PERF203
                 assert "closed" in str(error)
                 ended.append(type(error))
@@ -776,7 +646,7 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
 
     closer = threading.Timer(0.1, session.close, [finish])
     closer.start()
-    assert _threads(6, work) == []
+    assert in_threads(6, work) == []
     closer.join(30)
     assert not closer.is_alive(), "close hangs"
     assert len(ended) == 6
@@ -786,40 +656,40 @@ def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, 
         if finish and not future.cancelled():
             assert future.exception() is None
     with pytest.raises(DeviceError, match="closed"):
-        session.run(_inputs(1))
+        session.run(inputs_of(1))
 
 
 def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(_engine(cuda))
-    _check(session, _inputs(3))
+    session = open_session(adding_engine(cuda))
+    check_run(session, inputs_of(3))
     session.close()
     session.close()
     assert cuda.live == 0
 
 
 def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
-    session = open_session(_engine(cuda))
+    session = open_session(adding_engine(cuda))
     for _ in range(3):
-        _check(session, _inputs(3))
+        check_run(session, inputs_of(3))
     session.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open_session(_engine(cuda)) as session:
-        _check(session, _inputs(1))
+    with open_session(adding_engine(cuda)) as session:
+        check_run(session, inputs_of(1))
         parent = os.getpid()
         monkeypatch.setattr(os, "getpid", lambda: parent + 1)
         for call in (session.run, session.submit):
             with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
-                call(_inputs(1))
+                call(inputs_of(1))
         monkeypatch.undo()
 
 
 def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
     order: list[int] = []
-    with open_session(_engine(cuda), contexts=1) as session:
-        holding = _busy(session)
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        holding = busy(session)
         holding.__enter__()
         threads = []
         for number in range(6):
@@ -876,7 +746,7 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
     )
     monkeypatch.setattr("trtopt.session.load_manifest", lambda path: manifest)
     with pytest.raises(EngineMismatch, match=message):
-        open_session(_engine(cuda))
+        open_session(adding_engine(cuda))
 
 
 @pytest.mark.parametrize(
@@ -897,7 +767,7 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
 )
 def test_wrong_options_are_refused(cuda: FakeCuda, open_session: Open, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        open_session(_engine(cuda), **options)
+        open_session(adding_engine(cuda), **options)
 
 
 def test_streams_of_other_libraries_are_understood() -> None:

@@ -324,7 +324,7 @@ class Session:
             results = self.run(inputs, out=out, stream=stream)
             return Bound(lambda: self._again(inputs, results), results, "ONNX Runtime runs it", inputs, lambda: None)
         self._signature.check_names(inputs)
-        check_mapping("out", out or {})
+        check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
         given = [inputs[name] for name in self._names]
         lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
