@@ -1,6 +1,6 @@
 """What the runtime session costs, beside bare loops, Polygraphy and PyTorch; and whether it stands stress. One table.
 
-    PY scripts/bench_runtime.py FOLDER [--parts latency,lite0,resnet,stress,leak] [--calls N] [--devices all] [--level N]
+    PY scripts/bench_runtime.py FOLDER [--parts latency,lite0,resnet,stress,scaling,leak] [--calls N] [--level N]
 
 FOLDER holds model.onnx, calib.json and photos.npz (scripts/gpu_inputs writes them), and, for ResNet-50, resnet50.onnx,
 resnet50.calib.json and torch.json (scripts/bench_torch.py). Engines and the timing cache are kept in FOLDER/engines, so parts
@@ -14,6 +14,7 @@ import gc
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ from trtopt.runtime.device import Device, probe
 from trtopt.runtime.smi import clocks, others
 from trtopt.session import Session
 
-PARTS = ("latency", "lite0", "resnet", "stress", "leak")
+PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE, MANY = (1, 3, 224, 224), (32, 3, 224, 224)
 SHAPES = "input:1x3x224x224,1x3x224x224,8x3x224x224"
 LANES = (1, 2, 3, 4, 8)
@@ -62,8 +63,8 @@ def show() -> None:
 
 
 class Bench:
-    def __init__(self, folder: Path, level: int | None, calls: int, every_gpu: bool) -> None:
-        self.folder, self.level, self.calls, self.every_gpu = folder, level, calls, every_gpu
+    def __init__(self, folder: Path, level: int | None, calls: int) -> None:
+        self.folder, self.level, self.calls = folder, level, calls
         self.closing: list[Callable[[], object]] = []
         self.cuda = importlib.import_module("cuda.bindings.runtime")
         self.trt = importlib.import_module("tensorrt")
@@ -293,8 +294,6 @@ class Bench:
             f"8 threads against the best pipelined loop ({best:.0f} calls/s, {lanes} lanes)", found.rate / best, 0.95
         )
         self._abuse(path, name, output, mix)
-        if self.every_gpu:
-            self._scaling(path, name, output, mix)
 
     def leak(self) -> None:
         """100,000 calls of every kind: what the process and the GPU hold afterwards, against after the first 10,000."""
@@ -381,22 +380,73 @@ class Bench:
                 note(f"close(finish={finish}) during calls", said, "8 told", found.right and found.ended == 8)
                 self._errors(found)
 
-    def _scaling(self, path: Path, name: str, output: str, mix: Any) -> None:
-        gpus = len(probe().devices)
-        best = {}
-        for devices, numbers in (([0], (8, 16)), ("all", (8, 8 * gpus, 12 * gpus))):
-            rates = []
-            for threads in numbers:
-                with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
-                    load = Load(session, name, output, mix, DeviceError)
-                    load.threads(threads, 200)
-                    found = load.threads(threads, max(100, self.calls // 4))
-                what = f"devices={devices}, {threads} threads"
-                note(what, f"{found.rate:.0f} calls/s, {found.wrong} wrong", "", found.right)
-                self._errors(found)
-                rates.append(found.rate)
-            best[str(devices)] = max(rates)
-        at_least(f"{gpus} GPUs against one, one process", best["all"] / best["[0]"], 0.95 * gpus)
+    def scaling(self) -> None:
+        """The stress test's calls on one GPU and on all: in one process, whose threads share Python's GIL, and in one each."""
+        gpus, path, calls = len(probe().devices), self.single, max(100, self.calls // 4)
+        with Session(path) as session, watchdog(PATIENCE, "references", show):
+            (name,), (output,) = [item.name for item in session.inputs], [item.name for item in session.outputs]
+            mix = references(lambda array: session.run({name: array})[output], self.photos, 8, 4)
+        for pinned in (False, True):
+            what, best = "arrays from session.pinned" if pinned else "ordinary arrays", {}
+            for devices, numbers in (([0], (8, 16)), ("all", (8, 8 * gpus, 12 * gpus))):
+                rates = []
+                for threads in numbers:
+                    with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
+                        load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
+                        load.threads(threads, 200)
+                        found = load.threads(threads, calls)
+                    note(
+                        f"{what}, devices={devices}, {threads} threads",
+                        f"{found.rate:.0f} calls/s",
+                        "right",
+                        found.right,
+                    )
+                    self._errors(found)
+                    rates.append(found.rate)
+                best[str(devices)] = max(rates)
+            if gpus > 1:
+                at_least(f"{what}: {gpus} GPUs against one, one process", best["all"] / best["[0]"], 0.95 * gpus)
+        rates = []
+        for count in sorted({1, gpus}):
+            with watchdog(PATIENCE, f"{count} processes", show):
+                rates.append(_processes(count, path, name, output, mix, calls))
+            note(f"ordinary arrays, {count} processes of 8 threads, a GPU each", f"{rates[-1]:.0f} calls/s")
+        if gpus > 1:
+            at_least(f"ordinary arrays: {gpus} GPUs against one, a process each", rates[-1] / rates[0], 0.95 * gpus)
+
+
+def _pinned(session: Any, name: str, mix: Any) -> Any:
+    made = [(session.pinned(name, array.shape), expected) for array, expected in mix]
+    for (target, _), (array, _) in zip(made, mix):
+        target[...] = array
+    return made
+
+
+def _processes(count: int, path: Path, name: str, output: str, mix: Any, calls: int) -> float:
+    """Calls a second of `count` processes together, each with 8 threads on a GPU of its own."""
+    spawn = multiprocessing.get_context("spawn")
+    gate, results = spawn.Barrier(count), spawn.SimpleQueue()
+    workers = [
+        spawn.Process(target=_process, args=(number, path, name, output, mix, calls, gate, results), daemon=True)
+        for number in range(count)
+    ]
+    for worker in workers:
+        worker.start()
+    rates = [results.get() for _ in workers]
+    for worker in workers:
+        worker.join()
+    if not all(rates):
+        raise SystemExit("a process got wrong results or an error")
+    return float(sum(rates))
+
+
+def _process(number: int, path: Path, name: str, output: str, mix: Any, calls: int, gate: Any, results: Any) -> None:
+    with Session(path, device=number) as session:
+        load = Load(session, name, output, mix, DeviceError)
+        load.threads(8, 200)
+        gate.wait()
+        found = load.threads(8, calls)
+        results.put(found.rate if found.right else 0.0)
 
 
 def _resident() -> int:
@@ -410,7 +460,6 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--calls", type=int, default=10_000, help="of each of the 8 threads")
-    parser.add_argument("--devices", choices=("one", "all"), default="one")
     parser.add_argument("--level", type=int, help="builder optimization level; default: TensorRT's")
     given = parser.parse_args()
     parts = given.parts.split(",")
@@ -422,7 +471,7 @@ def main() -> int:
     strangers = others(0)
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
     note("others on it", ", ".join(strangers) or "none seen")
-    bench = Bench(given.folder, given.level, given.calls, given.devices == "all")
+    bench = Bench(given.folder, given.level, given.calls)
     note("software", f"TensorRT {bench.trt.__version__}, Python {sys.version.split()[0]}, NumPy {np.__version__}")
     try:
         for part in parts:

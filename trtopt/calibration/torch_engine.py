@@ -27,6 +27,9 @@ TOGETHER = 32  # samples in one run
 AGREEMENT = (
     1e-3  # of a tensor's largest magnitude: FP32 kernels differ by 1e-6 to 1e-4, a wrong conversion by 1e-2 or more
 )
+# Partial histograms. Additions to the same bin, such as that of a ReLU's zeros, wait for each other: 25.7 million values, half
+# of them zero, take 9.8 ms on an H200; in 8 partial histograms 1.6, in 256 0.79, in 1,024 0.70.
+_LANES = 256
 _EXTRA = "torch-calibration"
 
 
@@ -108,8 +111,14 @@ class TorchEngine:
             return Histogram(counts, None, low, high, size)
         exponent = max(math.frexp(max(high, -low))[1], LOWEST_EXPONENT)
         bins = (flat.abs() * (BINS / math.ldexp(1.0, exponent))).to(torch.int32)  # exact: the scale is a power of two
-        counts = torch.bincount(bins, minlength=BINS).cpu().numpy()
-        return Histogram(counts, exponent, low, high, size)
+        return Histogram(self._histogram(bins).cpu().numpy(), exponent, low, high, size)
+
+    def _histogram(self, bins: Any) -> Any:
+        torch, whole = self._torch, bins.numel() // _LANES * _LANES
+        lanes = torch.arange(_LANES, dtype=torch.int32, device=self.device) * BINS
+        spread = (bins[:whole].view(-1, _LANES) + lanes).view(-1)
+        counts = torch.bincount(spread, minlength=_LANES * BINS).view(_LANES, BINS).sum(0)
+        return counts + torch.bincount(bins[whole:], minlength=BINS)
 
     def _check(self, feed: Mapping[str, NDArray[Any]]) -> None:
         """Run one sample (a fixed batch: all) in ONNX Runtime too."""
