@@ -6,6 +6,7 @@ import ctypes
 import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,7 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     info = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
     plan = tmp_path / "net.engine"
     plan.write_bytes(b"plan")
-    opened: list[Session] = []
+    opened: weakref.WeakSet[Session] = weakref.WeakSet()  # some tests let go of theirs
     monkeypatch.setattr("trtopt.session.probe", lambda: Probe((info,), (12, 4)))
     monkeypatch.setattr("trtopt.session.Device", lambda ordinal: Device(functions=cuda, info=info))
 
@@ -55,11 +56,12 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
         generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
         monkeypatch.setattr("trtopt.session.select", lambda backend: generation)
-        opened.append(Session(plan, **options))
-        return opened[-1]
+        session = Session(plan, **options)
+        opened.add(session)
+        return session
 
     yield start
-    for session in opened:
+    for session in tuple(opened):
         session.close()
 
 

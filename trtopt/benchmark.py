@@ -30,7 +30,7 @@ from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.device import probe
 from trtopt.runtime.smi import Clocks, clocks, others
 from trtopt.runtime.timing import Spread
-from trtopt.session import MemoryReport, Session
+from trtopt.session import BACKENDS, MemoryReport, Session
 from trtopt.spec import ShapeRange, TensorInfo, choice
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -174,6 +174,7 @@ def bench(
     """
     _check(against, batch, streams, iterations, warmup)
     path = existing_file(engine, "the engine")
+    choice(backend, BACKENDS, "backend")
     if backend == "onnxruntime" or not (found := probe()):
         why = "backend='onnxruntime' runs on the CPU" if backend == "onnxruntime" else found.reason
         raise DeviceError(
