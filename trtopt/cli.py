@@ -202,6 +202,10 @@ def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="The table to write (*.calib.json).")],
     images: Images = None,
     data: Data = None,
+    calib: Annotated[
+        Path | None,
+        typer.Option("--calib", metavar="T.calib.json", help="Choose again from an earlier table; no data."),
+    ] = None,
     preprocess: Preprocess = None,
     method: Method = "auto",
     limit: Limit = None,
@@ -239,6 +243,7 @@ def calibrate(
         images=images,
         data=data,
         preprocess=preprocess,
+        calib=calib,
         method=method,
         limit=limit,
         batch=batch,
@@ -263,6 +268,8 @@ def calibrate(
             _table(str(import_cache), (result.coverage.header, "count", "names"), result.coverage.rows())
             origin = str(import_cache)
         print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
+        if result.convergence and not any(result.convergence in note for note in result.notes):
+            print(f"  {result.convergence}")
         if result.exported is not None:
             print(f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names")
         if result.skipped:

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from trtopt.calibration import calibrator as module
 from trtopt.calibration.calibrator import calibrate, observe_and_choose
 from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import write_cache
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.errors import CalibrationError, DataError, OutputError, UsageError
@@ -27,6 +28,7 @@ from trtopt.graph.quantize import insert_qdq
 from trtopt.measure.verify import Agreement, verify
 from trtopt.progress import Reporter
 from trtopt.recipes import load_recipe
+from trtopt.spec import METHODS
 
 PRESET = "efficientnet-lite"
 
@@ -250,6 +252,36 @@ def test_a_second_method_reads_no_data(
         with pytest.raises(AssertionError, match="read again"):
             other()
     assert len(list(own_cache.rglob("*.calib.json"))) == 1
+
+
+def test_another_method_comes_from_a_saved_table_without_data(digits: NDArray[np.float32], tmp_path: Path) -> None:
+    calibrate(
+        digits_model(), tmp_path / "first.calib.json", data={"x": digits}, method="minmax", threads=1, cache=False
+    )
+    for method in METHODS:
+        again = calibrate(
+            digits_model(), tmp_path / f"{method}.calib.json", calib=tmp_path / "first.calib.json", method=method
+        )
+        direct = calibrate(digits_model(), data={"x": digits}, method=method, threads=1, cache=False)
+        assert Table.load(tmp_path / f"{method}.calib.json").to_json() == again.table.to_json()
+        assert (again.table.amax, again.table.method) == (direct.table.amax, method)
+        assert again.samples == direct.samples and again.cached
+
+
+def test_a_saved_table_serves_its_own_model_only(digits: NDArray[np.float32], tmp_path: Path) -> None:
+    first = calibrate(
+        digits_model(), data={"x": digits}, threads=1, cache=False, precision_override=["conv_y=fp32"]
+    ).table
+    with pytest.raises(CalibrationError, match="not of these weights"):
+        calibrate(digits_model(1), calib=first)
+    with pytest.raises(CalibrationError, match="--precision-override"):
+        calibrate(digits_model(), calib=first)
+    with pytest.raises(UsageError, match="drop --data"):
+        calibrate(digits_model(), calib=first, data={"x": digits})
+    with pytest.raises(UsageError, match="drop --calib"):
+        calibrate(digits_model(), calib=first, import_cache=write_cache({"x": 1.0}, tmp_path / "old.cache"))
+    with pytest.raises(UsageError, match="give it as --import-cache"):
+        calibrate(digits_model(), calib=tmp_path / "old.cache")
 
 
 def test_a_damaged_cache_is_measured_again(digits: NDArray[np.float32], own_cache: Path) -> None:

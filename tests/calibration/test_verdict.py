@@ -136,6 +136,13 @@ def test_more_samples_are_foretold_to_move_less_the_more_there_are() -> None:
     assert 0 < foretold[1] < foretold[0]
 
 
+def test_the_command_line_says_how_far_more_samples_would_move_thresholds(world: World) -> None:
+    arguments = ("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.calib.json")
+    outcome = world.run(*arguments)
+    said = "another 200 samples like these would move thresholds by about"
+    assert (outcome.out + outcome.err).count(said) == 1  # as a fact, or as a warning: not both
+
+
 def test_too_few_samples_to_say_are_not_spoken_of() -> None:
     result = measured(samples(4))
     assert result.table.quality is not None

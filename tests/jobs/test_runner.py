@@ -387,6 +387,7 @@ def test_kill_9_and_again_repeats_nothing_and_changes_no_bit(world: World) -> No
         _until(enough, run)
         os.kill(run.pid, signal.SIGKILL)
         run.communicate()
+        assert "running" not in {job.state for job in trtopt.show_jobs(state).jobs}
     done, made = shards(), finished()
     assert 30 <= len(done) < 60
     assert len(made) in (2, 3)
@@ -442,6 +443,15 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
         trtopt.run_jobs(path, state=world.model / "state")
     with runner.State.locked(world.folder / "held"), pytest.raises(UsageError, match="another run"):
         trtopt.run_jobs(path, state=world.folder / "held")
+
+
+def test_a_table_that_cant_be_written_says_what_to_change_in_the_list(world: World) -> None:
+    text = LIST.replace('["arrays", "photos"]', '"arrays"').replace('["auto", "entropy"]', '"auto"')
+    (world.folder / "calibrated" / "model.arrays.auto.calib.json" / "in the way").mkdir(parents=True)
+    (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
+    assert job.error is not None and job.error["type"] == "OutputError"
+    has(job.error["message"], "can't write", "change output in the list", "--state")
+    assert "-o/--output" not in job.error["message"]
 
 
 def test_too_many_threads_are_told(world: World) -> None:

@@ -120,6 +120,14 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
         assert f"process {os.getpid()} " in (state.folder / "lock").read_text(encoding="utf-8")
 
 
+def test_whether_a_run_is_at_work_can_be_asked(tmp_path: Path) -> None:
+    state = State(tmp_path / "state")
+    assert not state.at_work()
+    with State.locked(tmp_path / "state"):
+        assert state.at_work()
+    assert not state.at_work()
+
+
 def test_a_place_that_cant_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match=r"state folder .*--state"), State.locked(tmp_path / "file" / "state"):

@@ -21,9 +21,10 @@ from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
+from trtopt.calibration.text_cache import is_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.calibration.trained import examine
-from trtopt.calibration.verdict import facts, refuse, refuse_early, warnings
+from trtopt.calibration.verdict import facts, foretold, refuse, refuse_early, warnings
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.files import cache_folder, check_writable
@@ -64,6 +65,11 @@ class CalibrateResult:
     def samples(self) -> int:
         return self.table.samples
 
+    @property
+    def convergence(self) -> str:
+        """How far more samples would move thresholds, in a sentence; empty where that isn't known."""
+        return foretold(self.table)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "tensors": {
@@ -96,6 +102,7 @@ def calibrate(
     images: Any = None,
     data: Any = None,
     preprocess: Any = None,
+    calib: str | os.PathLike[str] | Table | None = None,
     method: str = "auto",
     limit: int | None = None,
     batch: int = 8,
@@ -109,7 +116,8 @@ def calibrate(
     allow_unusual_data: bool = False,
     reporter: Reporter = SILENT,
 ) -> CalibrateResult:
-    """Measure a model's INT8 scales on real inputs, in one pass, or take them from a TensorRT cache without any data.
+    """Measure a model's INT8 scales on real inputs, in one pass, or take them from an earlier measurement or a TensorRT
+    cache, without any data.
 
     The result is the same, to the bit, whatever the batch size, the order of the samples and the number of threads.
 
@@ -119,6 +127,8 @@ def calibrate(
         images: a folder of images, or a list of files; needs `preprocess`.
         data: arrays: .npz with one per input, .npy, a folder of them, or in memory; the first axis counts samples.
         preprocess: "imagenet", "efficientnet-lite", "yolo", a TOML file, a mapping or a `Preprocess`.
+        calib: a table of an earlier call for this model, instead of images or data: `method` chooses again from what was
+            counted then.
         method: "auto", "entropy", "mse", "minmax" or "percentile"; see `trtopt.calibration.thresholds.choose`.
         limit: use at most so many samples.
         batch: samples read at a time.
@@ -147,14 +157,14 @@ def calibrate(
     choice(device, DEVICES, "--device")
     overrides = tuple(map(Override.parse, precision_override))
     if output is not None:
-        check_writable(output, model, data, preprocess, import_cache)
+        check_writable(output, model, data, preprocess, import_cache, None if isinstance(calib, Table) else calib)
     if export_cache is not None:
         check_writable(export_cache, model, data, preprocess, import_cache, output)
     loaded = load_model(model)
     refuse_quantized(loaded)
     if import_cache is not None:
         chosen = None if method == "auto" else method
-        refuse_measuring(images=images, data=data, method=chosen, limit=limit, threads=threads)
+        refuse_measuring(images=images, data=data, calib=calib, method=chosen, limit=limit, threads=threads)
         imported, coverage, old, folded = load_import(
             import_cache, loaded, overrides=overrides, missing=missing, preprocess=preprocess, reporter=reporter
         )
@@ -165,6 +175,27 @@ def calibrate(
             exported = export(export_cache, loaded.proto, folded, imported, amax=old.amax, reporter=reporter)
         where, seconds = Path(output) if output is not None else None, time.monotonic() - started
         return CalibrateResult(imported, where, (), seconds, False, coverage=coverage, exported=exported)
+    if calib is not None:
+        refuse_measuring(
+            "--calib",
+            images=images,
+            data=data,
+            preprocess=preprocess,
+            limit=limit,
+            threads=threads,
+            device=None if device == "cpu" else device,
+        )
+        if not isinstance(calib, Table) and is_cache(calib):
+            raise UsageError(f"--calib {calib} is a TensorRT cache: give it as --import-cache {calib}")
+        earlier = calib if isinstance(calib, Table) else Table.load(calib)
+        prepared = prepare(loaded, overrides, reporter=reporter)
+        with reporter.phase("choosing thresholds"):
+            again = prepared.chosen_again(earlier, method)
+        notes, exported = _written(again, output, reporter), None
+        if export_cache is not None:
+            exported = export(export_cache, loaded.proto, prepared.proto, again, reporter=reporter)
+        where, seconds = Path(output) if output is not None else None, time.monotonic() - started
+        return CalibrateResult(again, where, (), seconds, True, notes, exported=exported)
     batches = open_data(
         loaded.inputs,
         images=images,
@@ -204,11 +235,7 @@ def calibrate(
             _remember(table, store, reporter)
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
     refuse(table.quality or {}, allow_unusual_data)
-    notes = data_notes(table)
-    for note in notes:
-        reporter.warn(note)
-    if output is not None:
-        table.save(output)
+    notes = _written(table, output, reporter)
     exported = None
     if export_cache is not None:
         exported = export(
@@ -216,6 +243,16 @@ def calibrate(
         )
     path = Path(output) if output is not None else None
     return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
+
+
+def _written(table: Table, output: str | os.PathLike[str] | None, reporter: Reporter) -> tuple[str, ...]:
+    """Say what is to say of its data, and write it if asked for."""
+    notes = data_notes(table)
+    for note in notes:
+        reporter.warn(note)
+    if output is not None:
+        table.save(output)
+    return notes
 
 
 def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], examined: Mapping[str, Any]) -> Table:

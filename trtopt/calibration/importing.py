@@ -373,17 +373,17 @@ def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
         raise problem
 
 
-def refuse_measuring(**given: Any) -> None:
+def refuse_measuring(source: str = "--import-cache", **given: Any) -> None:
     """Raise UsageError for what only measuring needs, beside an import.
 
     Args:
+        source: the option that scales come from.
         given: option → its value, None where it wasn't given.
     """
     extra = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
     if extra:
         raise UsageError(
-            f"--import-cache takes the scales as they are, without data: drop {', '.join(extra)}, or drop --import-cache to "
-            "measure them"
+            f"{source} takes what was measured before, without data: drop {', '.join(extra)}, or drop {source} to measure anew"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnx import ModelProto
@@ -96,6 +96,27 @@ class Prepared:
             preprocess=preprocess,
             skipped=tuple(skipped),
         )
+
+    def chosen_again(self, table: Table, method: str) -> Table:
+        """Thresholds by another method, from what an earlier table of this model counted.
+
+        Raises:
+            CalibrationError: it is of another model, lacks a tensor that is needed now, or holds no histograms.
+            UsageError: no such method.
+        """
+        lacking = [name for name in self.tensors if name not in table.tensors]
+        if table.model["fingerprint"] != self.fingerprint or lacking:
+            why = (
+                f"has nothing of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''}: it was made with other "
+                "--precision-override"
+                if table.model["fingerprint"] == self.fingerprint
+                else f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
+            )
+            raise CalibrationError(
+                f"the calibration table {why}; calibrate on real inputs: --images DIR, or --data F.npz"
+            )
+        kept = {name: table.tensors[name] for name in self.tensors}
+        return replace(table, tensors=kept, groups=self.groups, model=self.identity).with_method(method)
 
 
 def refuse_quantized(model: Model) -> None:

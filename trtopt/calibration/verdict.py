@@ -135,14 +135,20 @@ def _monotonous(table: Table, found: Facts) -> str:
     )
 
 
-def _moving(table: Table, found: Facts) -> str:
-    moves = found.get("convergence")
-    if not moves or moves["method"] != table.method or moves["mean"] <= MOVES:
+def foretold(table: Table) -> str:
+    """How far more samples would move thresholds, in a sentence; empty where that isn't known."""
+    moves = (table.quality or {}).get("convergence")
+    if not moves or moves["method"] != table.method:
         return ""
     return (
         f"another {moves['more']} samples like these would move thresholds by about {moves['mean']:.1%} on average "
-        f"({moves['most']:.0%} for {moves['tensor']!r}): {found['samples']} are too few, give more"
+        f"({moves['most']:.0%} for {moves['tensor']!r})"
     )
+
+
+def _moving(table: Table, found: Facts) -> str:
+    text = foretold(table)
+    return f"{text}: {found['samples']} are too few, give more" if text and found["convergence"]["mean"] > MOVES else ""
 
 
 def _costly_entropy(table: Table) -> str:

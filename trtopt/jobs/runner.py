@@ -113,7 +113,8 @@ def _gpus() -> Gpus:
 
 
 def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
-    """What a state folder holds of its jobs, by name; a run may be at work on it.
+    """What a state folder holds of its jobs, by name; a run may be at work on it. If none is, no job is running: those
+    that were when one was killed are pending.
 
     Raises:
         UsageError: it isn't a state folder.
@@ -121,7 +122,9 @@ def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
     folder = Path(state)
     if not (folder / "jobs").is_dir():
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
-    found = State(folder).jobs()
+    kept = State(folder)
+    found, stopped = kept.jobs(), not kept.at_work()
+    found = [item | {"state": "pending"} if stopped and item.get("state") == "running" else item for item in found]
     return JobsResult(tuple(JobResult.recorded(item, cached=True) for item in found), folder, 0, 0, 0.0)
 
 
@@ -440,6 +443,7 @@ class _Run:
             if job.name not in self.results:
                 internal = not isinstance(error, TrtoptError)
                 text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
+                text = text.replace("give another -o/--output", "make room, change output in the list, or give --state")
                 self._record(
                     job,
                     "failed",

@@ -20,6 +20,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -62,7 +63,7 @@ class State:
                 f"can't use the state folder {folder}: {error.strerror}; give another with --state"
             ) from error
         with lock:
-            if not _lock(lock):
+            if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
                 lock.seek(0)
                 raise UsageError(
                     f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end it, "
@@ -81,6 +82,16 @@ class State:
                 yield state
             finally:
                 shutil.rmtree(state.scratch, ignore_errors=True)
+
+    def at_work(self) -> bool:
+        """Whether a run holds the folder now; True, too, where that can't be asked."""
+        try:
+            with (self.folder / "lock").open("r+", encoding="utf-8") as lock:
+                return not _lock(lock)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
 
     def job(self, name: str) -> dict[str, Any]:
         """What is recorded of a job; {} for nothing that can be read."""
@@ -210,8 +221,8 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
     return content if isinstance(content, dict) and content.get("format") == kind else {}
 
 
-def _lock(file: IO[str]) -> bool:
-    """Take the lock that ends with this process; False if another holds it."""
+def _lock(file: IO[str], patience: float = 0.0) -> bool:
+    """Take the lock that ends with this process; False if another holds it, after so many seconds still."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -223,5 +234,8 @@ def _lock(file: IO[str]) -> bool:
 
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        if patience <= 0:
+            return False
+        time.sleep(0.1)
+        return _lock(file, patience - 0.1)
     return True
