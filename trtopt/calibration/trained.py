@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,7 @@ def producer_of(proto: ModelProto, feed: Mapping[str, NDArray[Any]], values: NDA
     names = [str(node.output[0]) for node in proto.graph.node if node.op_type == "Conv"][:4]
     scale = float(np.abs(values).max()) or 1.0
     for name in names:
-        found = _run(proto, name, [feed])[0]
+        found = next(_run(proto, name, [feed]))
         if found.shape == values.shape and float(np.abs(found - values).max()) < 1e-3 * scale:
             return name
     return None
@@ -114,10 +114,9 @@ def examine(proto: ModelProto, samples: Sequence[Mapping[str, NDArray[Any]]]) ->
     if tensor is None:
         return {"checked": False, "reason": "the model has no BatchNormalization, no record of one and no convolution"}
     try:
-        outputs = _run(proto, tensor, samples)
+        mean, std = _moments(_run(proto, tensor, samples))
     except (TrtoptError, ValueError) as error:
         return {"checked": False, "reason": f"the model's first layers can't be run alone: {str(error)[:200]}"}
-    mean, std = _moments(outputs)
     if known is None:
         return _raw_pixels(samples, tensor, std)
     if mean.shape != known.mean.shape:
@@ -198,18 +197,16 @@ def _constants(proto: ModelProto) -> dict[str, TensorProto]:
     return found
 
 
-def _run(proto: ModelProto, tensor: str, feeds: Sequence[Mapping[str, NDArray[Any]]]) -> list[NDArray[Any]]:
+def _run(proto: ModelProto, tensor: str, feeds: Iterable[Mapping[str, NDArray[Any]]]) -> Iterator[NDArray[Any]]:
     """`tensor` for each feed, from the part of the graph that it needs."""
     part = _upstream(proto, tensor)
     inputs = [value.name for value in part.graph.input]
     session = OnnxSession(part, threads=1)
-    outputs = []
     for feed in feeds:
         ready = {name: feed[name] for name in inputs}
         if session.batch is not None:  # a fixed batch: the sample as often as it takes
             ready = {name: np.resize(array, (session.batch, *array.shape[1:])) for name, array in ready.items()}
-        outputs.append(np.asarray(session(ready)[tensor], np.float64))
-    return outputs
+        yield session(ready)[tensor]
 
 
 def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
@@ -237,10 +234,14 @@ def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
     return part
 
 
-def _moments(outputs: Sequence[NDArray[Any]]) -> tuple[Floats, Floats]:
+def _moments(outputs: Iterable[NDArray[Any]]) -> tuple[Floats, Floats]:
     """Mean and standard deviation per channel (axis 1) over all of them."""
-    count = sum(item.size // item.shape[1] for item in outputs)
-    axes = [tuple(axis for axis in range(item.ndim) if axis != 1) for item in outputs]
-    mean = sum(item.sum(axis) for item, axis in zip(outputs, axes)) / count
-    square = sum((item**2).sum(axis) for item, axis in zip(outputs, axes)) / count
-    return np.asarray(mean), np.sqrt(np.maximum(square - mean**2, 0))
+    count, total, square = 0, np.zeros(()), np.zeros(())
+    for item in outputs:
+        axes = tuple(axis for axis in range(item.ndim) if axis != 1)
+        wide = np.asarray(item, np.float64)
+        count += wide.size // wide.shape[1]
+        total = total + wide.sum(axes)
+        square = square + (wide**2).sum(axes)
+    mean = total / count
+    return np.asarray(mean), np.sqrt(np.maximum(square / count - mean**2, 0))

@@ -42,13 +42,11 @@ class FoldReport:
 
     Attributes:
         before, after: number of nodes by operator.
-        rounds: passes until nothing changed.
         fingerprint: of the folded graph (`trtopt.graph.proto.fingerprint`).
     """
 
     before: dict[str, int]
     after: dict[str, int]
-    rounds: int
     fingerprint: str
 
     @property
@@ -83,13 +81,17 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     Raises:
         ModelError: a library failed on this model (its message is quoted), or the graph doesn't settle.
     """
-    before = _count(proto)
     heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
-    seen = [""]
     current = ModelProto()
     current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
+    del current.graph.value_info[:]
+    mark, settled = _judged(current, proto, proto) if heavy else ("", False)
+    if not settled:
+        current.graph.value_info.extend(proto.graph.value_info)  # it may know shapes that can't be inferred
     with reporter.phase("fold constants", None) as phase, _young_heap():
         for _ in range(ROUNDS):
+            if settled:
+                break
             try:
                 with _quiet():
                     for step in (_evaluate, _fuse):
@@ -100,24 +102,26 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
                 what = f"{type(error).__name__}: {str(error)[:300]}"
                 raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
             _restore(current, proto)
-            with ThreadPoolExecutor(1, "trtopt-fingerprint") as beside:
-                marking = beside.submit(fingerprint, current)
-                settled = heavy and _settled(current, proto)
-                mark = marking.result()
-            if mark in seen:
-                break
-            seen.append(mark)
+            earlier = mark
+            mark, settled = _judged(current, current, proto) if heavy else (fingerprint(current), False)
+            settled = settled or mark == earlier
             phase.advance()
-            if settled:
-                break
-    if mark != seen[-1]:
+    if not settled:
         raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
-    return current, FoldReport(before, _count(current), len(seen) - 1, mark)
+    return current, FoldReport(_count(proto), _count(current), mark)
+
+
+def _judged(current: ModelProto, proto: ModelProto, original: ModelProto) -> tuple[str, bool]:
+    """`current`'s fingerprint, and whether a round on `proto`, which is the same but for known shapes, would change nothing."""
+    with ThreadPoolExecutor(1, "trtopt-fingerprint") as beside:
+        marking = beside.submit(fingerprint, current)
+        settled = _settled(proto, original)
+        return marking.result(), settled
 
 
 def _settled(proto: ModelProto, original: ModelProto) -> bool:
-    """Whether another round would change nothing, where that can be told without the large weights: copying them takes longer
-    than all the rest of a round. False: perhaps."""
+    """Whether a round would change nothing, where that can be told without the large weights: copying them takes longer than
+    all the rest of a round. False: perhaps."""
     constants = {tensor.name for tensor in proto.graph.initializer}
     if any(node.input and constants.issuperset(node.input) for node in proto.graph.node):
         return False  # something is left to be computed from them
@@ -125,7 +129,10 @@ def _settled(proto: ModelProto, original: ModelProto) -> bool:
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=_NOWHERE)
+    known = list(light.graph.value_info)
+    del light.graph.value_info[:]  # no result has any
     before = light.SerializeToString(deterministic=True)
+    light.graph.value_info.extend(known)
     try:
         with _quiet():
             after = _fuse(_evaluate(light))
