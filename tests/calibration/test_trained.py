@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from skimage import data
 from test_quality import read, resized
 
-from trtopt.calibration.trained import KEY, SPREAD, examine, statistics
+from trtopt.calibration.trained import KEY, SPREAD, examine, first_layers, statistics
 from trtopt.graph.fold import fold
 from trtopt.recipes import package_file
 
@@ -132,6 +132,22 @@ def test_wrong_preprocessing_of_real_weights_is_told(lite0: ModelProto, name: st
     assert "--preprocess" in examine(lite0, fed("input", WRONG[name]))["warning"]
 
 
+@pytest.mark.parametrize("make", [with_norm, lambda: with_norm(trained=False), lambda: fold(with_norm())[0]])
+def test_the_first_layers_are_all_it_takes(make: Callable[[], ModelProto]) -> None:
+    model = make()
+    first = first_layers(model)
+    assert "Relu" not in {node.op_type for node in first.graph.node}
+    for name in ("0..255", "0..1"):
+        assert examine(first, fed("x", WRONG[name])) == examine(model, fed("x", WRONG[name]))
+
+
+def test_a_large_models_first_layers_are_small(lite0: ModelProto) -> None:
+    first = first_layers(lite0)
+    assert first.ByteSize() < lite0.ByteSize() / 100
+    for name in WRONG:
+        assert examine(first, fed("input", WRONG[name])) == examine(lite0, fed("input", WRONG[name]))
+
+
 def test_a_damaged_record_is_no_record(lite0: ModelProto) -> None:
     for text in ("{", "[]", '{"tensor": "nowhere", "mean": [0], "std": [1], "source": "x"}'):
         model = ModelProto()
@@ -145,7 +161,8 @@ def test_what_cannot_be_looked_at_is_said() -> None:
     model = with_norm()
     del model.graph.node[:2]
     model.graph.node[0].input[0] = "x"
-    assert "no BatchNormalization" in examine(model, fed("x", RIGHT))["reason"]
+    for part in (model, first_layers(model)):
+        assert "no BatchNormalization" in examine(part, fed("x", RIGHT))["reason"]
 
 
 def test_a_fixed_batch_is_filled() -> None:

@@ -23,7 +23,7 @@ from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import is_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
-from trtopt.calibration.trained import examine
+from trtopt.calibration.trained import examine, first_layers
 from trtopt.calibration.verdict import facts, foretold, refuse, refuse_early, warnings
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
@@ -208,6 +208,8 @@ def calibrate(
     )
     check_enough(batches)
     prepared = prepare(loaded, overrides, reporter=reporter)
+    first, parsed = first_layers(loaded.proto), loaded.proto if export_cache is not None else None
+    del loaded  # a copy of all weights
     described = None if batches.preprocess is None else batches.preprocess.describe()
     engine = None if device == "cpu" else partial(TorchEngine, device=device)
     identity = None if device == "cpu" else engine_identity(device)
@@ -227,7 +229,7 @@ def calibrate(
         found = facts(survey)
         refuse(found, allow_unusual_data)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
-            examining = beside.submit(examine, loaded.proto, [feed for _, feed in sorted(survey.probes.items())])
+            examining = beside.submit(examine, first, [feed for _, feed in sorted(survey.probes.items())])
             table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
             table = with_quality(table, seen, found, examining.result())
         table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
@@ -237,9 +239,9 @@ def calibrate(
     refuse(table.quality or {}, allow_unusual_data)
     notes = _written(table, output, reporter)
     exported = None
-    if export_cache is not None:
+    if export_cache is not None and parsed is not None:
         exported = export(
-            export_cache, loaded.proto, prepared.proto, table, batches=batches, threads=threads, reporter=reporter
+            export_cache, parsed, prepared.proto, table, batches=batches, threads=threads, reporter=reporter
         )
     path = Path(output) if output is not None else None
     return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)

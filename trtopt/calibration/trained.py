@@ -97,6 +97,17 @@ def producer_of(proto: ModelProto, feed: Mapping[str, NDArray[Any]], values: NDA
     return None
 
 
+def first_layers(proto: ModelProto) -> ModelProto:
+    """All that `examine` needs of a model, so that the rest with its weights needn't be kept until then."""
+    known = statistics(proto)
+    tensor = known.tensor if known else _first_convolution(proto)
+    norms = (node for node in proto.graph.node if node.op_type == "BatchNormalization" and node.input[0] == tensor)
+    norm = next(norms, None)
+    part = ModelProto() if tensor is None else _upstream(proto, tensor if norm is None else str(norm.output[0]))
+    part.metadata_props.extend(proto.metadata_props)
+    return part
+
+
 def examine(proto: ModelProto, samples: Sequence[Mapping[str, NDArray[Any]]]) -> dict[str, Any]:
     """Compare samples with what the model was trained on.
 
