@@ -47,15 +47,15 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     plan = tmp_path / "net.engine"
     plan.write_bytes(b"plan")
     opened: weakref.WeakSet[Session] = weakref.WeakSet()  # some tests let go of theirs
-    monkeypatch.setattr("trtopt.session.probe", lambda: Probe((info,), (12, 4)))
-    monkeypatch.setattr("trtopt.session.Device", lambda ordinal: Device(functions=cuda, info=info))
+    monkeypatch.setattr("trtopt.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
+    monkeypatch.setattr("trtopt.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
 
     def start(engine: FakeEngine, **options: Any) -> Session:
         def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
             return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator), engine, None, Messages())
 
         generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
-        monkeypatch.setattr("trtopt.session.select", lambda backend: generation)
+        monkeypatch.setattr("trtopt.gpu_engine.select", lambda backend: generation)
         session = Session(plan, **options)
         opened.add(session)
         return session

@@ -146,10 +146,10 @@ def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> N
 def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Session]]:
     """int8: 0.25 ms and some noise on y = 2 x; fp16: 0.75 ms, exact, and FP16 inputs. Two profiles."""
     info = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
-    monkeypatch.setattr("trtopt.session.probe", lambda: Probe((info,), (12, 4)))
+    monkeypatch.setattr("trtopt.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
     opened: dict[str, Session] = {}
     cuda = FakeCuda()
-    monkeypatch.setattr("trtopt.session.Device", lambda ordinal: Device(functions=cuda, info=info))
+    monkeypatch.setattr("trtopt.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
 
     class Allocator:
         pass
@@ -170,7 +170,7 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
         generation = SimpleNamespace(
             family="tensorrt8", product="TensorRT", version="8.6.0", load=lambda *_, loaded=loaded, **__: loaded
         )
-        monkeypatch.setattr("trtopt.session.select", lambda backend, generation=generation: generation)
+        monkeypatch.setattr("trtopt.gpu_engine.select", lambda backend, generation=generation: generation)
         plan = tmp_path / f"{name}.engine"
         plan.write_bytes(b"plan")
         opened[name] = Session(plan, contexts=1)

@@ -721,7 +721,7 @@ def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: O
 
 def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "net.engine").write_bytes(b"plan")
-    monkeypatch.setattr("trtopt.session.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    monkeypatch.setattr("trtopt.gpu_engine.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
     with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
         Session(tmp_path / "net.engine")
 

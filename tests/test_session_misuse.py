@@ -29,8 +29,9 @@ from fake_session import (
 )
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
+from trtopt.gpu_engine import _check_gpu
 from trtopt.runtime.device import DeviceInfo
-from trtopt.session import Session, _check_gpu
+from trtopt.session import Session
 
 
 @pytest.fixture
@@ -352,7 +353,7 @@ def test_a_service_runs_without_a_place_for_kernels(
 
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
-    monkeypatch.setattr("trtopt.session.select", lambda backend: rtx)
+    monkeypatch.setattr("trtopt.gpu_engine.select", lambda backend: rtx)
     for _ in range(2):
         session = Session(tmp_path / "net.engine")
         check_run(session, inputs_of(2))
@@ -362,7 +363,7 @@ def test_a_service_runs_without_a_place_for_kernels(
                 def full(path: Path, content: bytes) -> None:
                     raise OutputError(f"can't write {path}: no space left on device")
 
-                patch.setattr("trtopt.session.write_bytes", full)
+                patch.setattr("trtopt.gpu_engine.write_bytes", full)
             session.close()
         assert (trouble == "none") == (not session.notes), session.notes
         assert all("kernels are compiled again" in note for note in session.notes)

@@ -228,7 +228,7 @@ def test_close_finishes_or_cancels_what_waits(
 
 
 def test_it_never_engages_by_itself(lite0: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.session.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    monkeypatch.setattr("trtopt.gpu_engine.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
     with pytest.raises(DeviceError, match=r"no NVIDIA driver.*backend='onnxruntime'"):
         Session(lite0 / "fp16.engine")
 

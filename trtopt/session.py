@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -25,23 +23,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.bound import Bound
-from trtopt.data.decoding import decode
+from trtopt.data.decoding import pixels
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
-from trtopt.files import cache_folder, existing_file, sha256_json, write_bytes
+from trtopt.errors import DeviceError, EngineError, UsageError
+from trtopt.files import existing_file
+from trtopt.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
 from trtopt.runtime.arrays import gpu_of, view
 from trtopt.runtime.bindings import Source
-from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.runtime.fixed import fix
 from trtopt.runtime.lane import Lane, check_out
-from trtopt.runtime.memory import Memory
-from trtopt.runtime.tensors import Profile, Shape, Signature, check_array, check_mapping, signature, x
+from trtopt.runtime.tensors import Profile, Shape, check_array, check_mapping, x
 from trtopt.runtime.timing import Timing, time_lane
 from trtopt.runtime.turns import CLOSED, Turns
 from trtopt.spec import TensorInfo, choice, parse_size
-from trtopt.trt import Generation, LoadedEngine, plan_header, select
 
 _PLAIN = {np.ndarray}
 BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
@@ -105,7 +101,8 @@ class Session:
         devices: several GPUs ("all", or their numbers): calls go to whichever is free; instead of `device`.
         backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
             that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
-        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed.
+        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Threads beyond
+            that only wait, for Python's GIL too: 16 on 8 contexts gave 0.6 times the calls of 8 (H200, EfficientNet-Lite0).
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
@@ -145,13 +142,13 @@ class Session:
         self.notes: list[str] = []
         self._process = os.getpid()
         self._queue = queue
-        self._gpus: list[_Gpu] = []
+        self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
             self._open_onnx(contexts)
         else:
-            self._open_gpus([device] if devices is None else _ordinals(devices), backend, contexts, graphs)
+            self._open_gpus([device] if devices is None else ordinals(devices), backend, contexts, graphs)
         self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
         self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
@@ -184,27 +181,8 @@ class Session:
         self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
 
     def _open_gpus(self, ordinals: Sequence[int], backend: str, contexts: int, graphs: int) -> None:
-        found = probe()
-        if not found:
-            raise DeviceError(
-                f"running {self.engine.name} needs an NVIDIA GPU: {found.reason}. To develop without one, ask for the graph "
-                "that build --save-onnx kept, on the CPU: backend='onnxruntime' (trtopt run … --backend onnxruntime); it is "
-                "never taken by itself"
-            )
-        plan = self.engine.read_bytes()
-        header = plan_header(plan)
-        if backend == "auto" and header is not None:
-            backend = "rtx" if header.product == "TensorRT-RTX" else "tensorrt"
-        generation = select(backend)
-        self.backend = generation.family
-        if self.manifest is not None:
-            self._check_manifest(self.manifest, generation)
-        for ordinal in ordinals:
-            device = Device(ordinal)
-            if self.manifest is not None:
-                _check_gpu(self.manifest, device.info, self.engine)
-            self._gpus.append(_Gpu(device, generation, plan, self.engine, graphs, self._limit))
-            self.notes += self._gpus[-1].notes
+        self.backend, self._gpus = open_gpus(self.engine, self.manifest, ordinals, backend, graphs, self._limit)
+        self.notes += [note for gpu in self._gpus for note in gpu.notes]
         self._signature = self._gpus[0].signature
         if not self._gpus[0].shares:
             contexts = 1
@@ -216,20 +194,6 @@ class Session:
             lambda number: self._gpus[number % len(self._gpus)].lane(), contexts * len(self._gpus), owned=True
         )
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
-
-    def _check_manifest(self, manifest: Manifest, generation: Generation) -> None:
-        made = manifest.generation
-        if made["family"] != generation.family:
-            raise EngineMismatch(
-                f"{self.engine} was built by {made['product']} {made['version']}, here is {generation.product} "
-                f"{generation.version}: build it again here, or install that one"
-            )
-        if made["version"] != generation.version and not manifest.spec.get("version_compatible"):
-            raise EngineMismatch(
-                f"{self.engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
-                "again here, or with --version-compatible"
-            )
-        manifest.check_plan(self.engine)
 
     # Running -------------------------------------------------------------------------------------------------------
 
@@ -461,9 +425,10 @@ class Session:
             raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
         one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
         if one or not isinstance(images, Iterable):
-            raise UsageError(f"images is {_said(images)}; a list is needed, for one image too: run_images([image])")
+            said = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+            raise UsageError(f"images is {said}; a list is needed, for one image too: run_images([image])")
         prepare = self.preprocess.fitted(self.inputs[0])
-        samples = [prepare(_pixels(image, index)) for index, image in enumerate(images)]
+        samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")
         prepared = np.stack(samples)
@@ -628,98 +593,6 @@ class Session:
             )
 
 
-class _Gpu:
-    """An engine on one GPU: its weights, and what lanes are made of."""
-
-    def __init__(
-        self, device: Device, generation: Generation, plan: bytes, path: Path, graphs: int, limit: int | None
-    ) -> None:
-        self.device, self._graphs = device, graphs
-        device.use()
-        self.notes: list[str] = []
-        self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
-        self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept)
-        self.signature: Signature = signature(self._loaded.engine)
-        self.memory = Memory(device, limit)
-        self.shares = not self.signature.dynamic or self._second_context()
-
-    def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
-        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
-        try:
-            store = _cache_file(plan, self.device.info)
-            return store, store.read_bytes() if store.is_file() else None
-        except (OSError, OutputError) as error:
-            self.notes.append(f"kernels are compiled again in every process: {error}")
-            return None, None
-
-    def _second_context(self) -> bool:
-        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
-        loaded = self._loaded
-        assert loaded is not None
-        with self.memory.gpu(loaded.scratch_bytes) as scratch:
-            contexts = [loaded.context(scratch.handle, scratch.nbytes) for _ in range(2)]
-            shares = loaded.shares_profiles(contexts[1])
-            contexts.clear()
-        return shares
-
-    def lane(self) -> Lane:
-        self.device.use()
-        if self._loaded is None:
-            raise DeviceError(CLOSED)
-        return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
-
-    def close(self) -> list[str]:
-        """Let go of the engine; what went wrong with keeping its kernels."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None and self._store is not None and (cache := loaded.runtime_cache()):
-            try:
-                write_bytes(self._store, cache)
-            except OutputError as error:
-                return [f"kernels are compiled again in the next process: {error}"]
-        return []
-
-
-def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
-    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
-    import hashlib
-
-    key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
-    return cache_folder("rtx") / f"{sha256_json(key)}.cache"
-
-
-def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
-    here = f"sm{info.compute_capability}"
-    if manifest.targets and here not in manifest.targets and manifest.generation["family"] == "rtx":
-        raise EngineMismatch(
-            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with --target {here}"
-        )
-    built = manifest.generation.get("gpu")
-    made = re.search(r"\(sm(\d+),", str(built))
-    if manifest.targets or made is None:
-        return
-    level = manifest.spec.get("hardware_compatibility", "none")
-    if level == "ampere_plus":
-        if info.compute_capability < 80:
-            raise EngineMismatch(
-                f"{engine} was built for sm80 and later (--hardware-compatibility ampere_plus, on {built}); GPU "
-                f"{info.ordinal} is {info}: build it here"
-            )
-    elif int(made[1]) != info.compute_capability:
-        raise EngineMismatch(
-            f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
-            "--hardware-compatibility ampere_plus"
-        )
-
-
-def _ordinals(devices: str | Sequence[int]) -> list[int]:
-    if devices == "all":
-        return [info.ordinal for info in probe().devices] or [0]
-    numbers = not isinstance(devices, str) and all(isinstance(number, int) for number in devices)
-    if not numbers or not devices or len(set(devices)) != len(devices):
-        raise UsageError(f"devices is {devices!r}; 'all' or different GPU numbers are needed, such as [0, 1]")
-    return [int(number) for number in devices]
-
-
 def _bytes(memory: str | int | None) -> int | None:
     """A limit in bytes."""
     try:
@@ -731,10 +604,6 @@ def _bytes(memory: str | int | None) -> int | None:
     if limit is not None and limit < 1:
         raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
     return limit
-
-
-def _said(value: Any) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def _wake(called: asyncio.Future[None]) -> None:
@@ -758,24 +627,3 @@ def stream_handle(stream: Any) -> int:
     if protocol is not None:
         return int(protocol()[1]) or 1
     raise UsageError(f"stream is {type(stream).__name__}; a CUDA stream's handle or a torch or CuPy stream is needed")
-
-
-def _pixels(image: Any, index: int) -> NDArray[np.uint8]:
-    if isinstance(image, np.ndarray):
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise UsageError(f"image {index} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
-        return image
-    if isinstance(image, (bytes, bytearray, memoryview)):
-        content, name = bytes(image), f"image {index}"
-    elif not isinstance(image, (str, os.PathLike)):
-        raise UsageError(
-            f"image {index} is {type(image).__name__}; a path, an encoded image as bytes, or a uint8 array height x width x 3 "
-            "in RGB is needed"
-        )
-    else:
-        name = str(image)
-        content = existing_file(image, "the image").read_bytes()
-    found = decode(content)
-    if isinstance(found, str):
-        raise DataError(f"{name}: {found}")
-    return found

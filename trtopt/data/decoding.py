@@ -1,16 +1,18 @@
-"""An image file's content as pixels, or why not. The decoders' own words never reach stderr."""
+"""An image, or its file's content, as pixels, or why not. The decoders' own words never reach stderr."""
 
 from __future__ import annotations
 
 import functools
 import io
+import os
 import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import require
+from trtopt.errors import DataError, UsageError, require
+from trtopt.files import existing_file
 
 _PIXELS = 1 << 30  # OpenCV's limit as well: a few damaged bytes may claim any size
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -134,3 +136,30 @@ def _png_chunks(content: bytes) -> bytes | str:
             return b"".join(kept)
         at = end
     return "a PNG cut off before its end"
+
+
+def pixels(image: Any, index: int) -> NDArray[np.uint8]:
+    """Height × width × 3 in RGB, from a path, an encoded image, or such an array; `index` names it in messages.
+
+    Raises:
+        UsageError: it is nothing of that kind.
+        DataError: it can't be decoded.
+    """
+    if isinstance(image, np.ndarray):
+        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+            raise UsageError(f"image {index} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
+        return image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        content, name = bytes(image), f"image {index}"
+    elif not isinstance(image, (str, os.PathLike)):
+        raise UsageError(
+            f"image {index} is {type(image).__name__}; a path, an encoded image as bytes, or a uint8 array height x width x 3 "
+            "in RGB is needed"
+        )
+    else:
+        name = str(image)
+        content = existing_file(image, "the image").read_bytes()
+    found = decode(content)
+    if isinstance(found, str):
+        raise DataError(f"{name}: {found}")
+    return found

@@ -18,7 +18,6 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,15 +81,13 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         ModelError: a library failed on this model (its message is quoted), or the graph doesn't settle.
     """
     heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
-    current = ModelProto()
-    current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
-    del current.graph.value_info[:]
-    mark, settled = _judged(current, proto, proto) if heavy else ("", False)
-    if not settled:
-        current.graph.value_info.extend(proto.graph.value_info)  # it may know shapes that can't be inferred
     with reporter.phase("fold constants", None) as phase, _young_heap():
+        result = _lightly(proto) if heavy else None
+        current, mark = ModelProto(), ""
+        if result is None:
+            current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
         for _ in range(ROUNDS):
-            if settled:
+            if result is not None:
                 break
             try:
                 with _quiet():
@@ -102,44 +99,49 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
                 what = f"{type(error).__name__}: {str(error)[:300]}"
                 raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
             _restore(current, proto)
-            earlier = mark
-            mark, settled = _judged(current, current, proto) if heavy else (fingerprint(current), False)
-            settled = settled or mark == earlier
+            earlier, mark = mark, fingerprint(current)
+            result = current if mark == earlier else _lightly(current, proto) if heavy else None
             phase.advance()
-    if not settled:
+    if result is None:
         raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
-    return current, FoldReport(_count(proto), _count(current), mark)
+    if result is not current:
+        mark = fingerprint(result)
+    return result, FoldReport(_count(proto), _count(result), mark)
 
 
-def _judged(current: ModelProto, proto: ModelProto, original: ModelProto) -> tuple[str, bool]:
-    """`current`'s fingerprint, and whether a round on `proto`, which is the same but for known shapes, would change nothing."""
-    with ThreadPoolExecutor(1, "trtopt-fingerprint") as beside:
-        marking = beside.submit(fingerprint, current)
-        settled = _settled(proto, original)
-        return marking.result(), settled
+def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProto | None:
+    """`proto` folded without its large weights, which only follow their names: copying them takes longer than all the rest.
 
-
-def _settled(proto: ModelProto, original: ModelProto) -> bool:
-    """Whether a round would change nothing, where that can be told without the large weights: copying them takes longer than
-    all the rest of a round. False: perhaps."""
-    constants = {tensor.name for tensor in proto.graph.initializer}
-    if any(node.input and constants.issuperset(node.input) for node in proto.graph.node):
-        return False  # something is left to be computed from them
+    None: that needs to know what is in them, or leaves something that may be computed from them.
+    """
     light = skeleton(proto, LARGE, external=_NOWHERE)
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=_NOWHERE)
-    known = list(light.graph.value_info)
-    del light.graph.value_info[:]  # no result has any
-    before = light.SerializeToString(deterministic=True)
-    light.graph.value_info.extend(known)
+    before, now = b"", b"-"
     try:
         with _quiet():
-            after = _fuse(_evaluate(light))
+            for _ in range(ROUNDS):
+                light = _fuse(_evaluate(light))
+                _restore(light, original or proto)
+                before, now = now, light.SerializeToString(deterministic=True)
+                if now == before:
+                    break
     except Exception:  # it looked into a weight
-        return False
-    _restore(after, original)
-    return bool(after.SerializeToString(deterministic=True) == before)
+        return None
+    constants = {tensor.name for tensor in light.graph.initializer}
+    computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
+    if now != before or any(node.input and constants.issuperset(node.input) for node in computed):
+        return None
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in light.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            if tensor.name not in weights or tensor.dims != weights[tensor.name].dims:
+                return None
+            tensor.CopyFrom(weights[tensor.name])
+            del tensor.metadata_props[:]
+            tensor.ClearField("doc_string")
+    return light
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
