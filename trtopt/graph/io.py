@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,7 @@ from trtopt.spec import TensorInfo
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
+_MAPPED = 1 << 20  # bytes: files of this size or more are mapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,22 +127,30 @@ def _parse(path: Path) -> ModelProto:
                 f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            start = file.read(_MAPPED)
+            if len(start) == _MAPPED and path.is_file():  # in place: read first, the weights would lie in memory twice
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                    return _parsed(view, start, path, size)
+            return _parsed(start + file.read(), start, path, size)
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
-    if not content:
+
+
+def _parsed(content: bytes | memoryview, start: bytes, path: Path, size: int) -> ModelProto:
+    if not start:
         raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
     proto = ModelProto()
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
         raise InvalidModel(
-            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content)}; "
+            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(start)}; "
             "compare its size with the original and copy or export it again"
         ) from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise InvalidModel(
-            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content)}; "
+            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(start)}; "
             "export or copy it again"
         )
     return proto
