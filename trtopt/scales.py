@@ -11,6 +11,7 @@ from typing import Any
 from trtopt.calibration.calibrator import calibrate, check_enough
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
+from trtopt.calibration.verdict import costly_entropy
 from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import UsageError
@@ -91,6 +92,8 @@ class Scales:
             table = given if isinstance(given, Table) else Table.load(existing_file(given, "the calibration table"))
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
+                if note := costly_entropy(table):
+                    reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
         if spec.precision is not Precision.FP8 or self.method != "auto":
             return table

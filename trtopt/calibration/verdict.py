@@ -119,7 +119,7 @@ def warnings(table: Table) -> tuple[str, ...]:
     said.append(_monotonous(table, found))
     said.append((found.get("preprocessing") or {}).get("warning", ""))
     said.append(_moving(table, found))
-    said.append(_costly_entropy(table))
+    said.append(costly_entropy(table))
     return tuple(filter(None, said))
 
 
@@ -151,7 +151,8 @@ def _moving(table: Table, found: Facts) -> str:
     return f"{text}: {found['samples']} are too few, give more" if text and found["convergence"]["mean"] > MOVES else ""
 
 
-def _costly_entropy(table: Table) -> str:
+def costly_entropy(table: Table) -> str:
+    """A warning where the table's entropy thresholds clip more than they gain; empty where they don't."""
     if table.method != "entropy":
         return ""
     worse = []
