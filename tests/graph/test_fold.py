@@ -84,6 +84,15 @@ def test_a_heavy_model_is_folded_without_its_weights_where_they_do_not_matter(
     assert max(rounds) < weight.nbytes
 
 
+def test_large_weights_of_one_shape_are_not_taken_for_each_other() -> None:
+    nodes = [node("MatMul", "x first", "q"), node("MatMul", "x second", "k"), node("Sub", "q k", "y")]
+    weights = {name: values(256, 256, seed=seed) for seed, name in enumerate(("first", "second", "unused"))}
+    proto = model(nodes, inputs={"x": ["batch", 256]}, weights=weights)
+    result = folded(proto)
+    assert {item.name for item in result.graph.initializer} == {"first", "second"}
+    same_outputs(proto, result, {"x": values(3, 256)})
+
+
 @pytest.fixture(scope="module")
 def raw_lite0(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
     """EfficientNet-Lite0 with real weights, exported with its 17 dynamic Pad chains and 49 BatchNormalizations."""

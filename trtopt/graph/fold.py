@@ -112,12 +112,14 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
 def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProto | None:
     """`proto` folded without its large weights, which only follow their names: copying them takes longer than all the rest.
 
-    None: that needs to know what is in them, or leaves something that may be computed from them.
+    None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light = skeleton(proto, LARGE, external=_NOWHERE)
+    light, large = skeleton(proto, LARGE, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            tensor.external_data.add(key="location", value=_NOWHERE)
+            tensor.external_data.add(key="location", value=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
+            large.append((tensor.name, *tensor.dims))
+    large.sort()
     before, now = b"", b"-"
     try:
         with _quiet():
@@ -133,14 +135,14 @@ def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProt
     computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
     if now != before or any(node.input and constants.issuperset(node.input) for node in computed):
         return None
+    left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    if sorted((tensor.name, *tensor.dims) for tensor in left) != large:  # was one taken for another's copy?
+        return None
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for tensor in light.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            if tensor.name not in weights or tensor.dims != weights[tensor.name].dims:
-                return None
-            tensor.CopyFrom(weights[tensor.name])
-            del tensor.metadata_props[:]
-            tensor.ClearField("doc_string")
+    for tensor in left:
+        tensor.CopyFrom(weights[tensor.name])
+        del tensor.metadata_props[:]
+        tensor.ClearField("doc_string")
     return light
 
 
