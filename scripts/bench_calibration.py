@@ -43,6 +43,7 @@ INTRODUCTION = """\
 
 {today}, {cpu}, {threads} cores, Python {python}, {versions}; `scripts/bench_calibration FILE`.
 Each figure is the best of {rounds} runs (peers: of two), which take turns, each in a process of its own; imports don't count.
+Every run but the peers', which take long, is made twice in a row, and the second counts: then memory is at hand.
 
 {samples} crops of real photos, decoded and prepared before (arrays in a file), in torchvision's models with random weights;
 entropy everywhere. **trtopt**: the whole `calibrate()` from the model's file to the table, folding, opening the data and
@@ -249,6 +250,8 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
         for job in own + (peers if number < PEER_ROUNDS else []):
             print(f"round {number + 1} of {rounds}: {' '.join(map(str, job))}", file=sys.stderr, flush=True)
             try:
+                if job in own:  # a virtual machine's host takes back memory that wasn't used lately, and gives it again slowly
+                    run(folder, *job)
                 best[job].take(run(folder, *job))
             except RuntimeError as error:
                 if job not in peers:
