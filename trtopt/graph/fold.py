@@ -4,7 +4,8 @@ Two libraries share the work, because neither does all of it (measured on the te
 and shape arithmetic with ONNX's reference evaluator, so the result doesn't depend on ONNX Runtime being there, but
 leaves BatchNormalization behind a Pad, Conv + Add and partly known shapes; onnxslim fuses those, but folds constants
 only with ONNX Runtime and misses CastLike and Expand (17 Pads and 49 BatchNormalizations stay in a raw
-EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent.
+EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent. What both cost is mostly
+copying weights, which few models need: heavy ones are folded without first (ResNet-50: 0.35 s instead of 1.3 to 2.0).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
 """
