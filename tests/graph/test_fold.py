@@ -18,7 +18,7 @@ from onnx import ModelProto, helper
 from trtopt.graph.compare import OnnxSession, difference
 from trtopt.graph.fold import _evaluate, fold
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import all_nodes, fingerprint
+from trtopt.graph.proto import LARGE, all_nodes, fingerprint
 
 
 def bytes_of(proto: ModelProto) -> bytes:
@@ -46,6 +46,7 @@ def folded(proto: ModelProto) -> ModelProto:
     assert bytes_of(fold(result)[0]) == bytes_of(result), "folding again changes the bytes"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trtopt.graph.fold.HEAVY", 0)  # without its large weights, as far as that goes
+        patch.setattr("trtopt.graph.fold.APART", LARGE)
         assert bytes_of(fold(proto)[0]) == bytes_of(result), "a heavy model folds otherwise"
         assert bytes_of(fold(result)[0]) == bytes_of(result), "folding a heavy model again changes the bytes"
     names = [item.name for item in result.graph.node]
@@ -75,6 +76,7 @@ def test_a_heavy_model_is_folded_without_its_weights_where_they_do_not_matter(
     chain.append(node("Mul", "a scale", "y") if fused else node("Neg", "c", "y"))
     proto = model(chain, inputs={"x": [1, 64, 8, 8]}, weights={"w": weight, "scale": values(64, 1, 1)})
     monkeypatch.setattr("trtopt.graph.fold.HEAVY", 0)
+    monkeypatch.setattr("trtopt.graph.fold.APART", LARGE)
     monkeypatch.setattr("trtopt.graph.fold._evaluate", evaluate)
     result, _ = fold(proto)
     assert operators(result) == ({"Conv"} if fused else {"Conv", "Relu", "Neg"})

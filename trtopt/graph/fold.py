@@ -25,12 +25,15 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import LARGE, all_nodes, fingerprint, infer_shapes, skeleton, tensor_size
+from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes, skeleton, tensor_size
 from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
 HEAVY = 32 << 20  # bytes of weights that are worth the time that finding their forgotten copies takes
+APART = (
+    1 << 20
+)  # bytes: larger weights are left out at first; smaller ones are cheap to copy, and looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
@@ -115,7 +118,7 @@ def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProt
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light, large = skeleton(proto, LARGE, external=_NOWHERE), list[tuple[str | int, ...]]()
+    light, large = skeleton(proto, APART, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
