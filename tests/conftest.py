@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from fake_session import FakeCuda, Open
     from world import World
 
 
@@ -17,6 +18,22 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Capture
     monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
     return World(tmp_path, monkeypatch, capfd)
+
+
+@pytest.fixture
+def cuda() -> Iterator[FakeCuda]:
+    """A fake CUDA of which everything must be freed at the end."""
+    from fake_session import checked_cuda
+
+    yield from checked_cuda()
+
+
+@pytest.fixture
+def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens sessions on a fake engine; closes them at the end."""
+    from fake_session import opening
+
+    yield from opening(cuda, tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,8 @@ import ctypes
 import gc
 import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,20 +16,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "runtime"))
-from fake_cuda import FakeCuda, FakeEngine
 from fake_session import (
+    FakeCuda,
+    FakeEngine,
     OnGpu,
     Open,
     adding_engine,
     busy,
     check_run,
-    checked_cuda,
     in_threads,
     inputs_of,
     large_engine,
-    opening,
 )
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
@@ -40,16 +35,6 @@ from trtopt.runtime.device import Held, Probe
 from trtopt.runtime.turns import Turns
 from trtopt.session import Session, stream_handle
 from trtopt.spec import ShapeRange, TensorInfo
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
-    yield from checked_cuda()
-
-
-@pytest.fixture
-def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    yield from opening(cuda, tmp_path, monkeypatch)
 
 
 def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:

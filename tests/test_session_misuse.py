@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,27 +21,14 @@ from fake_session import (
     adding_engine,
     busy,
     check_run,
-    checked_cuda,
     inputs_of,
     large_engine,
-    opening,
 )
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
 from trtopt.gpu_engine import _check_gpu
 from trtopt.runtime.device import DeviceInfo
 from trtopt.session import Session
-
-
-@pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
-    yield from checked_cuda()
-
-
-@pytest.fixture
-def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    yield from opening(cuda, tmp_path, monkeypatch)
-
 
 # Arguments -------------------------------------------------------------------------------------------------------
 
