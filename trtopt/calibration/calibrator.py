@@ -156,6 +156,7 @@ def calibrate(
     choice(missing, MISSING, "--missing")
     choice(device, DEVICES, "--device")
     overrides = tuple(map(Override.parse, precision_override))
+    where = None if output is None else Path(output)
     if output is not None:
         check_writable(output, model, data, preprocess, import_cache, None if isinstance(calib, Table) else calib)
     if export_cache is not None:
@@ -173,8 +174,9 @@ def calibrate(
             imported.save(output)
         if export_cache is not None:
             exported = export(export_cache, loaded.proto, folded, imported, amax=old.amax, reporter=reporter)
-        where, seconds = Path(output) if output is not None else None, time.monotonic() - started
-        return CalibrateResult(imported, where, (), seconds, False, coverage=coverage, exported=exported)
+        return CalibrateResult(
+            imported, where, (), time.monotonic() - started, False, coverage=coverage, exported=exported
+        )
     if calib is not None:
         refuse_measuring(
             "--calib",
@@ -194,8 +196,7 @@ def calibrate(
         notes, exported = _written(again, output, reporter), None
         if export_cache is not None:
             exported = export(export_cache, loaded.proto, prepared.proto, again, reporter=reporter)
-        where, seconds = Path(output) if output is not None else None, time.monotonic() - started
-        return CalibrateResult(again, where, (), seconds, True, notes, exported=exported)
+        return CalibrateResult(again, where, (), time.monotonic() - started, True, notes, exported=exported)
     batches = open_data(
         loaded.inputs,
         images=images,
@@ -243,8 +244,7 @@ def calibrate(
         exported = export(
             export_cache, parsed, prepared.proto, table, batches=batches, threads=threads, reporter=reporter
         )
-    path = Path(output) if output is not None else None
-    return CalibrateResult(table, path, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
+    return CalibrateResult(table, where, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
 
 
 def _written(table: Table, output: str | os.PathLike[str] | None, reporter: Reporter) -> tuple[str, ...]:

@@ -30,10 +30,9 @@ from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
-HEAVY = 32 << 20  # bytes of weights that are worth the time that finding their forgotten copies takes
-APART = (
-    1 << 20
-)  # bytes: larger weights are left out at first; smaller ones are cheap to copy, and looked into more often
+# Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
+HEAVY = 32 << 20
+APART = 1 << 20  # bytes: what is left out; smaller weights are cheap to copy, and looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself

@@ -13,7 +13,7 @@ from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Lane, check_shape
+from trtopt.runtime.lane import Lane, check_shape, wanted_on_host
 from trtopt.runtime.tensors import Shape
 
 _Copies = list[tuple[NDArray[Any], NDArray[Any]]]  # to, from
@@ -113,9 +113,7 @@ def _inputs(
     for tensor, array, target in zip(lane.signature.inputs, arrays, staging):
         if isinstance(array, View):
             if tensor.on_host:
-                raise UsageError(
-                    f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
-                )
+                raise wanted_on_host(tensor)
             makers |= {1, array.stream or 1}
             lane.order(array, own)
             places.append(array.address)

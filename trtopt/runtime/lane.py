@@ -172,9 +172,7 @@ class Lane:
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
                 if tensor.on_host:
-                    raise UsageError(
-                        f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array"
-                    )
+                    raise wanted_on_host(tensor)
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
                 places.append(array.address)
@@ -244,6 +242,10 @@ class Lane:
 def _bytes(array: NDArray[Any]) -> memoryview:
     """To copy without letting Python's GIL go, as NumPy does: where threads queue for it, that takes longer than the copy."""
     return array.reshape(-1).view(np.uint8).data
+
+
+def wanted_on_host(tensor: Tensor) -> UsageError:
+    return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
 
 
 def check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
