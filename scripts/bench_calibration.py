@@ -250,7 +250,9 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
         for job in own + (peers if number < PEER_ROUNDS else []):
             print(f"round {number + 1} of {rounds}: {' '.join(map(str, job))}", file=sys.stderr, flush=True)
             try:
-                if job in own:  # a virtual machine's host takes back memory that wasn't used lately, and gives it again slowly
+                if (
+                    job in own
+                ):  # a virtual machine's host takes back memory that wasn't used lately, and gives it again slowly
                     run(folder, *job)
                 best[job].take(run(folder, *job))
             except RuntimeError as error:
