@@ -406,13 +406,13 @@ class Bench:
                 best[str(devices)] = max(rates)
             if gpus > 1:
                 at_least(f"{what}: {gpus} GPUs against one, one process", best["all"] / best["[0]"], 0.95 * gpus)
-        rates = []
-        for count in sorted({1, gpus}):
-            with watchdog(PATIENCE, f"{count} processes", show):
-                rates.append(_processes(count, path, name, output, mix, calls))
-            note(f"ordinary arrays, {count} processes of 8 threads, a GPU each", f"{rates[-1]:.0f} calls/s")
-        if gpus > 1:
-            at_least(f"ordinary arrays: {gpus} GPUs against one, a process each", rates[-1] / rates[0], 0.95 * gpus)
+            rates = []
+            for count in sorted({1, gpus}):
+                with watchdog(PATIENCE, f"{count} processes", show):
+                    rates.append(_processes(count, path, name, output, mix, calls, pinned))
+                note(f"{what}, {count} processes of 8 threads, a GPU each", f"{rates[-1]:.0f} calls/s")
+            if gpus > 1:
+                at_least(f"{what}: {gpus} GPUs against one, a process each", rates[-1] / rates[0], 0.95 * gpus)
 
 
 def _pinned(session: Any, name: str, mix: Any) -> Any:
@@ -422,12 +422,14 @@ def _pinned(session: Any, name: str, mix: Any) -> Any:
     return made
 
 
-def _processes(count: int, path: Path, name: str, output: str, mix: Any, calls: int) -> float:
+def _processes(count: int, path: Path, name: str, output: str, mix: Any, calls: int, pinned: bool) -> float:
     """Calls a second of `count` processes together, each with 8 threads on a GPU of its own."""
     spawn = multiprocessing.get_context("spawn")
     gate, results = spawn.Barrier(count), spawn.SimpleQueue()
     workers = [
-        spawn.Process(target=_process, args=(number, path, name, output, mix, calls, gate, results), daemon=True)
+        spawn.Process(
+            target=_process, args=(number, path, name, output, mix, calls, pinned, gate, results), daemon=True
+        )
         for number in range(count)
     ]
     for worker in workers:
@@ -440,9 +442,11 @@ def _processes(count: int, path: Path, name: str, output: str, mix: Any, calls: 
     return float(sum(rates))
 
 
-def _process(number: int, path: Path, name: str, output: str, mix: Any, calls: int, gate: Any, results: Any) -> None:
+def _process(
+    number: int, path: Path, name: str, output: str, mix: Any, calls: int, pinned: bool, gate: Any, results: Any
+) -> None:
     with Session(path, device=number) as session:
-        load = Load(session, name, output, mix, DeviceError)
+        load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
         load.threads(8, 200)
         gate.wait()
         found = load.threads(8, calls)

@@ -16,7 +16,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.errors import InvalidModel, OutputError, TrtoptError, UsageError
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import fingerprint, skeleton, tensor_bytes, tensor_size
+from trtopt.graph.proto import fingerprint, skeleton, tensor_pieces, tensor_size
 
 
 def refused(source: Path | ModelProto, *words: str, error: type[TrtoptError] = InvalidModel) -> str:
@@ -243,7 +243,7 @@ def test_a_skeleton_drops_only_large_weights() -> None:
 def test_tensor_sizes_match_their_content(kind: str) -> None:
     tensor = helper.make_tensor("t", getattr(TensorProto, kind), [3, 5], [1] * 15)
     raw = numpy_helper.from_array(numpy_helper.to_array(tensor))
-    assert tensor_size(tensor) == len(raw.raw_data) == len(tensor_bytes(tensor))
+    assert tensor_size(tensor) == len(raw.raw_data) == len(b"".join(tensor_pieces(tensor)))
 
 
 def test_loading_in_threads_gives_equal_models() -> None:

@@ -161,7 +161,7 @@ def calibrate(
         check_writable(output, model, data, preprocess, import_cache, None if isinstance(calib, Table) else calib)
     if export_cache is not None:
         check_writable(export_cache, model, data, preprocess, import_cache, output)
-    loaded = load_model(model)
+    loaded = load_model(model, lazy=True)
     refuse_quantized(loaded)
     if import_cache is not None:
         chosen = None if method == "auto" else method
@@ -210,7 +210,7 @@ def calibrate(
     check_enough(batches)
     prepared = prepare(loaded, overrides, reporter=reporter)
     first, parsed = first_layers(loaded.proto), loaded.proto if export_cache is not None else None
-    del loaded  # a copy of all weights
+    del loaded  # of a model given in memory a copy of all weights
     described = None if batches.preprocess is None else batches.preprocess.describe()
     engine = None if device == "cpu" else partial(TorchEngine, device=device)
     identity = None if device == "cpu" else engine_identity(device)

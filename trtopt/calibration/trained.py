@@ -29,10 +29,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from trtopt.errors import TrtoptError
 from trtopt.graph.compare import OnnxSession
+from trtopt.graph.proto import in_memory, to_array
 
 KEY = "trtopt.trained"  # in a model's metadata: what `record` wrote
 SHIFT = 0.6
@@ -62,7 +63,7 @@ def statistics(proto: ModelProto) -> Trained | None:
             continue
         if any(name not in constants for name in node.input[3:5]):
             continue
-        mean, variance = (numpy_helper.to_array(constants[name]).astype(np.float64) for name in node.input[3:5])
+        mean, variance = (to_array(constants[name]).astype(np.float64) for name in node.input[3:5])
         epsilon = next((item.f for item in node.attribute if item.name == "epsilon"), 1e-5)
         if not mean.any() and bool((variance == 1).all()):
             return None  # as it was made: never trained
@@ -242,7 +243,7 @@ def _upstream(proto: ModelProto, tensor: str) -> ModelProto:
     constant = {item.name for item in part.graph.initializer}
     part.graph.input.extend(item for item in proto.graph.input if item.name in names and item.name not in constant)
     part.graph.output.append(ValueInfoProto(name=tensor))
-    return part
+    return in_memory(part)  # read now: the model's file may be gone when they are run
 
 
 def _moments(outputs: Iterable[NDArray[Any]]) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from trtopt.errors import ModelError, require
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import model_size
+from trtopt.graph.proto import in_memory, model_size
 from trtopt.spec import TensorInfo
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -110,7 +110,7 @@ class OnnxSession:
                 if model_size(model) > INLINE:
                     save_model(model, source)
                 else:
-                    source = model.SerializeToString()
+                    source = in_memory(model).SerializeToString()
             try:
                 given = source if isinstance(source, bytes) else os.fspath(source)
                 self._session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])

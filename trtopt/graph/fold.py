@@ -25,14 +25,14 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import all_nodes, fingerprint, infer_shapes, skeleton, tensor_size
+from trtopt.graph.proto import LARGE, all_nodes, fingerprint, in_memory, infer_shapes, skeleton, tensor_size
 from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
-APART = 1 << 20  # bytes: what is left out; smaller weights are cheap to copy, and looked into more often
+APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
@@ -85,10 +85,10 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     """
     heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
     with reporter.phase("fold constants", None) as phase, _young_heap():
-        result = _lightly(proto) if heavy else None
+        result = (_lightly(proto, LARGE) or _lightly(proto, APART)) if heavy else None
         current, mark = ModelProto(), ""
         if result is None:
-            current.CopyFrom(proto)  # onnx-ir renames tensors in the messages it was made from
+            current = in_memory(proto)  # a copy: onnx-ir renames tensors in the messages it was made from
         for _ in range(ROUNDS):
             if result is not None:
                 break
@@ -103,7 +103,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
                 raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
             _restore(current, proto)
             earlier, mark = mark, fingerprint(current)
-            result = current if mark == earlier else _lightly(current, proto) if heavy else None
+            result = current if mark == earlier else _lightly(current, APART, proto) if heavy else None
             phase.advance()
     if result is None:
         raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
@@ -112,12 +112,12 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     return result, FoldReport(_count(proto), _count(result), mark)
 
 
-def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProto | None:
-    """`proto` folded without its large weights, which only follow their names: copying them takes longer than all the rest.
+def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) -> ModelProto | None:
+    """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
     """
-    light, large = skeleton(proto, APART, external=_NOWHERE), list[tuple[str | int, ...]]()
+    light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.external_data.add(key="location", value=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
@@ -130,13 +130,15 @@ def _lightly(proto: ModelProto, original: ModelProto | None = None) -> ModelProt
                 light = _fuse(_evaluate(light))
                 _restore(light, original or proto)
                 before, now = now, light.SerializeToString(deterministic=True)
+                constants = {tensor.name for tensor in light.graph.initializer}
+                computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
+                if any(node.input and constants.issuperset(node.input) for node in computed):
+                    return None
                 if now == before:
                     break
+            else:
+                return None
     except Exception:  # it looked into a weight
-        return None
-    constants = {tensor.name for tensor in light.graph.initializer}
-    computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
-    if now != before or any(node.input and constants.issuperset(node.input) for node in computed):
         return None
     left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     if sorted((tensor.name, *tensor.dims) for tensor in left) != large:  # was one taken for another's copy?

@@ -14,15 +14,18 @@ from onnx import ModelProto, TensorProto
 from trtopt.errors import InvalidModel, UsageError
 from trtopt.files import existing_file, writing
 from trtopt.graph.proto import (
+    LARGE,
     all_tensors,
     fingerprint,
+    in_memory,
     model_size,
     opset_version,
     skeleton,
-    tensor_bytes,
     tensor_info,
+    tensor_pieces,
     tensor_size,
 )
+from trtopt.graph.stored import Spans, attach, parse_light, refer
 from trtopt.graph.validity import check_versions, validate
 from trtopt.spec import TensorInfo
 
@@ -34,7 +37,7 @@ _MAPPED = 1 << 20  # bytes: files of this size or more are mapped
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A valid ONNX model in memory, external data included.
+    """A valid ONNX model in memory, external data included (of a lazy one large weights aren't, see `load_model`).
 
     Attributes:
         proto: the model, nodes in topological order; may exceed what one protobuf message can hold: write it with
@@ -58,8 +61,12 @@ class Model:
         return fingerprint(self.proto)  # only where it is asked for: 0.06 s for 100 MB
 
 
-def load_model(source: str | os.PathLike[str] | ModelProto) -> Model:
+def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = False) -> Model:
     """Read and validate a model.
+
+    Args:
+        lazy: leave weights over `LARGE` bytes in their files. For code that reads them by `tensor_pieces` or `in_memory`
+            alone, as this room's and calibration's do; no library knows what to make of such a model.
 
     Raises:
         UsageError: the file doesn't exist, is a folder, or can't be read.
@@ -68,14 +75,18 @@ def load_model(source: str | os.PathLike[str] | ModelProto) -> Model:
     if isinstance(source, Model):
         return source
     if isinstance(source, ModelProto):
-        path, proto, what = None, ModelProto(), "the model"
+        path, proto, what, spans = None, ModelProto(), "the model", Spans()
         proto.CopyFrom(source)
     else:
         path = existing_file(source, "the model")
         what = str(path)
-        proto = _parse(path)
+        proto, spans = _parse(path, lazy)
     check_versions(proto, what)
-    _load_external_data(proto, path.parent if path else None, what)
+    _load_external_data(proto, path.parent if path else None, what, lazy)
+    if path and spans:
+        with path.open("rb") as file:
+            for index, (offset, length) in spans.items():
+                refer(proto.graph.initializer[index], file, offset, length)
     inferred = validate(proto, what)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     types = {value.name: value for value in inferred.graph.output}
@@ -97,7 +108,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
     target = Path(path)
     if model_size(proto) <= inline_limit:
         with writing(target) as partial:
-            partial.write_bytes(proto.SerializeToString(deterministic=True))
+            partial.write_bytes(in_memory(proto).SerializeToString(deterministic=True))
         return
     weights = target.with_name(target.name + ".data")
     existed = weights.exists()
@@ -109,9 +120,10 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
                 for stub in stubs.graph.initializer:
                     if stub.data_location == TensorProto.EXTERNAL:
                         file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                        data = tensor_bytes(content[stub.name])
-                        _external(stub, weights.name, file.tell(), len(data))
-                        file.write(data)
+                        start = file.tell()
+                        for piece in tensor_pieces(content[stub.name]):
+                            file.write(piece)
+                        _external(stub, weights.name, start, file.tell() - start)
             partial.write_bytes(stubs.SerializeToString(deterministic=True))
     except BaseException:
         if not existed:
@@ -119,7 +131,8 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         raise
 
 
-def _parse(path: Path) -> ModelProto:
+def _parse(path: Path, lazy: bool) -> tuple[ModelProto, Spans]:
+    """What is in a file, and where in it the weights lie that were left there."""
     try:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT:
@@ -131,10 +144,24 @@ def _parse(path: Path) -> ModelProto:
             start = file.read(_MAPPED)
             if len(start) == _MAPPED and path.is_file():  # in place: read first, the weights would lie in memory twice
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                    return _parsed(view, start, path, size)
-            return _parsed(start + file.read(), start, path, size)
+                    return (_parsed_light(view) if lazy else None) or (_parsed(view, start, path, size), {})
+            return _parsed(start + file.read(), start, path, size), {}
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
+
+
+def _parsed_light(content: memoryview) -> tuple[ModelProto, Spans] | None:
+    """None: it has to be parsed whole, if only to say what is wrong with it."""
+    try:
+        found = parse_light(content, LARGE)
+    except DecodeError:
+        return None
+    if found is not None:
+        proto, spans = found
+        for index, (_, length) in spans.items():
+            if length != tensor_size(proto.graph.initializer[index]):
+                return None
+    return found
 
 
 def _parsed(content: bytes | memoryview, start: bytes, path: Path, size: int) -> ModelProto:
@@ -169,20 +196,25 @@ def _looks_like(content: bytes) -> str:
     return ""
 
 
-def _load_external_data(proto: ModelProto, folder: Path | None, what: str) -> None:
-    for tensor in all_tensors(proto.graph):
+def _load_external_data(proto: ModelProto, folder: Path | None, what: str, lazy: bool) -> None:
+    weights = len(proto.graph.initializer)
+    for index, tensor in enumerate(all_tensors(proto.graph)):  # initializers first
         if tensor.data_location == TensorProto.EXTERNAL:
             if folder is None:
                 raise InvalidModel(
                     f"the weight {tensor.name!r} is stored outside the model, which was given without its path: "
                     "give the file's path instead, or onnx.load it with its external data"
                 )
-            tensor.raw_data = _read_external(tensor, folder, what)
-            del tensor.external_data[:]
+            file, offset, length = _external_place(tensor, folder, what)
+            with file.open("rb") as stream:
+                refer(tensor, stream, offset, length)
+            if lazy and index < weights and length > LARGE:
+                continue
+            attach(tensor)
         tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
 
 
-def _read_external(tensor: TensorProto, folder: Path, what: str) -> bytes:
+def _external_place(tensor: TensorProto, folder: Path, what: str) -> tuple[Path, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     try:
@@ -211,10 +243,7 @@ def _read_external(tensor: TensorProto, folder: Path, what: str) -> bytes:
             f"{what}: its external data file {location} has {size} bytes; the weight {tensor.name!r} needs bytes "
             f"{offset} to {offset + length}: the file is truncated, copy it again"
         )
-    with file.open("rb") as stream:
-        stream.seek(offset)
-        content: bytes = stream.read(length)
-        return content
+    return file, offset, length
 
 
 def _external(stub: TensorProto, location: str, offset: int, length: int) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import (
     AttributeProto,
     GraphProto,
@@ -21,6 +24,7 @@ from onnx import (
     numpy_helper,
 )
 
+from trtopt.graph.stored import attach, is_stored, pieces
 from trtopt.spec import TensorInfo
 
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
@@ -30,7 +34,7 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     """A copy without the content of initializers larger than `limit` bytes, so that it fits one protobuf message.
 
     They become network inputs (enough for the checker and for shape inference), or, with `external`, references to that
-    file. Copies neither the large tensors nor, therefore, gigabytes.
+    file. Copies neither the large tensors nor, therefore, gigabytes. What it holds, it holds in memory.
     """
     copy = ModelProto()
     for descriptor, value in proto.ListFields():
@@ -51,13 +55,21 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     inputs = {value.name for value in source.input}
     for tensor in source.initializer:
         if tensor_size(tensor) <= limit or tensor.data_type == TensorProto.STRING:
-            graph.initializer.add().CopyFrom(tensor)
+            held = graph.initializer.add()
+            held.CopyFrom(tensor)
+            if is_stored(held):
+                attach(held)
         elif external is not None:
             stub = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             stub.data_location = TensorProto.EXTERNAL
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
+
+
+def in_memory(proto: ModelProto) -> ModelProto:
+    """A copy with all its weights, also those that are stored in files."""
+    return skeleton(proto, sys.maxsize)
 
 
 def model_size(proto: ModelProto) -> int:
@@ -72,7 +84,8 @@ def fingerprint(proto: ModelProto) -> str:
     for tensor in proto.graph.initializer:
         if tensor_size(tensor) > LARGE and tensor.data_type != TensorProto.STRING:
             digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
-            digest.update(tensor_bytes(tensor))
+            for piece in tensor_pieces(tensor):
+                digest.update(piece)
     return digest.hexdigest()
 
 
@@ -150,11 +163,24 @@ def tensor_size(tensor: TensorProto) -> int:
     return (int(math.prod(tensor.dims)) * bits + 7) // 8
 
 
-def tensor_bytes(tensor: TensorProto) -> bytes:
-    """A tensor's content in ONNX's little-endian layout, wherever its message holds it."""
-    if tensor.HasField("raw_data"):
-        return tensor.raw_data
-    return numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
+    """A tensor's content in ONNX's little-endian layout, wherever it is held; a piece is gone when the next one comes."""
+    if is_stored(tensor):
+        yield from pieces(tensor)
+    elif tensor.HasField("raw_data"):
+        yield tensor.raw_data
+    else:
+        yield numpy_helper.from_array(to_array(tensor)).raw_data
+
+
+def to_array(tensor: TensorProto) -> NDArray[Any]:
+    """A tensor's content, wherever it is held."""
+    if is_stored(tensor):
+        held = TensorProto()
+        held.CopyFrom(tensor)
+        attach(held)
+        tensor = held
+    return numpy_helper.to_array(tensor)
 
 
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:

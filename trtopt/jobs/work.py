@@ -108,7 +108,7 @@ def _graph(folder: Path) -> onnx.ModelProto:
 
 def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
     """Load, check and fold a model, and write it to `folder`, which is made."""
-    loaded = load_model(path)
+    loaded = load_model(path, lazy=True)
     prepared = prepare(loaded, tuple(map(Override.parse, overrides)))
     try:
         folder.mkdir()
@@ -237,7 +237,7 @@ def make_tables(
     quality = facts(survey)
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, observations)
-    examined = examine(load_model(wanted[0][0]).proto, _probes(model, data, survey.samples))
+    examined = examine(load_model(wanted[0][0], lazy=True).proto, _probes(model, data, survey.samples))
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
