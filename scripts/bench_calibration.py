@@ -124,7 +124,8 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
     from trtopt.spec import METHODS
 
     counter()  # imports aren't counted, as they aren't for peers
-    for name in ("cv2", "onnxruntime", "onnxscript.optimizer", "onnxscript.rewriter", "onnxslim", "sympy"):
+    onnx_tools = ("onnxscript.optimizer", "onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer")
+    for name in ("cv2", "onnxruntime", *onnx_tools):
         importlib.import_module(name)
     given: dict[str, Any] = {"data": folder / "samples.npz"}
     if source == "images":

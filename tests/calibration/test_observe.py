@@ -16,6 +16,7 @@ from trtopt.calibration import observe as module
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import observe
 from trtopt.errors import CalibrationError, DataError
+from trtopt.graph import compare
 from trtopt.progress import Phase, Reporter
 
 Array = NDArray[Any]
@@ -119,17 +120,17 @@ def test_only_inputs_asked_for_need_no_inference(digits: Array, monkeypatch: pyt
 
 def test_a_large_model_goes_through_a_file(digits: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    real = module.save_model
+    real = compare.save_model
 
     def spy(*args: Any, **kwargs: Any) -> None:
-        written.append(args[1])
         real(*args, **kwargs)
+        written.extend(path.name for path in args[1].parent.iterdir())
 
     reference = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
-    monkeypatch.setattr(module, "_INLINE", 100)
-    monkeypatch.setattr(module, "save_model", spy)
+    monkeypatch.setattr(compare, "INLINE", 100)
+    monkeypatch.setattr(compare, "save_model", spy)
     found = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
-    assert written
+    assert sorted(written) == ["model.onnx", "model.onnx.data"]
     assert all(same(found.histograms[name], reference.histograms[name]) for name in SEEN)
 
 

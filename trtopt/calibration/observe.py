@@ -12,33 +12,28 @@ from __future__ import annotations
 
 import os
 import queue
-import tempfile
 import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, ValueInfoProto
+from onnx import ModelProto
 
 from trtopt.calibration.counting import counter
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.errors import CalibrationError, DataError, TrtoptError, require
-from trtopt.graph.io import save_model
+from trtopt.errors import CalibrationError, DataError, ModelError, TrtoptError, require
+from trtopt.graph.compare import open_runtime
 from trtopt.graph.proto import node_label, tensor_info
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import TensorInfo
 
 Feed = dict[str, NDArray[Any]]
 BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds owe to single ones
-_INLINE = (
-    8 << 20
-)  # bytes: the weights of larger models go to ONNX Runtime as a file, which it maps: no copies, loaded sooner
 
 
 @dataclass(frozen=True)
@@ -257,27 +252,10 @@ def open_session(proto: ModelProto, outputs: Sequence[str]) -> Any:
     options.enable_mem_pattern = (
         False  # it plans memory per shape seen; without, ResNet-50 takes 130 MB less and no longer
     )
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        path = Path(folder) / "model.onnx"
-        save_model(proto, path, inline_limit=_INLINE)
-        source = _with_outputs(path, outputs)
-        try:
-            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error}") from error
-
-
-def _with_outputs(path: Path, outputs: Sequence[str]) -> bytes | str:
-    """The model in that file with other outputs; its path where the weights lie beside it, so that none is copied."""
-    light = ModelProto()
-    light.ParseFromString(path.read_bytes())
-    del light.graph.output[:]
-    light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
-    content: bytes = light.SerializeToString()
-    if not any(item.data_location == TensorProto.EXTERNAL for item in light.graph.initializer):
-        return content
-    path.write_bytes(content)
-    return str(path)
+    try:
+        return open_runtime(proto, options, outputs)
+    except ModelError as error:
+        raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}") from error
 
 
 def _feeds(

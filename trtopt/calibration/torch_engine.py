@@ -60,7 +60,8 @@ class TorchEngine:
         self._inputs = [value.name for value in proto.graph.input if value.name not in weights]
         if not outputs:
             return
-        model = in_memory(proto)
+        model = ModelProto()
+        model.CopyFrom(in_memory(proto))
         del model.graph.output[:]
         model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
         try:

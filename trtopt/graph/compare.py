@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, ValueInfoProto
 
 from trtopt.errors import ModelError, require
 from trtopt.graph.io import save_model
-from trtopt.graph.proto import in_memory, model_size
 from trtopt.spec import TensorInfo
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 RESOLUTION = 4 * float(np.finfo(np.float32).eps)
-INLINE = 1 << 30  # bytes: larger models reach ONNX Runtime as a file
+INLINE = (
+    8 << 20
+)  # bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,34 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
     return worst
 
 
+def open_runtime(model: ModelProto | str | os.PathLike[str], options: Any, outputs: Sequence[str] | None = None) -> Any:
+    """ONNX Runtime on the CPU.
+
+    Args:
+        options: its `SessionOptions`.
+        outputs: tensors of a model in memory to compute, and nothing that they don't need; None: its own outputs.
+
+    Raises:
+        ModelError: it can't load the model; its message is quoted.
+    """
+    ort = require("onnxruntime", "ort", "running an ONNX model")
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        path = Path(folder) / "model.onnx"
+        if isinstance(model, ModelProto):
+            save_model(model, path, inline_limit=INLINE)
+        if outputs is not None:
+            light = ModelProto()
+            light.ParseFromString(path.read_bytes())
+            del light.graph.output[:]
+            light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+            path.write_bytes(light.SerializeToString())
+        try:
+            source = os.fspath(path if isinstance(model, ModelProto) else model)
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+
+
 class OnnxSession:
     """A model in ONNX Runtime on the CPU.
 
@@ -103,19 +132,7 @@ class OnnxSession:
         options.intra_op_num_threads = min(threads or cores, cores)
         levels = ort.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-            source: Any = model
-            if isinstance(model, ModelProto):
-                source = str(Path(folder) / "model.onnx")
-                if model_size(model) > INLINE:
-                    save_model(model, source)
-                else:
-                    source = in_memory(model).SerializeToString()
-            try:
-                given = source if isinstance(source, bytes) else os.fspath(source)
-                self._session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-            except Exception as error:  # ONNX Runtime's exceptions have no common base
-                raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+        self._session = open_runtime(model, options)
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
         first = {item.shape[0] if item.shape else None for item in self._session.get_inputs()}
         size = first.pop() if len(first) == 1 else None

@@ -88,7 +88,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         result = (_lightly(proto, LARGE) or _lightly(proto, APART)) if heavy else None
         current, mark = ModelProto(), ""
         if result is None:
-            current = in_memory(proto)  # a copy: onnx-ir renames tensors in the messages it was made from
+            current.CopyFrom(in_memory(proto))  # onnx-ir renames tensors in the messages it was made from
         for _ in range(ROUNDS):
             if result is not None:
                 break

@@ -68,8 +68,8 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
 
 
 def in_memory(proto: ModelProto) -> ModelProto:
-    """A copy with all its weights, also those that are stored in files."""
-    return skeleton(proto, sys.maxsize)
+    """The model; a copy with all weights where some are stored in files."""
+    return skeleton(proto, sys.maxsize) if any(map(is_stored, proto.graph.initializer)) else proto
 
 
 def model_size(proto: ModelProto) -> int:
