@@ -182,6 +182,14 @@ def test_no_usable_image_is_an_error(lite0: Path, tmp_path: Path) -> None:
         run(lite0 / "fp16.engine", images=[], backend="onnxruntime")
 
 
+def test_a_failure_leaves_no_folder_behind_and_takes_none_away(two: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        with pytest.raises(UsageError, match="missing 'b'"):
+            run(two, input={"a": A}, output=tmp_path / name, backend="onnxruntime")
+    assert (tmp_path / "there").is_dir() and not (tmp_path / "new").exists()
+
+
 def test_images_of_an_engine_that_gives_no_classes(world: World, rtx: None) -> None:
     outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16, 32, 32])]
     node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])

@@ -333,15 +333,15 @@ def test_a_service_runs_without_a_place_for_kernels(
         (tmp_path / "cache").write_text("a file")
     engine, given = adding_engine(cuda), []
 
-    def load(plan: bytes, name: str, *, runtime_cache: bytes | None) -> Any:
-        given.append(runtime_cache)
+    def load(plan: bytes, name: str, *, runtime_cache: bytes | None, capture: bool) -> Any:
+        given.append((runtime_cache, capture))
         return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
 
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
     monkeypatch.setattr("trtopt.gpu_engine.select", lambda backend: rtx)
-    for _ in range(2):
-        session = Session(tmp_path / "net.engine")
+    for graphs in (0, 4):
+        session = Session(tmp_path / "net.engine", graphs=graphs)
         check_run(session, inputs_of(2))
         with monkeypatch.context() as patch:
             if trouble == "full":
@@ -353,7 +353,7 @@ def test_a_service_runs_without_a_place_for_kernels(
             session.close()
         assert (trouble == "none") == (not session.notes), session.notes
         assert all("kernels are compiled again" in note for note in session.notes)
-    assert given == [None, b"kernels" if trouble == "none" else None]
+    assert given == [(None, False), (b"kernels" if trouble == "none" else None, True)]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

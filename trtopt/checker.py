@@ -20,6 +20,7 @@ from trtopt.graph.compare import OnnxSession, difference, synthetic_inputs
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.opset import lower_opset
+from trtopt.graph.proto import in_memory
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
@@ -126,7 +127,8 @@ def check(
     name = "the model" if isinstance(model, ModelProto) else os.fspath(model)
     try:
         with reporter.phase("read and validate"):
-            loaded = load_model(model)
+            loaded = load_model(model, lazy=True)
+            fingerprint = loaded.fingerprint  # now: `fix` may be the model's own file
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     findings: list[Finding] = []
@@ -156,7 +158,7 @@ def check(
         inputs=loaded.inputs,
         outputs=loaded.outputs,
         opset=loaded.opset,
-        fingerprint=loaded.fingerprint,
+        fingerprint=fingerprint,
         folding=folding,
         parser=str(generation) if asked else None,
         fixed=written,
@@ -241,7 +243,7 @@ def _fix(
 ) -> tuple[list[Finding], bool]:
     """Write the cleaned model if it computes the same; findings, and whether that was tried."""
     cleaned = ModelProto()
-    cleaned.CopyFrom(folded)
+    cleaned.CopyFrom(in_memory(folded))
     findings = []
     if limit is not None:
         try:

@@ -47,7 +47,11 @@ class MissingDependency(TrtoptError):
 
 
 class OutputError(TrtoptError):
-    pass
+    """`advice` ends the message, after a comma; who knows more about the output than where it failed gives another."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem}, {advice}" if advice else problem)
+        self.problem, self.advice = problem, advice
 
 
 class ModelError(TrtoptError):

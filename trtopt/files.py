@@ -135,4 +135,4 @@ def _umask() -> int:
 
 def _output_error(target: Path, error: OSError) -> OutputError:
     reason = error.strerror or str(error)
-    return OutputError(f"can't write {target}: {reason}; nothing was left behind, give another -o/--output")
+    return OutputError(f"can't write {target}: {reason}; nothing was left behind", "give another -o/--output")

@@ -82,7 +82,7 @@ class GpuEngine:
         device.use()
         self.notes: list[str] = []
         self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
-        self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept)
+        self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept, capture=graphs > 0)
         self.signature: Signature = signature(self._loaded.engine)
         self.memory = Memory(device, limit)
         self.shares = not self.signature.dynamic or self._second_context()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -136,8 +137,7 @@ def run(
     if top < 1:
         raise UsageError(f"--top is {top}; at least 1 is needed")
     path = existing_file(engine, "the engine")
-    folder = None if output is None else _folder(output)
-    with Session(path, backend=backend, device=device) as session:
+    with _folder(output) as folder, Session(path, backend=backend, device=device) as session:
         if images is None:
             return _run_arrays(session, input, folder, top, reporter)
         return _run_images(session, _listed(images), folder, top, reporter)
@@ -369,13 +369,25 @@ def _timed(work: Callable[[], T]) -> tuple[float, T]:
     return (time.perf_counter() - start) * 1e3, found
 
 
-def _folder(output: str | os.PathLike[str]) -> Path:
+@contextlib.contextmanager
+def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
+    """The folder, made if absent; if anything fails before something is in it, it is absent again."""
+    if output is None:
+        yield None
+        return
     folder = Path(output)
+    there = folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"can't make the folder {folder}: {error.strerror}; give another -o/--output") from error
-    return folder
+    try:
+        yield folder
+    except BaseException:
+        if not there:
+            with contextlib.suppress(OSError):  # not empty
+                folder.rmdir()
+        raise
 
 
 def _files(folder: Path | None, names: Sequence[str]) -> dict[str, Path]:

@@ -68,6 +68,7 @@ def test_the_scratch_memory_is_the_callers(version: str, opened: Open) -> None:
         assert context._how.cuda_graph_strategy is sim.module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
         assert context._how._cache is loaded.settings.cache
     assert loaded.captures_itself is (version == RTX)
+    assert not generation.load(plan_without_layers(sim), capture=False).captures_itself
     assert sim.missed == PROBED[version]
 
 

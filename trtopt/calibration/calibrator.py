@@ -18,7 +18,7 @@ from trtopt.calibration.convergence import movement
 from trtopt.calibration.exporting import Export, export
 from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
 from trtopt.calibration.observe import Observation, observe
-from trtopt.calibration.prepared import prepare, refuse_quantized
+from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import is_cache
@@ -156,28 +156,27 @@ def calibrate(
     choice(missing, MISSING, "--missing")
     choice(device, DEVICES, "--device")
     overrides = tuple(map(Override.parse, precision_override))
-    where = None if output is None else Path(output)
     if output is not None:
         check_writable(output, model, data, preprocess, import_cache, None if isinstance(calib, Table) else calib)
     if export_cache is not None:
         check_writable(export_cache, model, data, preprocess, import_cache, output)
     loaded = load_model(model, lazy=True)
     refuse_quantized(loaded)
+    original = loaded.proto if export_cache is not None else None
     if import_cache is not None:
-        chosen = None if method == "auto" else method
-        refuse_measuring(images=images, data=data, calib=calib, method=chosen, limit=limit, threads=threads)
-        imported, coverage, old, folded = load_import(
+        refuse_measuring(
+            images=images,
+            data=data,
+            calib=calib,
+            method=None if method == "auto" else method,
+            limit=limit,
+            threads=threads,
+        )
+        table, coverage, old, folded = load_import(
             import_cache, loaded, overrides=overrides, missing=missing, preprocess=preprocess, reporter=reporter
         )
-        exported = None
-        if output is not None:
-            imported.save(output)
-        if export_cache is not None:
-            exported = export(export_cache, loaded.proto, folded, imported, amax=old.amax, reporter=reporter)
-        return CalibrateResult(
-            imported, where, (), time.monotonic() - started, False, coverage=coverage, exported=exported
-        )
-    if calib is not None:
+        found = _Found(table, folded, coverage=coverage, amax=old.amax)
+    elif calib is not None:
         refuse_measuring(
             "--calib",
             images=images,
@@ -192,69 +191,118 @@ def calibrate(
         earlier = calib if isinstance(calib, Table) else Table.load(calib)
         prepared = prepare(loaded, overrides, reporter=reporter)
         with reporter.phase("choosing thresholds"):
-            again = prepared.chosen_again(earlier, method)
-        notes, exported = _written(again, output, reporter), None
-        if export_cache is not None:
-            exported = export(export_cache, loaded.proto, prepared.proto, again, reporter=reporter)
-        return CalibrateResult(again, where, (), time.monotonic() - started, True, notes, exported=exported)
-    batches = open_data(
-        loaded.inputs,
-        images=images,
-        data=data,
-        preprocess=preprocess,
-        limit=limit,
-        batch=batch,
-        threads=threads or (os.cpu_count() if device != "cpu" else None),  # a GPU waits for decoding
-        lazy=True,
+            found = _Found(prepared.chosen_again(earlier, method), prepared.proto, cached=True)
+    else:
+        batches = open_data(
+            loaded.inputs,
+            images=images,
+            data=data,
+            preprocess=preprocess,
+            limit=limit,
+            batch=batch,
+            threads=threads or (os.cpu_count() if device != "cpu" else None),  # a GPU waits for decoding
+            lazy=True,
+        )
+        check_enough(batches)
+        prepared, first = prepare(loaded, overrides, reporter=reporter), first_layers(loaded.proto)
+        del loaded  # of a model given in memory a copy of all weights
+        found = _measured(
+            prepared,
+            first,
+            batches,
+            method,
+            threads=threads,
+            device=device,
+            cache=cache,
+            insist=allow_unusual_data,
+            reporter=reporter,
+        )
+    notes = () if found.coverage else data_notes(found.table)
+    for note in notes:
+        reporter.warn(note)
+    if output is not None:
+        found.table.save(output)
+    exported = None
+    if export_cache is not None and original is not None:
+        exported = export(
+            export_cache,
+            original,
+            found.folded,
+            found.table,
+            batches=found.batches,
+            amax=found.amax,
+            threads=threads,
+            reporter=reporter,
+        )
+    return CalibrateResult(
+        table=found.table,
+        path=None if output is None else Path(output),
+        skipped=() if found.batches is None else found.batches.skipped,
+        seconds=time.monotonic() - started,
+        cached=found.cached,
+        notes=notes,
+        coverage=found.coverage,
+        exported=exported,
     )
-    check_enough(batches)
-    prepared = prepare(loaded, overrides, reporter=reporter)
-    first, parsed = first_layers(loaded.proto), loaded.proto if export_cache is not None else None
-    del loaded  # of a model given in memory a copy of all weights
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A table, the folded graph that it is for, and what it came from: an imported cache, an earlier pass, or samples."""
+
+    table: Table
+    folded: ModelProto
+    cached: bool = False
+    coverage: Coverage | None = None
+    amax: Mapping[str, float] | None = None
+    batches: Batches | None = None
+
+
+def _measured(
+    prepared: Prepared,
+    first: ModelProto,
+    batches: Batches,
+    method: str,
+    *,
+    threads: int | None,
+    device: str,
+    cache: bool,
+    insist: bool,
+    reporter: Reporter,
+) -> _Found:
+    """What a pass over the samples gives, or gave in an earlier call.
+
+    Args:
+        first: the model's first layers, which know what data it was trained on.
+        insist: take data that isn't fit.
+    """
     described = None if batches.preprocess is None else batches.preprocess.describe()
     engine = None if device == "cpu" else partial(TorchEngine, device=device)
-    identity = None if device == "cpu" else engine_identity(device)
-    store = (
-        cache_folder("calibration") / f"{prepared.pass_key(batches.describe(), described, identity)}.calib.json"
-        if cache
-        else None
-    )
+    store = None
+    if cache:
+        identity = None if device == "cpu" else engine_identity(device)
+        key = prepared.pass_key(batches.describe(), described, identity)
+        store = cache_folder("calibration") / f"{key}.calib.json"
     table = _cached(store, batches, method, reporter) if store else None
     cached = table is not None
     if table is None:
-        pass_started = time.monotonic()
+        started = time.monotonic()
         survey = Survey()
-        watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, allow_unusual_data))
+        watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist))
         seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, engine=engine, reporter=reporter)
         check_enough(batches)  # again: now it is known which images can be used
         found = facts(survey)
-        refuse(found, allow_unusual_data)
+        refuse(found, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
             examining = beside.submit(examine, first, [feed for _, feed in sorted(survey.probes.items())])
             table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
             table = with_quality(table, seen, found, examining.result())
-        table = replace(table, seconds=round(time.monotonic() - pass_started, 3))
+        table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             _remember(table, store, reporter)
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
-    refuse(table.quality or {}, allow_unusual_data)
-    notes = _written(table, output, reporter)
-    exported = None
-    if export_cache is not None and parsed is not None:
-        exported = export(
-            export_cache, parsed, prepared.proto, table, batches=batches, threads=threads, reporter=reporter
-        )
-    return CalibrateResult(table, where, batches.skipped, time.monotonic() - started, cached, notes, exported=exported)
-
-
-def _written(table: Table, output: str | os.PathLike[str] | None, reporter: Reporter) -> tuple[str, ...]:
-    """Say what is to say of its data, and write it if asked for."""
-    notes = data_notes(table)
-    for note in notes:
-        reporter.warn(note)
-    if output is not None:
-        table.save(output)
-    return notes
+    refuse(table.quality or {}, insist)
+    return _Found(table, prepared.proto, cached, batches=batches)
 
 
 def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], examined: Mapping[str, Any]) -> Table:

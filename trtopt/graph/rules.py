@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, opset_version, tensor_info
+from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, opset_version, tensor_info, to_array
 from trtopt.spec import TensorInfo, choice
 
 LEVELS = ("error", "warning", "info")
@@ -94,12 +94,12 @@ class _Graph:
     def constant(self, name: str) -> NDArray[Any] | None:
         tensor = self.initializers.get(name)
         if tensor is not None:
-            return numpy_helper.to_array(tensor)
+            return to_array(tensor)
         node = self.producer.get(name)
         if node is not None and node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            return numpy_helper.to_array(node.attribute[0].t)
+            return to_array(node.attribute[0].t)
         if node is not None and node.op_type == "DequantizeLinear" and node.input[0] in self.initializers:
-            return numpy_helper.to_array(self.initializers[node.input[0]])
+            return to_array(self.initializers[node.input[0]])
         return None
 
     def weight(self, node: NodeProto) -> NDArray[Any] | None:
@@ -207,7 +207,7 @@ def _tensors(graph: _Graph) -> Iterator[Finding]:
                 "error", "unsupported-type", node, op, f"the constant {tensor.name} is {kind}, which TensorRT hasn't"
             )
         elif kind in ("int64", "uint64"):
-            values = numpy_helper.to_array(tensor)
+            values = to_array(tensor)
             outside = values[(np.abs(values.astype(np.float64)) > INT32_MAX)]
             if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
                 yield Finding(
@@ -223,7 +223,7 @@ def _tensors(graph: _Graph) -> Iterator[Finding]:
 
 
 def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Iterator[Finding]:
-    values = numpy_helper.to_array(tensor)
+    values = to_array(tensor)
     size = np.abs(values)
     if not size.size:
         return

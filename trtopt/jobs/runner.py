@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtopt.errors import CalibrationError, TrtoptError, UsageError
+from trtopt.errors import CalibrationError, OutputError, TrtoptError, UsageError
 from trtopt.files import sha256_file, sha256_json
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local, Memory
@@ -442,8 +442,9 @@ class _Run:
         for job in jobs:
             if job.name not in self.results:
                 internal = not isinstance(error, TrtoptError)
+                if isinstance(error, OutputError) and error.advice:
+                    error = OutputError(error.problem, "make room, change output in the list, or give --state")
                 text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
-                text = text.replace("give another -o/--output", "make room, change output in the list, or give --state")
                 self._record(
                     job,
                     "failed",

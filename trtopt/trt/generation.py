@@ -128,7 +128,9 @@ class Generation:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
         return ()
 
-    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None) -> RuntimeSettings | None:
+    def _runtime_settings(
+        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
+    ) -> RuntimeSettings | None:
         """How contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None
 
@@ -275,6 +277,7 @@ class Generation:
         *,
         host_code: bool = False,
         runtime_cache: bytes | None = None,
+        capture: bool = True,
     ) -> LoadedEngine:
         """Deserialize a plan on this machine's GPU.
 
@@ -282,13 +285,14 @@ class Generation:
             name: how to call it in messages, such as its file name.
             host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
             runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
+            capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
 
         Raises:
             EngineMismatch: made by another product, version or for another GPU; both are named.
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.
         """
-        return self._deserialize(plan, name, host_code, runtime_cache)
+        return self._deserialize(plan, name, host_code, runtime_cache, capture)
 
     def plan_header(self, plan: bytes | memoryview) -> PlanHeader | None:
         """Who made a plan, off its first bytes; None when they don't say."""
@@ -423,7 +427,12 @@ class Generation:
         return None
 
     def _deserialize(
-        self, plan: bytes | memoryview, name: str, host_code: bool, runtime_cache: bytes | None = None
+        self,
+        plan: bytes | memoryview,
+        name: str,
+        host_code: bool,
+        runtime_cache: bytes | None = None,
+        capture: bool = True,
     ) -> LoadedEngine:
         header = plans.check_maker(plan, self.product, self.version, name)
         gpu = self.gpu()
@@ -434,7 +443,7 @@ class Generation:
             if host_code:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
-            settings = self._runtime_settings(engine, runtime, runtime_cache)
+            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
         notes = () if settings is None else settings.notes
         return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 

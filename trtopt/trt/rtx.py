@@ -78,8 +78,10 @@ class TensorRTRTX(Generation):
                 listing = ",".join(f"sm{cc}" for cc in targets)
                 raise UnsupportedRequest(f"--target {listing}: {self} refuses sm{target} in this list")
 
-    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None) -> RuntimeSettings | None:
-        return runtime_settings(self.module, engine, runtime, cached)
+    def _runtime_settings(
+        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
+    ) -> RuntimeSettings | None:
+        return runtime_settings(self.module, engine, runtime, cached, capture)
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
         if not messages.layers:
