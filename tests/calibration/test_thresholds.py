@@ -231,3 +231,23 @@ def test_auto_names_minmax_where_nothing_is_clipped() -> None:
 def test_an_unknown_method_is_named() -> None:
     with pytest.raises(UsageError, match=r"'max'; allowed: auto, entropy"):
         choose(counted(np.ones(2, np.float32)), "max")
+
+
+def test_a_threshold_is_searched_once_until_more_is_seen(
+    real: dict[str, NDArray[np.float32]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+    for name, find in dict(thresholds._FINDERS).items():
+        monkeypatch.setitem(
+            thresholds._FINDERS, name, lambda item, name=name, find=find: searched.append(name) or find(item)
+        )
+    values = next(iter(real.values()))
+    histogram = counted(values)
+    for method in METHODS:
+        first = choose(histogram, method)
+        assert choose(histogram, method) == first
+    assert sorted(searched) == sorted(FIXED)
+    more = 3 * values[:100]
+    histogram.add(more)
+    for method in METHODS:
+        assert choose(histogram, method) == choose(counted(np.concatenate([values.ravel(), more.ravel()])), method)

@@ -29,6 +29,7 @@ class Histogram:
         exponent: of the range; None while nothing but zeros was seen.
         low, high: the least and the greatest value (not magnitude).
         total: values seen.
+        found: (method, total) → the threshold that `trtopt.calibration.thresholds` found for it.
     """
 
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(BINS, np.int64), repr=False)
@@ -36,6 +37,7 @@ class Histogram:
     low: float = math.inf
     high: float = -math.inf
     total: int = 0
+    found: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
 
     @property
     def absmax(self) -> float:

@@ -55,11 +55,19 @@ def choose(histogram: Histogram, method: str) -> Choice:
     if histogram.absmax <= 0:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":
-        return Choice(_FINDERS[method](histogram), method)
-    candidates = [Choice(find(histogram), name) for name, find in _FINDERS.items()]
+        return Choice(_find(histogram, method), method)
+    candidates = [Choice(_find(histogram, name), name) for name in _FINDERS]
     errors = quantization_error(histogram, np.array([item.amax for item in candidates]))
     good = [item for item, error in zip(candidates, errors) if error <= errors.min() * (1 + AUTO_TIE)]
     return max(good, key=lambda item: min(item.amax, histogram.absmax))  # the first of those that don't clip: minmax
+
+
+def _find(histogram: Histogram, method: str) -> float:
+    """By the method, once: "auto" asks all others, and jobs ask for several."""
+    key = method, histogram.total  # which changes with the counts
+    if key not in histogram.found:
+        histogram.found[key] = _FINDERS[method](histogram)
+    return histogram.found[key]
 
 
 def minmax(histogram: Histogram) -> float:
