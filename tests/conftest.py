@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,6 +10,10 @@ import pytest
 if TYPE_CHECKING:
     from fake_session import FakeCuda, Open
     from world import World
+
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs; tests of Ctrl-C need it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
