@@ -79,6 +79,11 @@ def make_inputs(folder: Path) -> None:
     np.savez(folder / "samples.npz", **{key: np.concatenate([batch[key] for batch in batches])})
 
 
+def memory_at_hand() -> None:
+    """Let the machine have memory to give; in another process, so that it doesn't count as this one's."""
+    subprocess.run([sys.executable, "-c", f"b'x' * ({AT_HAND} << 30)"], check=True)
+
+
 def plain(folder: Path, model: str, batch: int) -> dict[str, Any]:
     """ONNX Runtime on the folded graph; `batch` 0: single samples, one thread each, side by side."""
     from concurrent.futures import ThreadPoolExecutor
@@ -119,11 +124,6 @@ def plain_from_files(folder: Path, model: str) -> dict[str, Any]:
     for index in range(0, len(samples), 8):
         session.run(None, {key: samples[index : index + 8]})
     return {"seconds": time.perf_counter() - start}
-
-
-def memory_at_hand() -> None:
-    """Let the machine have memory to give; in another process, so that it doesn't count as this one's."""
-    subprocess.run([sys.executable, "-c", f"b'x' * ({AT_HAND} << 30)"], check=True)
 
 
 def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_a_model_goes_from_check_to_engines(name: str, photos: Path, tmp_path: P
     recipe = load_recipe(name)
     source, clean = tmp_path / "source.onnx", tmp_path / "clean.onnx"
     if recipe.onnx is None:
-        trtopt.export(name, source, verify=False)  # check compares, and tests of export verify
+        trtopt.export(name, source)
     report = trtopt.check(recipe.onnx or source, fix=clean)
     assert report.ok, [item.message for item in report.findings if item.level == "error"]
     graph = onnx.load(clean).graph

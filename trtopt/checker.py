@@ -20,7 +20,7 @@ from trtopt.graph.compare import OnnxSession, difference, synthetic_inputs
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.opset import lower_opset
-from trtopt.graph.proto import in_memory
+from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
@@ -242,8 +242,7 @@ def _fix(
     model: Model, folded: ModelProto, output: Path, limit: int | None, profiles: Sequence[Profile]
 ) -> tuple[list[Finding], bool]:
     """Write the cleaned model if it computes the same; findings, and whether that was tried."""
-    cleaned = ModelProto()
-    cleaned.CopyFrom(in_memory(folded))
+    cleaned = whole_copy(folded)
     findings = []
     if limit is not None:
         try:

@@ -22,7 +22,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
 from trtopt.calibration.histogram import Histogram
 from trtopt.errors import CalibrationError, DeviceError, require
-from trtopt.graph.proto import in_memory
+from trtopt.graph.proto import whole_copy
 
 TOGETHER = 32  # samples in one run
 AGREEMENT = (
@@ -60,8 +60,7 @@ class TorchEngine:
         self._inputs = [value.name for value in proto.graph.input if value.name not in weights]
         if not outputs:
             return
-        model = ModelProto()
-        model.CopyFrom(in_memory(proto))
+        model = whole_copy(proto)
         del model.graph.output[:]
         model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
         try:

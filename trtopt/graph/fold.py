@@ -25,7 +25,8 @@ from typing import Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import LARGE, all_nodes, fingerprint, in_memory, infer_shapes, skeleton, tensor_size
+from trtopt.graph.proto import LARGE, all_nodes, fingerprint, infer_shapes, skeleton, tensor_size, whole_copy
+from trtopt.graph.stored import point
 from trtopt.progress import SILENT, Reporter
 
 ROUNDS = 12  # every model seen settles in two or three
@@ -88,7 +89,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         result = (_lightly(proto, LARGE) or _lightly(proto, APART)) if heavy else None
         current, mark = ModelProto(), ""
         if result is None:
-            current.CopyFrom(in_memory(proto))  # onnx-ir renames tensors in the messages it was made from
+            current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
         for _ in range(ROUNDS):
             if result is not None:
                 break
@@ -120,7 +121,7 @@ def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) 
     light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            tensor.external_data.add(key="location", value=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
+            point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
     large.sort()
     before, now = b"", b"-"

@@ -25,7 +25,7 @@ from trtopt.graph.proto import (
     tensor_pieces,
     tensor_size,
 )
-from trtopt.graph.stored import Spans, attach, parse_light, refer
+from trtopt.graph.stored import Spans, attach, parse_light, point, refer
 from trtopt.graph.validity import check_versions, validate
 from trtopt.spec import TensorInfo
 
@@ -123,7 +123,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
                         start = file.tell()
                         for piece in tensor_pieces(content[stub.name]):
                             file.write(piece)
-                        _external(stub, weights.name, start, file.tell() - start)
+                        point(stub, location=weights.name, offset=start, length=file.tell() - start)
             partial.write_bytes(stubs.SerializeToString(deterministic=True))
     except BaseException:
         if not existed:
@@ -244,8 +244,3 @@ def _external_place(tensor: TensorProto, folder: Path, what: str) -> tuple[Path,
             f"{offset} to {offset + length}: the file is truncated, copy it again"
         )
     return file, offset, length
-
-
-def _external(stub: TensorProto, location: str, offset: int, length: int) -> None:
-    for key, value in (("location", location), ("offset", str(offset)), ("length", str(length))):
-        stub.external_data.add(key=key, value=value)

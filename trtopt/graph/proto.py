@@ -67,9 +67,14 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     return copy
 
 
+def whole_copy(proto: ModelProto) -> ModelProto:
+    """A copy with all weights, also those that are stored in files."""
+    return skeleton(proto, sys.maxsize)
+
+
 def in_memory(proto: ModelProto) -> ModelProto:
-    """The model; a copy with all weights where some are stored in files."""
-    return skeleton(proto, sys.maxsize) if any(map(is_stored, proto.graph.initializer)) else proto
+    """The model itself, or `whole_copy` where weights are stored in files."""
+    return whole_copy(proto) if any(map(is_stored, proto.graph.initializer)) else proto
 
 
 def model_size(proto: ModelProto) -> int:
@@ -170,7 +175,7 @@ def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
     elif tensor.HasField("raw_data"):
         yield tensor.raw_data
     else:
-        yield numpy_helper.from_array(to_array(tensor)).raw_data
+        yield numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
 
 
 def to_array(tensor: TensorProto) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Weights that stay in their file until somebody reads them: what is read of 100 MB of ResNet-50 is its 0.1 MB of graph.
+"""Weights that stay in their file until somebody reads them: of ResNet-50's 102 MB, 0.7 MB are parsed.
 
 A stored weight is an initializer without content, with ONNX's own external reference: the absolute path of the file that
 holds it (the model's own, too, inside its message), an offset and a length. Copying weights takes most of the time of reading
@@ -113,9 +113,14 @@ def _varint(value: int) -> bytes:
 def refer(tensor: TensorProto, file: BinaryIO, offset: int, length: int) -> None:
     """Let a weight be `length` bytes of an open file."""
     tensor.ClearField("raw_data")
+    location = str(Path(file.name).absolute())
+    point(tensor, location=location, offset=offset, length=length, **{_STAMP: _stamp(file)})
+
+
+def point(tensor: TensorProto, **entries: str | int) -> None:
+    """Write ONNX's external reference: `location` and, where they matter, `offset`, `length`…"""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
-    entries = {"location": Path(file.name).absolute(), "offset": offset, "length": length, _STAMP: _stamp(file)}
     for key, value in entries.items():
         tensor.external_data.add(key=key, value=str(value))
 
