@@ -36,7 +36,10 @@ _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's larg
 _REMEMBERED = 64  # shapes seen once
 _LATELY = 16  # calls for each shape or graph that is kept, before one of them makes place for another
 _ADDRESSES = 4  # graphs for each shape, on average
-_CREATING = threading.Lock()  # TensorRT doesn't say that contexts of one engine may be made side by side
+# Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done side
+# by side, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 stood still for good, one thread in a context's first
+# run and one making another context.
+_SLOWLY = threading.RLock()
 # Not in GPU memory of the caller's: in pinned memory of ours, copied from there or to there inside the graph; or in GPU memory
 # of ours, copied there before. Less than these: minus the address of pinned memory of the caller's, copied inside the graph.
 STAGED, COPIED = 0, -1
@@ -110,13 +113,13 @@ class Bindings:
         self._fixed: dict[Key, Binding] = {}
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
-        self._loose: Binding | None = self._context()
+        with _SLOWLY:
+            self._loose: Binding | None = self._context()
         self.note = ""
         self.calls = self.captures = 0
 
     def _context(self) -> Binding:
-        with _CREATING:
-            return Binding(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
+        return Binding(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
 
     def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> Binding:
         """A context set up for these shapes and values."""
@@ -125,11 +128,14 @@ class Bindings:
             pairs = zip(self._signature.inputs, arrays)
             values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
         key = shapes, values
-        bound = self._fixed.get(key) or self._another(key)
+        bound = self._fixed.get(key)
         self.calls += 1
+        if bound is None or bound.key != key or bound.epoch != self._epoch:
+            with _SLOWLY:
+                bound = bound or self._another(key)
+                if bound.key != key or bound.epoch != self._epoch:
+                    self._set_up(bound, key, arrays)
         bound.used = self.calls
-        if bound.key != key or bound.epoch != self._epoch:
-            self._set_up(bound, key, arrays)
         return bound
 
     def _another(self, key: Key) -> Binding:
@@ -289,7 +295,15 @@ class Bindings:
     # Launching -----------------------------------------------------------------------------------------------------
 
     def enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
-        """Copies in, the inference, copies out: given to `target`, or captured from it."""
+        """Copies in, the inference, copies out: given to `target`."""
+        if bound.warm:
+            self._enqueue(bound, arrays, places, target)
+            return
+        with _SLOWLY:
+            self._enqueue(bound, arrays, places, target)
+        bound.warm = True
+
+    def _enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
         inputs, outputs = self._signature.inputs, self._signature.outputs
         if places not in bound.apart:
             self._check_apart(bound, arrays, places)
@@ -409,8 +423,8 @@ class Bindings:
             return None, "plain enqueues: an output's shape depends on data"
         self._device.use()
         try:
-            with self._device.capturing:
-                return self._stream.capture(lambda: self.enqueue(bound, arrays, places, self._stream.handle)), ""
+            with _SLOWLY, self._device.capturing:
+                return self._stream.capture(lambda: self._enqueue(bound, arrays, places, self._stream.handle)), ""
         except (DeviceError, EngineError) as error:
             return None, f"plain enqueues: capturing a CUDA graph failed: {error}"
 

@@ -104,7 +104,6 @@ class Lane:
         else:
             self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
-            bound.warm = True
             self.enqueues += 1
         return self._finish(bound, results, raw, None if waits else target, example)
 
