@@ -90,6 +90,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         current, mark = ModelProto(), ""
         if result is None:
             current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
+            mark = "" if heavy else fingerprint(_restored(proto))
         for _ in range(ROUNDS):
             if result is not None:
                 break
@@ -124,7 +125,7 @@ def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) 
             point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
     large.sort()
-    before, now = b"", b"-"
+    before, now = b"", _restored(light, original or proto).SerializeToString(deterministic=True)
     try:
         with _quiet():
             for _ in range(ROUNDS):
@@ -225,6 +226,13 @@ def _infer_symbolic(proto: ModelProto) -> ModelProto:
         return result
     except Exception:  # it gives up on operators it doesn't know; onnx's own inference stands
         return inferred
+
+
+def _restored(proto: ModelProto, original: ModelProto | None = None) -> ModelProto:
+    """What a round gives that has nothing to do."""
+    result = whole_copy(proto)
+    _restore(result, original or proto)
+    return result
 
 
 def _restore(proto: ModelProto, original: ModelProto) -> None:
