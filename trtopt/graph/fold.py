@@ -125,13 +125,13 @@ def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) 
             point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
     large.sort()
-    before, now = b"", _restored(light, original or proto).SerializeToString(deterministic=True)
+    before, now = b"", _content(_restored(light, original or proto))
     try:
         with _quiet():
             for _ in range(ROUNDS):
                 light = _fuse(_evaluate(light))
                 _restore(light, original or proto)
-                before, now = now, light.SerializeToString(deterministic=True)
+                before, now = now, _content(light)
                 constants = {tensor.name for tensor in light.graph.initializer}
                 computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
                 if any(node.input and constants.issuperset(node.input) for node in computed):
@@ -151,6 +151,14 @@ def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) 
         del tensor.metadata_props[:]
         tensor.ClearField("doc_string")
     return light
+
+
+def _content(proto: ModelProto) -> bytes:
+    """What is in a light model, whatever the order of its nodes: the libraries sort them, and their order settles at once."""
+    nodes = sorted(node.SerializeToString(deterministic=True) for node in proto.graph.node)
+    rest = whole_copy(proto)
+    del rest.graph.node[:]
+    return b"".join([rest.SerializeToString(deterministic=True), *nodes])
 
 
 def _count(proto: ModelProto) -> dict[str, int]:
