@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_session import (
+    FakeContext,
     FakeCuda,
     FakeEngine,
     OnGpu,
@@ -537,6 +539,43 @@ def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open
 
         assert in_threads(8, work) == []
         assert session.memory().lanes <= 3
+
+
+def test_contexts_are_made_and_first_run_one_at_a_time(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT 8.6 stood still, under compute-sanitizer, where one was made beside another's first run."""
+    busy, most = [0], [0]
+
+    def watched(call: Callable[..., Any], cold: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+        def slowly(*args: Any) -> Any:
+            if not cold(*args):
+                return call(*args)
+            busy[0] += 1
+            most[0] = max(most[0], busy[0])
+            time.sleep(0.002)
+            try:
+                return call(*args)
+            finally:
+                busy[0] -= 1
+
+        return slowly
+
+    def first(context: FakeContext, stream: int) -> bool:
+        return not context.enqueued or stream in cuda.capturing
+
+    make = FakeEngine.create_execution_context_without_device_memory
+    monkeypatch.setattr(FakeEngine, make.__name__, watched(make))
+    monkeypatch.setattr(FakeContext, "execute_async_v3", watched(FakeContext.execute_async_v3, first))
+    with open_session(adding_engine(cuda), contexts=4) as session:
+
+        def work(seed: int) -> None:
+            for call in range(9):
+                check_run(session, inputs_of(1 + (seed + call) % 3, seed))
+
+        assert in_threads(4, work) == []
+        assert session.memory().lanes > 1
+    assert most == [1]
 
 
 def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:

@@ -103,13 +103,22 @@ def cache_folder(*parts: str) -> Path:
     """
     root = os.environ.get("TRTOPT_CACHE")
     base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtopt"
-    folder = base.joinpath(*parts)
+    return made_folder(base.joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
+
+
+def made_folder(
+    path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another -o/--output"
+) -> Path:
+    """A folder, made if absent, with those above it.
+
+    Raises:
+        OutputError: it can't be made.
+    """
+    folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(
-            f"can't make the cache folder {folder}: {error.strerror}; set TRTOPT_CACHE to another"
-        ) from error
+        raise OutputError(f"can't make {what} {folder}: {error.strerror}", advice) from error
     return folder
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import decode
 from trtopt.data.images import EXTENSIONS
-from trtopt.errors import DataError, OutputError, UsageError
-from trtopt.files import check_writable, existing_file, write_json, writing
+from trtopt.errors import DataError, UsageError
+from trtopt.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.tensors import numpy_dtype, x
 from trtopt.session import Prediction, Session
@@ -375,12 +375,8 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
     if output is None:
         yield None
         return
-    folder = Path(output)
-    there = folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't make the folder {folder}: {error.strerror}; give another -o/--output") from error
+    there = Path(output).exists()
+    folder = made_folder(output)
     try:
         yield folder
     except BaseException:

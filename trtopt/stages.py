@@ -16,9 +16,9 @@ from trtopt.checker import check
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.engine import BuildResult, build
-from trtopt.errors import BackendError, EngineError, InvalidModel, OutputError, UsageError
+from trtopt.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.exporter import export
-from trtopt.files import existing_file, sha256_file, sha256_json, write_json
+from trtopt.files import existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.graph.io import load_model
 from trtopt.measure.verify import verify
 from trtopt.progress import SILENT, Reporter
@@ -135,11 +135,7 @@ def pipeline(
     """
     chosen = Precision(choice(precision, [str(item) for item in Precision], "--precision"))
     model = load_recipe(recipe)
-    folder = Path(output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't make the folder {folder}: {error.strerror}; give another -o/--output") from error
+    folder = made_folder(output)
     ledger, files = _Ledger(folder), dict[str, Path]()
     original = _exported(model, folder, ledger, reporter)
     clean = files["ONNX"] = folder / f"{model.name}.onnx"
