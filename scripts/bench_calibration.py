@@ -242,7 +242,7 @@ def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
 def work(folder: Path, name: str, arguments: list[Any]) -> None:
     import resource
 
-    from trtopt.jobs.machine import peak_memory
+    from trtopt.machine import peak_memory
 
     found = WORKERS[name](folder, *arguments)
     # Of itself not by getrusage: that would count what the process that started it held at that moment.

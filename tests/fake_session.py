@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
+from fake_cuda import FakeContext as FakeContext
 from fake_cuda import FakeCuda, FakeEngine
 
 from trtopt.runtime.device import Device, DeviceInfo, Probe

@@ -33,7 +33,9 @@ from fake_session import (
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.runtime.arrays import DeviceArray
+from trtopt.runtime.baton import Baton, address_of, compiled
 from trtopt.runtime.device import Held, Probe
+from trtopt.runtime.lane import Lane
 from trtopt.runtime.turns import Turns
 from trtopt.session import Session, stream_handle
 from trtopt.spec import ShapeRange, TensorInfo
@@ -291,6 +293,51 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
         assert asked.count("upload") == 5
         assert asked.count("launch") > 2
         del x, bound
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_threads_wait_for_the_baton_without_the_gil(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    """Where the driver's call fails, the runtime's says why, or works."""
+    wait = compiled()
+    if wait is None:
+        pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
+    turn, asked = Baton(wait), list[int]()
+    monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: turn)
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+    def synchronize(stream: int) -> int:
+        asked.append(stream)
+        return int(cuda.cudaStreamSynchronize(stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
+
+    held = Held(lambda *_: 201, lambda *_: 201, address_of(synchronize))
+    with open_session(large_engine(cuda), contexts=3) as session:
+        session._gpus[0].device.held = held
+        session._lanes.close()  # made before
+        session._lanes = Turns(lambda number: session._gpus[0].lane(), 3, owned=True)
+
+        def work(seed: int) -> None:
+            x = session.pinned("x", (2, 40_000)) if seed % 2 else np.empty((2, 40_000), np.float32)
+            for call in range(5):
+                x[:] = np.random.default_rng(9 * seed + call).normal(size=x.shape)
+                np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
+            with session.bind({"x": x}) as bound:
+                x[:] = 3
+                assert (bound()["y"] == 6).all()
+
+        assert in_threads(2, work) == []
+        assert len(asked) == 12
+        with pytest.raises(UsageError):
+            session.run({"x": np.zeros((9, 40_000), np.float32)})
+        monkeypatch.setattr(Lane, "wait", _broken)
+        with pytest.raises(DeviceError):
+            session.run({"x": np.zeros((1, 40_000), np.float32)})
+        assert turn._word.value == 0
+
+
+def _broken(*_: Any) -> None:
+    raise DeviceError("as if the GPU had failed")
 
 
 def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_session: Open) -> None:

@@ -22,6 +22,7 @@ from trtopt.data.decoding import decode
 from trtopt.data.images import EXTENSIONS
 from trtopt.errors import DataError, UsageError
 from trtopt.files import check_writable, existing_file, made_folder, write_json, writing
+from trtopt.machine import cores
 from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.tensors import numpy_dtype, x
 from trtopt.session import Prediction, Session
@@ -293,7 +294,7 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
     skipped: list[Skipped] = []
     milliseconds: list[float] = []
     together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
-    with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
         for start in range(0, len(items), together):
             chunk = items[start : start + together]
             pixels: list[NDArray[np.uint8]] = []

@@ -28,9 +28,11 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DeviceError, EngineError, UsageError
 from trtopt.files import existing_file
 from trtopt.gpu_engine import GpuEngine, open_gpus, ordinals
+from trtopt.machine import cores
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
 from trtopt.runtime.arrays import gpu_of, view
+from trtopt.runtime.baton import prepare
 from trtopt.runtime.bindings import Source
 from trtopt.runtime.fixed import fix
 from trtopt.runtime.lane import Lane, check_out
@@ -190,10 +192,13 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        self._lanes = Turns(
-            lambda number: self._gpus[number % len(self._gpus)].lane(), contexts * len(self._gpus), owned=True
-        )
+        self._lanes = Turns(self._lane, contexts * len(self._gpus), owned=True)
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
+
+    def _lane(self, number: int) -> _Lane:
+        if number and cores() >= self._lanes.most:  # calls come from several threads, and each can wait awake
+            prepare()
+        return self._gpus[number % len(self._gpus)].lane()
 
     # Running -------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError,
 from trtopt.files import cache_folder, check_writable
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import fingerprint
+from trtopt.machine import cores
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import METHODS, Override, choice
 
@@ -200,7 +201,7 @@ def calibrate(
             preprocess=preprocess,
             limit=limit,
             batch=batch,
-            threads=threads or (os.cpu_count() if device != "cpu" else None),  # a GPU waits for decoding
+            threads=threads or (cores() if device != "cpu" else None),  # a GPU waits for decoding
             lazy=True,
         )
         check_enough(batches)

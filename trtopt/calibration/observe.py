@@ -10,7 +10,6 @@ also faster: ResNet-50, 48 images, two cores: 2.0 s against 4.0 s for batches of
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import zlib
@@ -29,6 +28,7 @@ from trtopt.calibration.histogram import Histogram, merged
 from trtopt.errors import CalibrationError, DataError, ModelError, TrtoptError, require
 from trtopt.graph.compare import open_runtime
 from trtopt.graph.proto import node_label, tensor_info
+from trtopt.machine import cores
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import TensorInfo
 
@@ -183,7 +183,7 @@ class _Runner:
         self.fed = [name for name in tensors if name in inputs]
         self.computed = [name for name in tensors if name not in inputs]
         self.engine = engine(proto, self.computed)
-        self.workers = self.engine.workers or threads or _cores()
+        self.workers = self.engine.workers or threads or cores()
         self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
         for sets in self.sets * -(-self.workers // BLOCKS):
             sets.put({name: Histogram() for name in tensors})
@@ -337,8 +337,3 @@ def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str
 
 def _source(name: str, producers: Mapping[str, str]) -> str:
     return f"from {producers[name]}" if name in producers else "a network input"
-
-
-def _cores() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1

@@ -25,6 +25,7 @@ from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError, require
 from trtopt.files import sha256_json
+from trtopt.machine import cores
 from trtopt.spec import TensorInfo
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
@@ -68,7 +69,7 @@ class ImageBatches:
         self.name, self.batch = info.name, batch
         self._prepare = preprocess.fitted(info)
         self.preprocess: Preprocess | None = self._prepare
-        self._threads = threads or min(4, os.cpu_count() or 1)
+        self._threads = threads or min(4, cores())
         items = _images_in(Path(source)) if isinstance(source, (str, os.PathLike)) else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")

@@ -15,6 +15,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from trtopt.errors import ModelError, require
 from trtopt.graph.io import save_model
+from trtopt.machine import cores
 from trtopt.spec import TensorInfo
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
@@ -128,8 +129,8 @@ class OnnxSession:
         ort = require("onnxruntime", "ort", "running an ONNX model")
         options = ort.SessionOptions()
         options.log_severity_level = 4
-        cores = os.cpu_count() or 1
-        options.intra_op_num_threads = min(threads or cores, cores)
+        most = cores()
+        options.intra_op_num_threads = min(threads or most, most)
         levels = ort.GraphOptimizationLevel
         options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
         self._session = open_runtime(model, options)

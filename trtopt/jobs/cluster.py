@@ -23,8 +23,8 @@ from trtopt.data import ImageBatches
 from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
 from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
-from trtopt.jobs.machine import cores
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
+from trtopt.machine import cores
 
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 

@@ -24,11 +24,11 @@ from trtopt.jobs.engines import Engine, Local, Memory
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
 from trtopt.jobs.joblist import Job, load_jobs
 from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
-from trtopt.jobs.machine import cores
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
+from trtopt.machine import cores
 from trtopt.progress import SILENT, Phase, Reporter
 
 SMALLEST, LARGEST = (

@@ -28,8 +28,8 @@ from trtopt.files import sha256_file, sha256_json
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
-from trtopt.jobs.machine import forget_peak, peak_memory
 from trtopt.jobs.state import State, packed_looks, packed_observation
+from trtopt.machine import forget_peak, peak_memory
 from trtopt.spec import Override, TensorInfo
 
 Samples = ImageBatches | ArrayBatches

@@ -370,6 +370,7 @@ class Held:
 
     launch: Callable[[int, int], int]  # graph, stream
     upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
+    synchronize: int = 0  # address of the driver's function of a stream, which is for calls without the GIL
 
     @classmethod
     def load(cls) -> Held | None:
@@ -379,7 +380,8 @@ class Held:
                 library = ctypes.PyDLL(name)
                 library.cuGraphLaunch.argtypes = (pointer, pointer)
                 library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
-                return cls(library.cuGraphLaunch, library.cuMemcpyHtoDAsync_v2)
+                wait = ctypes.cast(library.cuStreamSynchronize, pointer).value or 0
+                return cls(library.cuGraphLaunch, library.cuMemcpyHtoDAsync_v2, wait)
         return None
 
 

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host
+from trtopt.runtime.baton import Baton
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Lane, check_shape, wanted_on_host
+from trtopt.runtime.lane import Lane, check_shape, copy, wanted_on_host
 from trtopt.runtime.tensors import Shape
 
 _Copies = list[tuple[NDArray[Any], NDArray[Any]]]  # to, from
@@ -98,7 +99,7 @@ def fix(
     lane.device.cuda("cudaStreamSynchronize", raw)
     graph, note = lane.bindings.captured(binding, arrays, there)
     launch = enqueue if graph is None else _launcher(lane, graph, raw, held=stream is None)
-    wait = None if stream is not None and not stages and not copies else _waiter(lane, raw)
+    wait = None if stream is not None and not stages and not copies else (raw, own)
     others = tuple(makers - {own}) if stream is None else ()
     return Fixed(_call(lane, others, stages, launch, wait, copies), results, note, (graph, arrays, out))
 
@@ -139,39 +140,40 @@ def _launcher(lane: Lane, graph: Graph, stream: Any, *, held: bool) -> Callable[
     return launch
 
 
-def _waiter(lane: Lane, stream: Any) -> Callable[[], None]:
-    function, check = lane.device.cuda.functions.cudaStreamSynchronize, lane.device.cuda.check
-
-    def wait() -> None:
-        (code,) = function(stream)
-        if code:
-            check("cudaStreamSynchronize", code)
-
-    return wait
-
-
 def _call(
     lane: Lane,
     others: Sequence[int],
     stages: _Copies,
     launch: Callable[[], None],
-    wait: Callable[[], None] | None,
+    wait: tuple[Any, int] | None,
     copies: _Copies,
 ) -> Callable[[], None]:
+    """`wait`: the stream to wait for in each call, as `Lane.wait` wants it."""
     idle = lane.device.idle
 
-    def call() -> None:
+    def body(turn: Baton | None) -> None:
         lane.device.enter()
         for other in others:
             if not idle(other):
                 lane.follow(other, lane.own)
         for target, source in stages:
-            np.copyto(target, source)
+            copy(target, source, turn)
         launch()
         if wait is not None:
-            wait()
+            lane.wait(*wait, turn)
         for target, source in copies:
-            np.copyto(target, source)
+            copy(target, source, turn)
+
+    def call() -> None:
+        turn = lane.turn()
+        if turn is None:
+            body(None)
+            return
+        turn.take()
+        try:
+            body(turn)
+        finally:
+            turn.leave()
 
     return call
 

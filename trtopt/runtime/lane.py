@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import DeviceArray, View, like, like_host, writable
+from trtopt.runtime.baton import Baton, baton
 from trtopt.runtime.bindings import COPIED, MAPPED, STAGED, Binding, Bindings, Source
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
@@ -43,6 +44,7 @@ class Lane:
         self._events: dict[int, Event] = {}
         self._ordinal = device.info.ordinal
         self._held = device.held
+        self._synchronize = 0 if device.held is None else device.held.synchronize
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -69,13 +71,35 @@ class Lane:
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
         """
+        turn = self.turn()
+        if turn is None:
+            return self._run(arrays, shapes, out, stream, example, None)
+        turn.take()
+        try:
+            return self._run(arrays, shapes, out, stream, example, turn)
+        finally:
+            turn.leave()
+
+    def turn(self) -> Baton | None:
+        """What threads wait for before they take Python's GIL, where there are several."""
+        return baton() if self._synchronize else None
+
+    def _run(
+        self,
+        arrays: Sequence[Source],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Source] | None,
+        stream: int | None,
+        example: Any,
+        turn: Baton | None,
+    ) -> dict[str, Any]:
         self.device.enter()
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
         bound = self.bindings.bind(arrays, shapes)
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
-        found = self.place(bound, arrays, target)
+        found = self.place(bound, arrays, target, turn)
         on_gpu = View in map(type, arrays)
         waits = stream is None or STAGED in found or COPIED in found
         results: list[Block | Source | None] = []  # of each output; None: an array in host memory, still to be made
@@ -105,12 +129,20 @@ class Lane:
             self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
-        return self._finish(bound, results, raw, None if waits else target, example)
+        return self._finish(bound, results, raw, target, waits, example, turn)
 
     def _finish(
-        self, bound: Binding, results: Sequence[Block | Source | None], raw: Any, free: int | None, example: Any
+        self,
+        bound: Binding,
+        results: Sequence[Block | Source | None],
+        raw: Any,
+        target: int,
+        waits: bool,
+        example: Any,
+        turn: Baton | None,
     ) -> dict[str, Any]:
-        """Make the results, and wait for them; or not, where they stay in the order of stream `free`."""
+        """Make the results, and wait for them; or not, where they stay in the order of the stream."""
+        free = None if waits else target
         wrapped: dict[str, Any] = {}
         copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
         small: list[tuple[memoryview, memoryview]] = []
@@ -141,15 +173,20 @@ class Lane:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
         elif not (lent and self.blocks.wait()):
-            (code,) = self._wait(raw)
-            if code:
-                self._cuda.check("cudaStreamSynchronize", code)
+            self.wait(raw, target, turn)
         for there, here in small:
             there[:] = here
         for array, landing in copies:
-            np.copyto(array, landing)
+            copy(array, landing, turn)
         self._dirty = False
         return wrapped
+
+    def wait(self, raw: Any, stream: int, turn: Baton | None) -> None:
+        """Until what was given to the stream, `raw` to the runtime, is done."""
+        if turn is None or turn.during(self._synchronize, stream):
+            (code,) = self._wait(raw)
+            if code:
+                self._cuda.check("cudaStreamSynchronize", code)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -165,7 +202,7 @@ class Lane:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def place(self, bound: Binding, arrays: Sequence[Source], target: int) -> list[int]:
+    def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Baton | None = None) -> list[int]:
         """Bring the inputs on their way: for each its address on the GPU, `STAGED` or `COPIED`."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
@@ -181,7 +218,7 @@ class Lane:
                     self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
                 places.append(COPIED)
             else:
-                np.copyto(staging, array)
+                copy(staging, array, turn)
                 places.append(STAGED)
         return places
 
@@ -236,6 +273,14 @@ class Lane:
         self.bindings.close()
         self._done.free()
         self.stream.free()
+
+
+def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
+    """Copy an array into another one; NumPy lets the GIL go for that."""
+    if turn is not None and source.nbytes >= PINNED and source.flags.c_contiguous and to.flags.c_contiguous:
+        turn.copy(to, source)
+    else:
+        np.copyto(to, source)
 
 
 def _bytes(array: NDArray[Any]) -> memoryview:

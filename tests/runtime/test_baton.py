@@ -1,0 +1,134 @@
+"""The baton that threads wait for before Python's GIL: real machine code, on C's own functions."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from trtopt.runtime import baton as module
+from trtopt.runtime.baton import PATIENCE, Baton, address_of, compiled
+
+pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")
+LIBC = ctypes.CDLL(None)
+SLEEP, ABS = address_of(LIBC.usleep), address_of(LIBC.abs)
+
+
+@pytest.fixture
+def baton() -> Baton:
+    wait = compiled()
+    assert wait is not None
+    return Baton(wait)
+
+
+def holder(baton: Baton) -> int:
+    return baton._word.value
+
+
+def test_a_function_is_called_and_the_baton_taken_after_it(baton: Baton) -> None:
+    assert baton.during(ABS, -7) == 7
+    assert holder(baton) == baton._own.number != 0
+    baton.leave()
+    assert holder(baton) == 0
+
+
+def test_while_a_function_runs_the_baton_and_the_gil_are_free(baton: Baton) -> None:
+    baton.take()
+    thread = threading.Thread(target=baton.during, args=(SLEEP, 200_000))
+    baton.leave()
+    thread.start()
+    started = time.monotonic()
+    while time.monotonic() - started < 0.05:  # the GIL isn't held meanwhile, or this wouldn't get to run
+        assert holder(baton) == 0
+    baton.take()
+    assert holder(baton) == baton._own.number
+    baton.during(SLEEP, 1)
+    thread.join()
+
+
+def test_only_one_of_many_threads_has_it(baton: Baton) -> None:
+    inside: list[int] = []
+    crowded: list[int] = []
+    stolen = [0]
+
+    def work() -> None:
+        for _ in range(200):
+            baton.during(SLEEP, 10)
+            if holder(baton) != baton._own.number:  # somebody lost patience
+                stolen[0] += 1
+                continue
+            inside.append(1)
+            crowded.append(len(inside))
+            inside.pop()
+            baton.leave()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert holder(baton) == 0
+    assert len(crowded) + stolen[0] == 800
+    assert stolen[0] < 80
+    assert max(crowded) == 1
+
+
+def test_one_that_got_lost_is_taken_when_patience_ends(baton: Baton) -> None:
+    baton._word.value = 12345
+    started = time.perf_counter_ns()
+    assert baton.during(ABS, 3) == 3
+    assert time.perf_counter_ns() - started >= PATIENCE
+    assert holder(baton) == baton._own.number
+
+
+def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
+    baton._word.value = 12345
+    baton.take()
+    baton.leave()
+    assert holder(baton) == 12345
+
+
+def test_arrays_are_copied(baton: Baton) -> None:
+    source, target = np.random.default_rng(0).normal(size=(40, 999)), np.zeros((40, 999))
+    baton.copy(target, source)
+    np.testing.assert_array_equal(target, source)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(module, "_made", [])
+    monkeypatch.setattr(module, "_lock", threading.Lock())
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "trtopt-baton":
+            thread.join()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_it_is_compiled_once_beside() -> None:
+    assert module.baton() is None
+    module.prepare()
+    module.prepare()
+    [thread] = [thread for thread in threading.enumerate() if thread.name == "trtopt-baton"] or [None]
+    if thread is not None:
+        thread.join(60)
+    assert isinstance(module.baton(), Baton)
+    assert len(module._made) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_numba_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(module, "compiled", compiled.__wrapped__)
+    module.prepare()
+    for thread in threading.enumerate():
+        if thread.name == "trtopt-baton":
+            thread.join(60)
+    assert module._made == [None]
+    assert module.baton() is None
