@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import multiprocessing
@@ -273,7 +274,7 @@ class Bench:
                 mix = references(lambda array: session.run({name: array})[output], self.photos, 8, 4)
             load = Load(session, name, output, mix, DeviceError)
             with watchdog(PATIENCE, "warm-up", show):
-                load.threads(8, 200)
+                load.warm(8)
             device = Device(0)
             gc.collect()
             before, held = device.free_memory(), session.memory()
@@ -388,12 +389,12 @@ class Bench:
             mix = references(lambda array: session.run({name: array})[output], self.photos, 8, 4)
         for pinned in (False, True):
             what, best = "arrays from session.pinned" if pinned else "ordinary arrays", {}
-            for devices, numbers in (([0], (8, 16)), ("all", (8, 8 * gpus, 12 * gpus))):
+            for devices, numbers in (([0], (8, 16)), ("all", (8, 6 * gpus, 8 * gpus))):
                 rates = []
                 for threads in numbers:
                     with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
                         load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
-                        load.threads(threads, 200)
+                        load.warm(threads)
                         found = load.threads(threads, calls)
                     note(
                         f"{what}, devices={devices}, {threads} threads",
@@ -447,7 +448,7 @@ def _process(
 ) -> None:
     with Session(path, device=number) as session:
         load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
-        load.threads(8, 200)
+        load.warm(8)
         gate.wait()
         found = load.threads(8, calls)
         results.put(found.rate if found.right else 0.0)
@@ -476,7 +477,9 @@ def main() -> int:
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
     note("others on it", ", ".join(strangers) or "none seen")
     bench = Bench(given.folder, given.level, given.calls)
-    note("software", f"TensorRT {bench.trt.__version__}, Python {sys.version.split()[0]}, NumPy {np.__version__}")
+    numba = importlib.metadata.version("numba") if importlib.util.find_spec("numba") else "none: threads sleep"
+    python = sys.version.split()[0]
+    note("software", f"TensorRT {bench.trt.__version__}, Python {python}, NumPy {np.__version__}, numba {numba}")
     try:
         for part in parts:
             start = time.perf_counter()

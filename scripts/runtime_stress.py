@@ -117,6 +117,15 @@ class Load:
             else:
                 raise
 
+    def warm(self, count: int) -> Outcome:
+        """Contexts made, graphs captured, and what threads wait for compiled."""
+        found = self.threads(count, 200)
+        for thread in threading.enumerate():
+            if thread.name == "trtopt-baton":
+                thread.join()
+        found.add(self.threads(count, 100))
+        return found
+
     def threads(self, count: int, calls: int, *, wrong_every: int = 0, killer: bool = False) -> Outcome:
         """`calls` in each of `count` threads.
 

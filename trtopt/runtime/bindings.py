@@ -372,7 +372,7 @@ class Bindings:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
         if not self._most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
             return False
-        foreign = any(place > 0 for place in places)
+        foreign = any(place > 0 or place < COPIED for place in places)
         if not foreign or places in bound.seen:
             return bound is not self._loose or not self._shares
         if len(bound.seen) > _REMEMBERED:

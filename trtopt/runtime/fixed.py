@@ -183,7 +183,7 @@ def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tup
     lane's GPU memory; whether that is a CUDA graph, and if not, why."""
     lane.settle(None)
     binding = lane.bindings.bind(arrays, shapes)
-    places = tuple(lane.place(binding, arrays, lane.own))
+    places = lane.uploaded(arrays, lane.place(binding, arrays, lane.own), lane.own)
     lane.bindings.enqueue(binding, arrays, (*places, *[STAGED] * len(binding.outputs)), lane.own)
     lane.stream.synchronize()
     inside = [COPIED if place == STAGED else place for place in places]

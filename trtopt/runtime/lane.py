@@ -101,7 +101,7 @@ class Lane:
         self._dirty = True
         found = self.place(bound, arrays, target, turn)
         on_gpu = View in map(type, arrays)
-        waits = stream is None or STAGED in found or COPIED in found
+        waits = stream is None or min(found, default=1) <= STAGED
         results: list[Block | Source | None] = []  # of each output; None: an array in host memory, still to be made
         for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
             given = out.get(tensor.name) if out else None
@@ -119,6 +119,9 @@ class Lane:
             found.append(STAGED if isinstance(result, np.ndarray) or result is None else result.address)
         places = tuple(found)
         replay = self.bindings.replay(bound, arrays, places)
+        if replay is None and min(places, default=0) < COPIED:
+            places = self.uploaded(arrays, places, target)
+            replay = self.bindings.replay(bound, arrays, places)
         if replay is not None:
             if self._held is None or stream is not None or self._held.launch(replay.address, target):
                 (code,) = self._launch(replay.raw, raw)
@@ -203,7 +206,7 @@ class Lane:
             self._behind = None
 
     def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Baton | None = None) -> list[int]:
-        """Bring the inputs on their way: for each its address on the GPU, `STAGED` or `COPIED`."""
+        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
@@ -213,14 +216,24 @@ class Lane:
                     self.order(array, target)
                 places.append(array.address)
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
-                inside, size = self.bindings.gpu[tensor.name].address, array.nbytes
-                if self._held is None or target != self.own or self._held.upload(inside, address, size, target):
-                    self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
-                places.append(COPIED)
+                places.append(-address)
             else:
                 copy(staging, array, turn)
                 places.append(STAGED)
         return places
+
+    def uploaded(self, arrays: Sequence[Source], places: Sequence[int], target: int) -> tuple[int, ...]:
+        """The places after a copy of what lies in pinned memory of the caller's: a graph for each address there is made only
+        where addresses come again."""
+        found = list(places)
+        for index, (tensor, array) in enumerate(zip(self.signature.inputs, arrays)):
+            if found[index] < COPIED:
+                assert isinstance(array, np.ndarray)
+                inside, address, size = self.bindings.gpu[tensor.name].address, -found[index], array.nbytes
+                if self._held is None or target != self.own or self._held.upload(inside, address, size, target):
+                    self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
+                found[index] = COPIED
+        return tuple(found)
 
     def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
