@@ -321,6 +321,7 @@ def test_threads_wait_for_the_baton_without_the_gil(
         pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
     turn, asked = Baton(wait), list[int]()
     monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: turn)
+    monkeypatch.setattr(Baton, "wanted", lambda _: True)
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
     def synchronize(stream: int) -> int:

@@ -103,8 +103,9 @@ class Session:
         devices: several GPUs ("all", or their numbers): calls go to whichever is free; instead of `device`.
         backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
             that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
-        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Threads beyond
-            that only wait, for Python's GIL too: 16 on 8 contexts gave 0.6 times the calls of 8 (H200, EfficientNet-Lite0).
+        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
+            every thread that calls: those beyond only wait, and handing contexts over takes time (H200, EfficientNet-Lite0:
+            12 threads on 8 contexts made two thirds of the calls that they made on 16).
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
@@ -124,7 +125,7 @@ class Session:
         device: int = 0,
         devices: str | Sequence[int] | None = None,
         backend: str = "auto",
-        contexts: int = 8,
+        contexts: int = 16,
         queue: int = 64,
         graphs: int = 16,
         memory: str | int | None = None,
@@ -196,7 +197,7 @@ class Session:
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
 
     def _lane(self, number: int) -> _Lane:
-        if number and cores() >= self._lanes.most:  # calls come from several threads, and each can wait awake
+        if number and cores() > 1:  # calls come from several threads
             prepare()
         return self._gpus[number % len(self._gpus)].lane()
 

@@ -94,6 +94,16 @@ def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
     assert holder(baton) == 12345
 
 
+def test_who_calls_alone_does_not_want_it(baton: Baton) -> None:
+    baton.wanted()
+    assert not baton.wanted()
+    other = threading.Thread(target=baton.wanted)
+    other.start()
+    other.join()
+    assert baton.wanted()
+    assert not baton.wanted()
+
+
 def test_arrays_are_copied(baton: Baton) -> None:
     source, target = np.random.default_rng(0).normal(size=(40, 999)), np.zeros((40, 999))
     baton.copy(target, source)

@@ -82,7 +82,8 @@ class Lane:
 
     def turn(self) -> Baton | None:
         """What threads wait for before they take Python's GIL, where there are several."""
-        return baton() if self._synchronize else None
+        found = baton() if self._synchronize else None
+        return found if found is not None and found.wanted() else None
 
     def _run(
         self,
