@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,12 +14,13 @@ from numpy.typing import NDArray
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import DeviceArray, View, like, like_host, writable
 from trtopt.runtime.baton import Baton, baton
-from trtopt.runtime.bindings import COPIED, MAPPED, STAGED, Binding, Bindings, Source
+from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Source, as_bytes
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
+_PINNED = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
 
@@ -42,6 +44,9 @@ class Lane:
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._done = device.event(timing=False)
         self._events: dict[int, Event] = {}
+        self._pinned: dict[
+            int, tuple[weakref.ref[NDArray[Any]], int]
+        ] = {}  # arrays of a session's own, and where they lie
         self._ordinal = device.info.ordinal
         self._held = device.held
         self._synchronize = 0 if device.held is None else device.held.synchronize
@@ -102,22 +107,17 @@ class Lane:
         self._dirty = True
         found = self.place(bound, arrays, target, turn)
         on_gpu = View in map(type, arrays)
-        waits = stream is None or min(found, default=1) <= STAGED
-        results: list[Block | Source | None] = []  # of each output; None: an array in host memory, still to be made
-        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
-            given = out.get(tensor.name) if out else None
-            if given is not None:
-                check_shape(tensor, given, shape)
-                results.append(given)
-            elif on_gpu and shape is not None and not tensor.on_host:
-                results.append(self.blocks.take(size))
-            else:
-                results.append(None)
-            result = results[-1]
-            if isinstance(result, View):
-                self.order(result, target)
-            waits = waits or isinstance(result, np.ndarray) or result is None
-            found.append(STAGED if isinstance(result, np.ndarray) or result is None else result.address)
+        results: Sequence[Block | Source | None] = bound.fresh
+        waits = True
+        if out is None and not on_gpu:  # the common case, short
+            found += bound.staged
+        else:
+            waits = stream is None or min(found, default=1) <= STAGED
+            results = self._targets(bound, out, on_gpu, target)
+            for result in results:
+                place = STAGED if result is None or isinstance(result, np.ndarray) else result.address
+                waits = waits or place == STAGED
+                found.append(place)
         places = tuple(found)
         replay = self.bindings.replay(bound, arrays, places)
         if replay is None and min(places, default=0) < COPIED:
@@ -135,6 +135,24 @@ class Lane:
             self.enqueues += 1
         return self._finish(bound, results, raw, target, waits, example, turn)
 
+    def _targets(
+        self, bound: Binding, out: Mapping[str, Source] | None, on_gpu: bool, target: int
+    ) -> list[Block | Source | None]:
+        """Where each result goes. None: an array in host memory, still to be made."""
+        results: list[Block | Source | None] = []
+        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
+            given = out.get(tensor.name) if out else None
+            if given is not None:
+                check_shape(tensor, given, shape)
+                results.append(given)
+            elif on_gpu and shape is not None and not tensor.on_host:
+                results.append(self.blocks.take(size))
+            else:
+                results.append(None)
+            if isinstance(given, View):
+                self.order(given, target)
+        return results
+
     def _finish(
         self,
         bound: Binding,
@@ -151,7 +169,8 @@ class Lane:
         copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
         small: list[tuple[memoryview, memoryview]] = []
         lent = False
-        for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
+        known = zip(self.signature.outputs, bound.outputs, bound.landing, bound.backs, results)
+        for tensor, shape, landing, back, result in known:
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
@@ -164,11 +183,10 @@ class Lane:
                     value.written(free, None if free is None else self._ready(value.address, free))
             else:
                 if landing is None:
-                    shape = self.bindings.allocated[tensor.name]
-                    landing = self.bindings.host[tensor.name].array(tensor.dtype, shape)
+                    landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
-                if landing.nbytes <= MAPPED and value.flags.c_contiguous:
-                    small.append((_bytes(value), _bytes(landing)))
+                if back is not None and value.flags.c_contiguous:
+                    small.append((as_bytes(value), back))
                 else:
                     copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
@@ -238,13 +256,23 @@ class Lane:
 
     def pinned_at(self, array: NDArray[Any]) -> int:
         """The array's address if it is whole and page-locked, else 0."""
+        if not array.flags.c_contiguous:
+            return 0
+        known = self._pinned.get(id(array))
+        if known is not None and known[0]() is array:
+            return known[1]
         owner: Any = array
         while isinstance(owner, np.ndarray):
             owner = owner.base
-        if owner is None or not array.flags.c_contiguous:  # NumPy's own memory: asking CUDA takes microseconds
+        if owner is None:  # NumPy's own memory: asking CUDA takes microseconds
             return 0
         address: int = array.__array_interface__["data"][0]
-        return address if isinstance(owner, HostBuffer) or self.device.is_pinned(address) else 0
+        if not isinstance(owner, HostBuffer):
+            return address if self.device.is_pinned(address) else 0
+        if len(self._pinned) >= _PINNED:
+            self._pinned.clear()
+        self._pinned[id(array)] = weakref.ref(array), address
+        return address
 
     def order(self, array: View, target: int) -> None:
         """Order what is given to `target` after the work that makes `array`."""
@@ -295,11 +323,6 @@ def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
         turn.copy(to, source)
     else:
         np.copyto(to, source)
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    """To copy without letting Python's GIL go, as NumPy does: where threads queue for it, that takes longer than the copy."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:
