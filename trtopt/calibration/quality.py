@@ -240,8 +240,8 @@ def near_copies(samples: Sequence[Sample]) -> list[tuple[Sample, Sample]]:
     chosen = [different[digest] for digest in sorted(different)[:COMPARED]]
     if len(chosen) < 2:
         return []
-    thumbs = np.frombuffer(b"".join(item.thumb for item in chosen), np.float16).astype(np.float32)
-    thumbs = thumbs.reshape(len(chosen), -1)
+    halves = np.frombuffer(b"".join(item.thumb for item in chosen), np.float16)
+    thumbs = halves.astype(np.float32).reshape(len(chosen), -1)
     pairs = []
     for start in range(0, len(chosen), 512):
         alike = thumbs[start : start + 512] @ thumbs.T

@@ -106,7 +106,7 @@ def compiled() -> Wait | None:
         return None
     try:
         import numba
-        from llvmlite import ir  # type: ignore[import-untyped]
+        from llvmlite import ir
         from numba.extending import intrinsic
     except ImportError:  # perhaps installed, but not for this NumPy
         return None
