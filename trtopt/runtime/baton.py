@@ -6,7 +6,7 @@ machine code that looks again and again: who has the baton finds the GIL free. O
 on two GPUs (EfficientNet-Lite0, batches of 1 to 8, pinned arrays): 6,800 calls a second without, 11,900 with it.
 
 It is a hint only. Who has waited for `PATIENCE` takes the baton whatever its holder does, so one that got lost costs that once.
-numba compiles it ('trtopt[fast]'); without it threads sleep, as before.
+numba compiles it ('trtopt[fast]'); without it threads sleep.
 """
 
 from __future__ import annotations

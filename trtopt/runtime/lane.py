@@ -44,9 +44,8 @@ class Lane:
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._done = device.event(timing=False)
         self._events: dict[int, Event] = {}
-        self._pinned: dict[
-            int, tuple[weakref.ref[NDArray[Any]], int]
-        ] = {}  # arrays of a session's own, and where they lie
+        # id of an array of `Session.pinned` → where it lies.
+        self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._held = device.held
         self._synchronize = 0 if device.held is None else device.held.synchronize
@@ -290,11 +289,11 @@ class Lane:
         done = None if stream is None else self._ready(block.address, stream)
         cuda, to_host = self._cuda, self._to_host
 
-        def copy(target: NDArray[Any], address: int) -> None:
+        def fetch(target: NDArray[Any], address: int) -> None:
             cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
         return DeviceArray(
-            block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=copy
+            block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=fetch
         )
 
     def _ready(self, address: int, stream: int) -> Event:
