@@ -121,6 +121,7 @@ class Bindings:
         self._fixed: dict[Key, Binding] = {}
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
+        self._full = 0  # calls: until then no graph makes place for another, and to look takes ten microseconds
         with _SLOWLY:
             self._loose: Binding | None = self._context()
         self.note = ""
@@ -176,6 +177,7 @@ class Bindings:
         return True
 
     def _drop(self, bound: Binding) -> None:
+        self._full = 0
         for replay in bound.graphs.values():
             if replay is not None:
                 replay.graph.free()
@@ -409,6 +411,8 @@ class Bindings:
 
     def _graph_for_one_more(self) -> bool:
         """One shape may meet many addresses. A graph that was used lately isn't put out, as with contexts."""
+        if self.calls < self._full:
+            return False
         most = _ADDRESSES * self._most
         kept = [
             (replay.used, bound, places)
@@ -420,6 +424,7 @@ class Bindings:
             return True
         used, bound, places = min(kept, key=lambda item: item[0])
         if self.calls - used < _LATELY * most:
+            self._full = used + _LATELY * most
             return False
         old = bound.graphs.pop(places)
         assert old is not None
