@@ -76,16 +76,14 @@ class PlainReporter(Reporter):
 
         thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
         thread.start()
+        state = "stopped after "
         try:
             yield phase
-        except BaseException:
-            self._line(f"{phase}: stopped after {phase.seconds:.1f} s")
-            raise
-        else:
-            self._line(f"{phase}: {phase.seconds:.1f} s")
+            state = ""
         finally:
             over.set()
-            thread.join()
+            thread.join()  # no sign of life after the end
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
 
 class RichReporter(PlainReporter):
