@@ -33,8 +33,8 @@ from fake_session import (
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
 from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.baton import Baton, address_of, compiled
-from trtopt.runtime.device import Held, Probe
+from trtopt.runtime.baton import Baton, compiled
+from trtopt.runtime.device import Held, Probe, address_of
 from trtopt.runtime.lane import Lane
 from trtopt.runtime.turns import Turns
 from trtopt.session import Session, stream_handle
@@ -299,9 +299,7 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
 
     asked: list[str] = []
     with open_session(large_engine(cuda)) as session:
-        session._gpus[0].device.held = Held(launch, upload)
-        session._lanes.close()  # made before
-        session._lanes = Turns(lambda number: session._gpus[0].lane(), 1, owned=True)
+        hold(session, Held(launch, upload), 1)
         x = session.pinned("x", (2, 40_000))
         for round_ in range(5):
             x[:] = np.random.default_rng(round_).normal(size=x.shape)
@@ -333,9 +331,7 @@ def test_threads_wait_for_the_baton_without_the_gil(
 
     held = Held(lambda *_: 201, lambda *_: 201, address_of(synchronize))
     with open_session(large_engine(cuda), contexts=3) as session:
-        session._gpus[0].device.held = held
-        session._lanes.close()  # made before
-        session._lanes = Turns(lambda number: session._gpus[0].lane(), 3, owned=True)
+        hold(session, held, 3)
 
         def work(seed: int) -> None:
             x = session.pinned("x", (2, 40_000)) if seed % 2 else np.empty((2, 40_000), np.float32)
@@ -354,6 +350,13 @@ def test_threads_wait_for_the_baton_without_the_gil(
         with pytest.raises(DeviceError):
             session.run({"x": np.zeros((1, 40_000), np.float32)})
         assert turn._word.value == 0
+
+
+def hold(session: Session, held: Held, contexts: int) -> None:
+    """Give the session's GPU driver's functions, and lanes that know of them."""
+    session._gpus[0].device.held = held
+    session._lanes.close()  # made before
+    session._lanes = Turns(lambda number: session._gpus[0].lane(), contexts, owned=True)
 
 
 def _broken(*_: Any) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from fake_session import in_threads
 
 from trtopt.runtime import baton as module
-from trtopt.runtime.baton import PATIENCE, Baton, address_of, compiled
+from trtopt.runtime.baton import PATIENCE, Baton, compiled
+from trtopt.runtime.device import address_of
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")
 LIBC = ctypes.CDLL(None)
@@ -60,12 +62,7 @@ def test_only_one_of_many_threads_has_it(baton: Baton) -> None:
             had[number] += holder(baton) == baton._own.number  # or, on a busy machine, somebody lost patience
             baton.leave()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    assert in_threads(4, work) == []
     assert holder(baton) == 0
     assert sum(had) > 600
 
@@ -106,9 +103,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_made", [])
     monkeypatch.setattr(module, "_lock", threading.Lock())
     yield
+    finish()
+
+
+def finish() -> None:
+    """What `prepare` began."""
     for thread in threading.enumerate():
         if thread.name == "trtopt-baton":
-            thread.join()
+            thread.join(60)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -116,9 +118,7 @@ def test_it_is_compiled_once_beside() -> None:
     assert module.baton() is None
     module.prepare()
     module.prepare()
-    [thread] = [thread for thread in threading.enumerate() if thread.name == "trtopt-baton"] or [None]
-    if thread is not None:
-        thread.join(60)
+    finish()
     assert isinstance(module.baton(), Baton)
     assert len(module._made) == 1
 
@@ -128,8 +128,6 @@ def test_without_numba_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "compiled", compiled.__wrapped__)
     module.prepare()
-    for thread in threading.enumerate():
-        if thread.name == "trtopt-baton":
-            thread.join(60)
+    finish()
     assert module._made == [None]
     assert module.baton() is None

@@ -90,7 +90,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         current, mark = ModelProto(), ""
         if result is None:
             current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
-            mark = "" if heavy else fingerprint(_restored(proto))
+            mark = "" if heavy else fingerprint(_restored(current, proto))
         for _ in range(ROUNDS):
             if result is not None:
                 break
@@ -236,10 +236,10 @@ def _infer_symbolic(proto: ModelProto) -> ModelProto:
         return inferred
 
 
-def _restored(proto: ModelProto, original: ModelProto | None = None) -> ModelProto:
+def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
     """What a round gives that has nothing to do."""
     result = whole_copy(proto)
-    _restore(result, original or proto)
+    _restore(result, original)
     return result
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from trtopt.runtime.device import address_of
+
 PATIENCE = 2_000_000  # nanoseconds: several threads' turns; after 0.1 ms many went on to sleep, and little was gained
 _MONOTONIC = 1  # CLOCK_MONOTONIC
 
@@ -161,11 +163,6 @@ def compiled() -> Wait | None:
         made = numba.njit(signature, nogil=True)(wait)
     clock, pause = (address_of(getattr(ctypes.CDLL(None), name)) for name in ("clock_gettime", "sched_yield"))
     return lambda function, a, b, c, word, mine: int(made(function, a, b, c, word, mine, clock, pause, PATIENCE))
-
-
-def address_of(function: Any) -> int:
-    """Of a function of a library that ctypes loaded."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def _address(array: NDArray[Any]) -> int:

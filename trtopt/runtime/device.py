@@ -380,9 +380,14 @@ class Held:
                 library = ctypes.PyDLL(name)
                 library.cuGraphLaunch.argtypes = (pointer, pointer)
                 library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
-                wait = ctypes.cast(library.cuStreamSynchronize, pointer).value or 0
+                wait = address_of(library.cuStreamSynchronize)
                 return cls(library.cuGraphLaunch, library.cuMemcpyHtoDAsync_v2, wait)
         return None
+
+
+def address_of(function: Any) -> int:
+    """Of a function of a library that ctypes loaded."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 class Device:

@@ -151,7 +151,7 @@ def _call(
     """`wait`: the stream to wait for in each call, as `Lane.wait` wants it."""
     idle = lane.device.idle
 
-    def body(turn: Baton | None) -> None:
+    def call(turn: Baton | None) -> None:
         lane.device.enter()
         for other in others:
             if not idle(other):
@@ -164,18 +164,7 @@ def _call(
         for target, source in copies:
             copy(target, source, turn)
 
-    def call() -> None:
-        turn = lane.turn()
-        if turn is None:
-            body(None)
-            return
-        turn.take()
-        try:
-            body(turn)
-        finally:
-            turn.leave()
-
-    return call
+    return lambda: lane.in_turn(call)
 
 
 def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
-_PINNED = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
+T = TypeVar("T")
+_KNOWN = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
 
@@ -75,19 +76,19 @@ class Lane:
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
         """
-        turn = self.turn()
-        if turn is None:
-            return self._run(arrays, shapes, out, stream, example, None)
+        return self.in_turn(self._run, arrays, shapes, out, stream, example)
+
+    def in_turn(self, call: Callable[..., T], *arguments: Any) -> T:
+        """The call with one more argument: what it shall wait for before it takes Python's GIL again, where several threads
+        want it; else None."""
+        turn = baton() if self._synchronize else None
+        if turn is None or not turn.wanted():
+            return call(*arguments, None)
         turn.take()
         try:
-            return self._run(arrays, shapes, out, stream, example, turn)
+            return call(*arguments, turn)
         finally:
             turn.leave()
-
-    def turn(self) -> Baton | None:
-        """What threads wait for before they take Python's GIL, where there are several."""
-        found = baton() if self._synchronize else None
-        return found if found is not None and found.wanted() else None
 
     def _run(
         self,
@@ -268,7 +269,7 @@ class Lane:
         address: int = array.__array_interface__["data"][0]
         if not isinstance(owner, HostBuffer):
             return address if self.device.is_pinned(address) else 0
-        if len(self._pinned) >= _PINNED:
+        if len(self._pinned) >= _KNOWN:
             self._pinned.clear()
         self._pinned[id(array)] = weakref.ref(array), address
         return address
