@@ -187,6 +187,11 @@ def build(
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     lowered = lower(folded, spec, generation, table)
+    if lowered.merged:
+        count = f"{len(lowered.merged)} convolution{'s' if len(lowered.merged) > 1 else ''}"
+        reporter.note(
+            f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
+        )
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         graph = Path(folder) / "model.onnx"
         save_model(lowered.proto, graph)

@@ -14,6 +14,7 @@ from trtopt.graph.opset import lower_opset
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.quantize import insert_qdq, is_quantized
+from trtopt.graph.rearrange import rearrange
 from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
 from trtopt.progress import Reporter
@@ -30,6 +31,7 @@ class Lowered:
         kept: nodes that stay in a higher precision, with the reason.
         quantized: the graph holds Q/DQ.
         layer_precision: node → precision, for weakly typed builds.
+        merged: node → the one that computes it as well (`graph.rearrange`).
     """
 
     proto: onnx.ModelProto
@@ -37,6 +39,7 @@ class Lowered:
     kept: tuple[Kept, ...]
     quantized: bool
     layer_precision: Mapping[str, Precision]
+    merged: Mapping[str, str]
 
 
 def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, table: Table | None) -> Lowered:
@@ -56,7 +59,13 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
     typed, can = generation.typed(spec), generation.capabilities
     if can.max_opset is not None:
         folded = lower_opset(folded, can.max_opset)
+    named = {
+        node.name: wanted
+        for node in folded.graph.node
+        if (wanted := overriding(spec.overrides, node.name, node.op_type)) is not None
+    }
     proto, points = folded, Points({})
+    merged: Mapping[str, str] = {}
     if table is not None:
         overrides = (*spec.overrides, *left_out(table, spec.base))
         points = find_points(folded, spec.precision, base=spec.base, overrides=overrides, excluded=can.float_only)
@@ -65,11 +74,8 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
         points = replace(points, kept=tuple(kept))
         base = spec.base if typed else Precision.FP32
         proto = insert_qdq(folded, points, table.amax, base=base)
-    named = {
-        node.name: wanted
-        for node in folded.graph.node
-        if (wanted := overriding(spec.overrides, node.name, node.op_type)) is not None
-    }
+        if generation.rearranges(spec):
+            proto, merged = rearrange(proto, folded, fixed=named)
     layer_precision: dict[str, Precision] = {}
     if typed:
         proto, in_fp32 = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
@@ -77,14 +83,14 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
-    asked = dict.fromkeys(points.quantized, spec.precision)
+    asked = {name: spec.precision for name in points.quantized if name not in merged}
     if typed and not spec.precision.quantized:
         out = {item.node for item in in_fp32}
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
         asked = {name: spec.base for name in heavy if name not in out}
     asked |= named
     forget_placeholders(proto)
-    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision)
+    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged)
 
 
 def judge(

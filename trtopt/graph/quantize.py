@@ -96,7 +96,7 @@ def insert_qdq(
     if bad:
         raise CalibrationError(f"amax must be positive and finite; found {bad}")
     model = linked(proto)
-    writer = _Writer(model, points.precision)
+    writer = Writer(model, points.precision)
     values = {value.name: value for value in _every_value(model.graph)}
     for name, readers in points.reads.items():
         scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
@@ -142,7 +142,7 @@ def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
     return converted
 
 
-def _dequantized_weight(writer: _Writer, weight: Weight, base: Precision) -> ir.Value:
+def _dequantized_weight(writer: Writer, weight: Weight, base: Precision) -> ir.Value:
     value = writer.nodes[weight.node].inputs[weight.slot]
     content = constant(value)
     assert content is not None and value is not None  # find_points only names constants
@@ -163,7 +163,7 @@ def _every_value(graph: ir.Graph) -> Iterable[ir.Value]:
         yield from node.outputs
 
 
-class _Writer:
+class Writer:
     """Adds quantization nodes beside what they quantize, with names that tell where they belong."""
 
     def __init__(self, model: ir.Model, precision: Precision) -> None:
@@ -190,7 +190,7 @@ class _Writer:
 
     def dequantize(self, name: str, codes: NDArray[Any], scale: NDArray[np.float32], axis: int | None) -> ir.Value:
         """DQ over stored codes; returns its output."""
-        stored = self._initializer(f"{name}_quantized", codes)
+        stored = self.initializer(f"{name}_quantized", codes)
         scales, zero = self._parameters(name, scale, codes.dtype)
         result = self._value(f"{name}_dequantized", ir.DataType.FLOAT, stored)
         attributes = [] if axis is None else [ir.AttrInt64("axis", axis)]
@@ -201,9 +201,9 @@ class _Writer:
 
     def _parameters(self, name: str, scale: NDArray[np.float32], stored: np.dtype[Any]) -> tuple[ir.Value, ir.Value]:
         zero = np.zeros(scale.shape, stored)
-        return self._initializer(f"{name}_scale", scale), self._initializer(f"{name}_zero_point", zero)
+        return self.initializer(f"{name}_scale", scale), self.initializer(f"{name}_zero_point", zero)
 
-    def _initializer(self, name: str, content: NDArray[Any]) -> ir.Value:
+    def initializer(self, name: str, content: NDArray[Any]) -> ir.Value:
         name = self.fresh(name)
         tensor = ir.tensor(np.ascontiguousarray(content) if content.ndim else content, name=name)
         value = ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtopt.spec import BuildSpec
+from trtopt.spec import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import Generation
 
@@ -19,6 +19,13 @@ class TensorRT8(Generation):
 
     def _capabilities(self, found: Capabilities) -> Capabilities:
         return replace(found, max_opset=17)  # much of 18 and later does not parse
+
+    def rearranges(self, spec: BuildSpec) -> bool:
+        """For sm90, where it was measured; other GPUs have other kernels. A refit finds weights by their names."""
+        for_this_gpu = spec.hardware_compatibility == "none" and not spec.refit
+        if spec.precision is not Precision.INT8 or not for_this_gpu or not (gpu := self.gpu()):
+            return False
+        return gpu.devices[0].compute_capability == 90
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it
