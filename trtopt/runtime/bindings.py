@@ -47,7 +47,10 @@ STAGED, COPIED = 0, -1
 
 def as_bytes(array: NDArray[Any]) -> memoryview:
     """To copy without letting Python's GIL go, as NumPy does: where threads queue for it, that takes longer than the copy."""
-    return array.reshape(-1).view(np.uint8).data
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # nothing in it, or a type such as bfloat16, which buffers don't know
+        return array.reshape(-1).view(np.uint8).data
 
 
 @dataclass(slots=True)

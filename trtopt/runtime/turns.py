@@ -145,7 +145,9 @@ class Turns(Generic[T]):
             if self._owned and self._holders.pop(_here.thread, None) is not item:
                 raise RuntimeError("given back by a thread that didn't take it")
             self._free.append(item)
-            served = self._serve() if self._waiting else []
+            if not (self._waiting or self._closed):
+                return
+            served = self._serve()
             if self._closed:
                 self._returned.notify_all()
         _tell(served)
