@@ -1,0 +1,131 @@
+"""A small residual network in both forms: TensorRT computes the same, with every convolution in INT8."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from lite0 import rows
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from trtopt.engine import build
+from trtopt.graph.fold import fold
+from trtopt.graph.placement import find_points
+from trtopt.graph.quantize import insert_qdq
+from trtopt.graph.rearrange import rearrange
+from trtopt.runtime.device import Device
+from trtopt.session import Session
+
+SHAPE = (8, 3, 64, 64)
+# name, input, result, in, out, kernel, stride
+CONVOLUTIONS = (
+    ("stem", "x", "c0", 3, 64, 7, 2),
+    ("one_a", "p", "c1", 64, 32, 1, 1),
+    ("one_b", "r1", "c2", 32, 32, 3, 1),
+    ("one_c", "r2", "m1", 32, 128, 1, 1),
+    ("one_skip", "p", "s1", 64, 128, 1, 1),
+    ("two_a", "r3", "c4", 128, 64, 1, 1),
+    ("two_b", "r4", "c5", 64, 64, 3, 2),
+    ("two_c", "r5", "m2", 64, 256, 1, 1),
+    ("two_skip", "r3", "s2", 128, 256, 1, 2),
+    ("last", "r6", "y", 256, 32, 1, 1),
+)
+
+
+def network() -> onnx.ModelProto:
+    """Two blocks as ResNet-50's: a skip of its own without and with a stride."""
+    rng = np.random.default_rng(0)
+    nodes: dict[str, onnx.NodeProto] = {}
+    weights = []
+    for name, source, result, inside, outside, kernel, stride in CONVOLUTIONS:
+        weight = rng.standard_normal((outside, inside, kernel, kernel)) * np.sqrt(2 / (inside * kernel**2))
+        weights += [
+            numpy_helper.from_array(weight.astype(np.float32), f"w_{name}"),
+            numpy_helper.from_array(rng.normal(0, 0.1, outside).astype(np.float32), f"b_{name}"),
+        ]
+        attributes: dict[str, Any] = {"pads": [kernel // 2] * 4, "strides": [stride] * 2, "kernel_shape": [kernel] * 2}
+        nodes[name] = helper.make_node("Conv", [source, f"w_{name}", f"b_{name}"], [result], name=name, **attributes)
+    for name, source, result in (
+        ("act0", "c0", "r0"),
+        ("act1", "c1", "r1"),
+        ("act2", "c2", "r2"),
+        ("act3", "a1", "r3"),
+        ("act4", "c4", "r4"),
+        ("act5", "c5", "r5"),
+        ("act6", "a2", "r6"),
+    ):
+        nodes[name] = helper.make_node("Relu", [source], [result], name=name)
+    window: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}
+    nodes["pool"] = helper.make_node("MaxPool", ["r0"], ["p"], name="pool", **window)
+    for number in (1, 2):
+        nodes[f"add{number}"] = helper.make_node(
+            "Add", [f"m{number}", f"s{number}"], [f"a{number}"], name=f"add{number}"
+        )
+    order = "stem act0 pool one_a act1 one_b act2 one_c one_skip add1 act3 two_a act4 two_b act5 two_c two_skip add2 act6 last"
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *SHAPE[1:]]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32, 8, 8]),
+    ]
+    graph = helper.make_graph([nodes[name] for name in order.split()], "residual", values[:1], values[1:], weights)
+    return fold(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))[0]
+
+
+def evaluated(
+    proto: onnx.ModelProto, x: NDArray[np.float32], names: list[str] | None = None
+) -> dict[str, NDArray[Any]]:
+    made = onnx.ModelProto()
+    made.CopyFrom(proto)
+    made.opset_import[0].version, made.ir_version = (
+        19,
+        9,
+    )  # the oldest Q/DQ that this evaluator knows; they mean the same
+    wanted = names or ["y"]
+    del made.graph.output[:]
+    made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
+    return dict(zip(wanted, ReferenceEvaluator(made).run(None, {"x": x})))
+
+
+def forms(x: NDArray[np.float32]) -> Mapping[str, onnx.ModelProto]:
+    float_form = network()
+    points = find_points(float_form)
+    seen = evaluated(float_form, x, [name for name in points.activations if name != "x"]) | {"x": x}
+    plain = insert_qdq(float_form, points, {name: float(np.abs(seen[name]).max()) for name in points.activations})
+    made, merged = rearrange(plain, float_form)
+    assert merged == {"one_skip": "one_c", "two_skip": "two_c"}
+    return {"float": float_form, "as it was": plain, "rearranged": made}
+
+
+def decibels(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    return float(10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()))
+
+
+def test_tensorrt_computes_both_forms_in_int8(generation: Any, gpu: Device, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
+    models = forms(x)
+    wanted = evaluated(models["float"], x)["y"]
+    shapes = ["x:" + ",".join("x".join(map(str, (size, *SHAPE[1:]))) for size in (1, 8, 8))]
+    level = os.environ.get("TRTOPT_GPU_LEVEL")
+    for form in ("as it was", "rearranged"):
+        onnx.save(models[form], tmp_path / "model.onnx")
+        made = build(
+            tmp_path / "model.onnx",
+            tmp_path / "model.engine",
+            int8=True,
+            shapes=shapes,
+            backend="tensorrt",
+            optimization_level=None if level is None else int(level),
+            force=True,
+        )
+        with Session(made.engine) as session:
+            found = session.run({"x": x})["y"]
+        same, accuracy = decibels(found, evaluated(models[form], x)["y"]), decibels(found, wanted)
+        rows.append((f"residual blocks, {form}", f"{made.truth}", f"{same:.1f} dB to ONNX, {accuracy:.1f} dB to FP32"))
+        assert "INT8" in made.truth
+        assert same > 30
+        assert accuracy > 25
