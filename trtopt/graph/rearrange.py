@@ -35,7 +35,7 @@ from trtopt.graph.view import constant, int_attribute, linked, sizes
 from trtopt.spec import Precision
 
 VECTOR = 32  # channels that TensorRT's INT8 format keeps together: at a multiple of them Concat needs no copy
-FEW = 4  # channels of the convolutions that TensorRT has that one kernel for
+FEW = 4  # input channels: TensorRT has that one kernel for images; nobody has looked at wider ones
 _ONE = [1, 1]
 
 
