@@ -1,4 +1,4 @@
-"""What a generation is given, and what it is asked for, without building."""
+"""What a generation is given, and what it is asked for."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trtopt import calibrate
 from trtopt.calibration.table import Table
+from trtopt.engine import build
 from trtopt.graph.fold import fold
 from trtopt.lowering import Lowered, lower
+from trtopt.progress import Reporter
 from trtopt.spec import BuildSpec, Override, Precision
+from trtopt.trt import Generation
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +73,19 @@ def test_a_node_with_a_precision_of_its_own_stays(block: onnx.ModelProto, table:
     assert made.merged == {}
     assert made.layer_precision["add"] is Precision.FP32
     assert made.asked["skip"] is Precision.INT8
+
+
+def test_a_real_builder_takes_rearranged_graphs_and_the_user_is_told(
+    block: onnx.ModelProto, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+    class Heard(Reporter):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+    monkeypatch.setattr(Generation, "rearranges", lambda *_: True)
+    made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=Heard())
+    assert made.truth == "3 of 3 convolutions INT8"
+    assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in notes)
