@@ -395,7 +395,7 @@ class Bench:
                     with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
                         load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
                         load.warm(threads)
-                        found = load.threads(threads, calls)
+                        found = load.threads(threads, calls, together=True)
                     note(
                         f"{what}, devices={devices}, {threads} threads",
                         f"{found.rate:.0f} calls/s",
@@ -450,7 +450,7 @@ def _process(
         load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
         load.warm(8)
         gate.wait()
-        found = load.threads(8, calls)
+        found = load.threads(8, calls, together=True)
         results.put(found.rate if found.right else 0.0)
 
 

@@ -127,10 +127,13 @@ class Load:
         found.add(self.threads(count, 100))
         return found
 
-    def threads(self, count: int, calls: int, *, wrong_every: int = 0, killer: bool = False) -> Outcome:
+    def threads(
+        self, count: int, calls: int, *, together: bool = False, wrong_every: int = 0, killer: bool = False
+    ) -> Outcome:
         """`calls` in each of `count` threads.
 
         Args:
+            together: whoever is free makes the next of all these calls, so that all threads have work to the end.
             wrong_every: wrong inputs before every so many right ones; 0: none.
             killer: throw Killed into a thread again and again, most often in the middle of a call. It then goes on.
         """
@@ -139,11 +142,12 @@ class Load:
         running = threading.Event()
         running.set()
         live: set[int] = set()
+        shared = iter(range(1, count * calls + 1))  # threads may take from it side by side: a step of it keeps the GIL
 
         def work(seed: int, seen: Outcome) -> None:
             order = list(range(len(self.mix)))
             random.Random(seed).shuffle(order)
-            numbers = iter(range(1, calls + 1))
+            numbers = shared if together else iter(range(1, calls + 1))
             gate.wait()
             if killer:
                 live.add(threading.get_ident())

@@ -52,6 +52,24 @@ def test_all_right() -> None:
     assert found.right and found.calls == 800 and found.refused == 80
 
 
+def test_together_a_slow_thread_leaves_its_calls_to_the_others() -> None:
+    class Slow(Doubling):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made: dict[int, int] = {}
+
+        def run(self, inputs: Any) -> dict[str, Any]:
+            me = threading.get_ident()
+            self.made[me] = self.made.get(me, 0) + 1
+            time.sleep(0.02 if me == next(iter(self.made)) else 0.0005)
+            return super().run(inputs)
+
+    session = Slow()
+    found = _load(session).threads(3, 40, together=True)
+    assert found.right and found.calls == sum(session.made.values()) == 120
+    assert min(session.made.values()) < 20
+
+
 def test_one_wrong_result_is_noticed() -> None:
     found = _load(Doubling(wrong_at=37)).threads(2, 100)
     assert found.wrong == 1 and found.worst > 0 and not found.right
