@@ -286,7 +286,7 @@ def test_threads_wait_for_the_baton_without_the_gil(
     wait = compiled()
     if wait is None:
         pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
-    turn, asked = Baton(wait), list[int]()
+    turn, asked = Baton(wait, 2), list[int]()
     monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: turn)
     monkeypatch.setattr(Baton, "wanted", lambda _: True)
 

@@ -25,7 +25,7 @@ SLEEP, ABS = address_of(LIBC.usleep), address_of(LIBC.abs)
 def baton() -> Baton:
     wait = compiled()
     assert wait is not None
-    return Baton(wait)
+    return Baton(wait, 16)
 
 
 def holder(baton: Baton) -> int:
@@ -73,6 +73,28 @@ def test_one_that_got_lost_is_taken_when_patience_ends(baton: Baton) -> None:
     assert baton.during(ABS, 3) == 3
     assert time.perf_counter_ns() - started >= PATIENCE
     assert holder(baton) == baton._own.number
+
+
+def test_no_more_wait_awake_than_may() -> None:
+    wait = compiled()
+    assert wait is not None
+    baton = Baton(wait, 1)
+    baton._word.value = 12345
+    waited: list[float] = []
+
+    def work(_: int) -> None:
+        started = time.perf_counter_ns()
+        assert baton.during(ABS, 3) == 3
+        waited.append(time.perf_counter_ns() - started)
+        if baton._word.value == baton._own.number:
+            baton._word.value = 12345  # as if it got lost again
+
+    for _ in range(20):
+        assert in_threads(2, work) == []
+    assert len(waited) == 40
+    slow = sum(time >= PATIENCE for time in waited)
+    assert 20 <= slow < 40, "two at a time, and only one of them waits"
+    assert baton._line[9] == 0, "nobody waits any more"
 
 
 def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
