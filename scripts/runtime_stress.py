@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.runtime.baton import prepared
+
 Mix = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # inputs and their results
 
 
@@ -121,9 +123,7 @@ class Load:
     def warm(self, count: int) -> Outcome:
         """Contexts made, graphs captured, and what threads wait for compiled."""
         found = self.threads(count, 200)
-        for thread in threading.enumerate():
-            if thread.name == "trtopt-baton":
-                thread.join()
+        prepared()
         found.add(self.threads(count, 100))
         return found
 

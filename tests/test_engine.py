@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from world import unnumbered
+from world import Heard, unnumbered
 
 from trtopt.calibration.calibrator import calibrate
 from trtopt.data.samples import write_crops
@@ -23,23 +23,10 @@ from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
 from trtopt.manifest import load_manifest
 from trtopt.measure.inspection import inspect
-from trtopt.progress import Reporter
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
 TARGET = "sm89"
-
-
-class Heard(Reporter):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.warnings: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -6,17 +6,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import model, node, values
+from world import Heard
 
 from trtopt import calibrate
 from trtopt.calibration.table import Table
 from trtopt.engine import build
 from trtopt.graph.fold import fold
 from trtopt.lowering import Lowered, lower
-from trtopt.progress import Reporter
 from trtopt.spec import BuildSpec, Override, Precision
 from trtopt.trt import Generation
 
@@ -24,31 +23,23 @@ from trtopt.trt import Generation
 @pytest.fixture(scope="module")
 def block() -> onnx.ModelProto:
     """A residual block whose skip is a convolution."""
-    rng = np.random.default_rng(0)
-    nodes, weights = [], []
-    for name, source, shape in (
-        ("first", "x", (32, 32, 1, 1)),
-        ("main", "a", (32, 32, 1, 1)),
-        ("skip", "x", (32, 32, 1, 1)),
-        ("next", "r", (32, 32, 1, 1)),
-    ):
-        weights.append(numpy_helper.from_array((rng.standard_normal(shape) * 0.2).astype(np.float32), f"w_{name}"))
-        nodes.append(helper.make_node("Conv", [source, f"w_{name}"], ["y" if name == "next" else name], name=name))
-    nodes.insert(1, helper.make_node("Relu", ["first"], ["a"], name="relu"))
-    nodes[4:4] = [
-        helper.make_node("Add", ["main", "skip"], ["sum"], name="add"),
-        helper.make_node("Relu", ["sum"], ["r"], name="last"),
+    nodes = [
+        node("Conv", "x w0", "f", "first"),
+        node("Relu", "f", "a"),
+        node("Conv", "a w1", "m", "main"),
+        node("Conv", "x w2", "s", "skip"),
+        node("Add", "m s", "sum", "add"),
+        node("Relu", "sum", "r"),
+        node("Conv", "r w3", "y", "next"),
     ]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 32, 8, 8]) for name in "xy"]
-    graph = helper.make_graph(nodes, "block", values[:1], values[1:], weights)
-    return fold(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))[0]
+    weights = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
+    return fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
 
 
 @pytest.fixture(scope="module")
 def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Table:
     folder: Path = tmp_path_factory.mktemp("table")
-    samples = np.random.default_rng(1).standard_normal((64, 32, 8, 8)).astype(np.float32)
-    calibrate(block, data={"x": samples}, output=folder / "table.json")
+    calibrate(block, data={"x": values(64, 32, 8, 8)}, output=folder / "table.json")
     return Table.load(folder / "table.json")
 
 
@@ -80,12 +71,8 @@ def test_a_real_builder_takes_rearranged_graphs_and_the_user_is_told(
 ) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
-    class Heard(Reporter):
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    notes: list[str] = []
+    heard = Heard()
     monkeypatch.setattr(Generation, "rearranges", lambda *_: True)
-    made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=Heard())
+    made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=heard)
     assert made.truth == "3 of 3 convolutions INT8"
-    assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in notes)
+    assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in heard.notes)

@@ -17,6 +17,7 @@ from PIL import Image
 from skimage import data
 
 from trtopt import cli
+from trtopt.progress import Reporter
 
 PHOTO = data.astronaut()
 RTX = ("--backend", "rtx", "--target", "sm89")
@@ -28,6 +29,20 @@ def unnumbered(plan: bytes | memoryview) -> bytes:
     About one INT8 build in fifteen numbers its auxiliary tensors differently, on an idle machine and with one thread.
     """
     return re.sub(rb"__mye\d+", b"__mye", bytes(plan))
+
+
+class Heard(Reporter):
+    """What users would have been told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 def crops(count: int) -> list[NDArray[np.uint8]]:

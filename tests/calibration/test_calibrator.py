@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 from sklearn.datasets import load_digits
+from world import Heard
 
 from trtopt.calibration import calibrator as module
 from trtopt.calibration.calibrator import calibrate, observe_and_choose
@@ -26,23 +27,10 @@ from trtopt.graph.placement import Points, find_points
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import insert_qdq
 from trtopt.measure.verify import Agreement, verify
-from trtopt.progress import Reporter
 from trtopt.recipes import load_recipe
 from trtopt.spec import METHODS
 
 PRESET = "efficientnet-lite"
-
-
-class Notes(Reporter):
-    def __init__(self) -> None:
-        self.warned: list[str] = []
-        self.noted: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    def note(self, text: str) -> None:
-        self.noted.append(text)
 
 
 @pytest.fixture(autouse=True)
@@ -124,13 +112,13 @@ def test_bad_images_are_left_out_and_counted(lite0: Lite0, tmp_path: Path) -> No
     for file in sorted(lite0.crops.glob("*.png"))[:3]:
         shutil.copy(file, folder)
     (folder / "text.jpg").write_text("not an image")
-    reporter = Notes()
+    reporter = Heard()
     result = calibrate(lite0.path, images=folder, preprocess=PRESET, threads=2, reporter=reporter)
     assert (result.samples, [item.name for item in result.skipped]) == (3, ["text.jpg"])
     assert [item["name"] for item in result.to_json()["skipped"]] == ["text.jpg"]
-    assert any("text.jpg" in item for item in reporter.warned)
-    assert any("only 3 samples" in item for item in reporter.warned)
-    assert result.notes == tuple(reporter.warned)
+    assert any("text.jpg" in item for item in reporter.warnings)
+    assert any("only 3 samples" in item for item in reporter.warnings)
+    assert result.notes == tuple(reporter.warnings)
 
 
 def test_a_kept_pass_is_used_only_for_the_images_it_saw(lite0: Lite0, tmp_path: Path, own_cache: Path) -> None:
@@ -288,10 +276,10 @@ def test_a_damaged_cache_is_measured_again(digits: NDArray[np.float32], own_cach
     first = calibrate(digits_model(), data={"x": digits[:64]}, threads=1)
     (kept,) = own_cache.rglob("*.calib.json")
     kept.write_bytes(kept.read_bytes()[:500])
-    reporter = Notes()
+    reporter = Heard()
     again = calibrate(digits_model(), data={"x": digits[:64]}, threads=1, reporter=reporter)
     assert not again.cached
-    assert any("read again" in item for item in reporter.noted)
+    assert any("read again" in item for item in reporter.notes)
     assert again.table.digest == first.table.digest
     assert calibrate(digits_model(), data={"x": digits[:64]}, threads=1).cached
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from graphs import decibels, model, node, values
 from lite0 import rows
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.engine import build
@@ -36,44 +36,28 @@ CONVOLUTIONS = (
     ("two_skip", "r3", "s2", 128, 256, 1, 2),
     ("last", "r6", "y", 256, 32, 1, 1),
 )
+ORDER = (
+    "stem act0 pool one_a act1 one_b act2 one_c one_skip add1 act3 two_a act4 two_b act5 two_c two_skip add2 act6 last"
+)
 
 
 def network() -> onnx.ModelProto:
     """Two blocks as ResNet-50's: a skip of its own without and with a stride."""
-    rng = np.random.default_rng(0)
     nodes: dict[str, onnx.NodeProto] = {}
-    weights = []
-    for name, source, result, inside, outside, kernel, stride in CONVOLUTIONS:
-        weight = rng.standard_normal((outside, inside, kernel, kernel)) * np.sqrt(2 / (inside * kernel**2))
-        weights += [
-            numpy_helper.from_array(weight.astype(np.float32), f"w_{name}"),
-            numpy_helper.from_array(rng.normal(0, 0.1, outside).astype(np.float32), f"b_{name}"),
-        ]
-        attributes: dict[str, Any] = {"pads": [kernel // 2] * 4, "strides": [stride] * 2, "kernel_shape": [kernel] * 2}
-        nodes[name] = helper.make_node("Conv", [source, f"w_{name}", f"b_{name}"], [result], name=name, **attributes)
-    for name, source, result in (
-        ("act0", "c0", "r0"),
-        ("act1", "c1", "r1"),
-        ("act2", "c2", "r2"),
-        ("act3", "a1", "r3"),
-        ("act4", "c4", "r4"),
-        ("act5", "c5", "r5"),
-        ("act6", "a2", "r6"),
-    ):
-        nodes[name] = helper.make_node("Relu", [source], [result], name=name)
-    window: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1] * 4}
-    nodes["pool"] = helper.make_node("MaxPool", ["r0"], ["p"], name="pool", **window)
-    for number in (1, 2):
-        nodes[f"add{number}"] = helper.make_node(
-            "Add", [f"m{number}", f"s{number}"], [f"a{number}"], name=f"add{number}"
-        )
-    order = "stem act0 pool one_a act1 one_b act2 one_c one_skip add1 act3 two_a act4 two_b act5 two_c two_skip add2 act6 last"
-    values = [
-        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", *SHAPE[1:]]),
-        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 32, 8, 8]),
-    ]
-    graph = helper.make_graph([nodes[name] for name in order.split()], "residual", values[:1], values[1:], weights)
-    return fold(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))[0]
+    weights = {}
+    for seed, (name, source, result, inside, outside, kernel, stride) in enumerate(CONVOLUTIONS):
+        scale = (2 / (inside * kernel**2)) ** 0.5
+        weights[f"w_{name}"] = values(outside, inside, kernel, kernel, seed=seed, scale=scale)
+        weights[f"b_{name}"] = values(outside, seed=seed, scale=0.1)
+        window = {"pads": [kernel // 2] * 4, "strides": [stride] * 2, "kernel_shape": [kernel] * 2}
+        nodes[name] = node("Conv", f"{source} w_{name} b_{name}", result, name, **window)
+    for index, source in enumerate(("c0", "c1", "c2", "a1", "c4", "c5", "a2")):
+        nodes[f"act{index}"] = node("Relu", source, f"r{index}", f"act{index}")
+    nodes["pool"] = node("MaxPool", "r0", "p", "pool", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    for index in (1, 2):
+        nodes[f"add{index}"] = node("Add", f"m{index} s{index}", f"a{index}", f"add{index}")
+    chosen = [nodes[name] for name in ORDER.split()]
+    return fold(model(chosen, inputs={"x": ["n", *SHAPE[1:]]}, outputs={"y": ["n", 32, 8, 8]}, weights=weights))[0]
 
 
 def evaluated(
@@ -101,12 +85,8 @@ def forms(x: NDArray[np.float32]) -> Mapping[str, onnx.ModelProto]:
     return {"float": float_form, "as it was": plain, "rearranged": made}
 
 
-def decibels(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()))
-
-
 def test_tensorrt_computes_both_forms_in_int8(generation: Any, gpu: Device, tmp_path: Path) -> None:
-    x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
+    x = values(*SHAPE, seed=1)
     models = forms(x)
     wanted = evaluated(models["float"], x)["y"]
     shapes = ["x:" + ",".join("x".join(map(str, (size, *SHAPE[1:]))) for size in (1, 8, 8))]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, values
+from graphs import decibels, model, node, values
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -85,10 +85,6 @@ def quantized(proto: onnx.ModelProto, x: NDArray[np.float32], *, skips: bool = T
 
 def run(proto: onnx.ModelProto, x: NDArray[np.float32]) -> NDArray[np.float32]:
     return OnnxSession(proto, threads=1, optimize=False)({"x": x})["y"]
-
-
-def decibels(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    return float(10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()))
 
 
 @pytest.mark.parametrize("bias", [True, False])

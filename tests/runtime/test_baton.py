@@ -125,14 +125,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(module, "_made", [])
     monkeypatch.setattr(module, "_lock", threading.Lock())
     yield
-    finish()
-
-
-def finish() -> None:
-    """What `prepare` began."""
-    for thread in threading.enumerate():
-        if thread.name == "trtopt-baton":
-            thread.join(60)
+    module.prepared(60)
 
 
 @pytest.mark.usefixtures("fresh")
@@ -140,7 +133,7 @@ def test_it_is_compiled_once_beside() -> None:
     assert module.baton() is None
     module.prepare()
     module.prepare()
-    finish()
+    module.prepared(60)
     assert isinstance(module.baton(), Baton)
     assert len(module._made) == 1
 
@@ -150,6 +143,6 @@ def test_without_numba_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(module, "compiled", compiled.__wrapped__)
     module.prepare()
-    finish()
+    module.prepared(60)
     assert module._made == [None]
     assert module.baton() is None

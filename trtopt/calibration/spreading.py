@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.view import constant, is_float, sizes
+from trtopt.graph.view import constant, is_float, read_once, sizes
 
 SAME = frozenset(
     [
@@ -133,7 +133,7 @@ class _Rules:
             return
         value = node.inputs[0]
         assert value is not None
-        alone = len(value.uses()) == 1 and not value.is_graph_output()
+        alone = read_once(value)
         item, op = self.get(node.outputs[0]), node.op_type
         if op in SAME or _moves(node) is True:
             self.give(value, item)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
-from trtopt.graph.view import constant, int_attribute, is_float, linked, sizes
+from trtopt.graph.view import constant, int_attribute, ints_attribute, is_float, linked, read_once, sizes
 from trtopt.spec import Kept, Override, Precision, overriding
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -214,13 +214,7 @@ def _residuals(search: _Search) -> None:
 
     def straight_from_conv(value: ir.Value) -> bool:
         producer = value.producer()
-        return (
-            producer is not None
-            and producer.op_type == "Conv"
-            and producer.name in quantized
-            and len(value.uses()) == 1
-            and not value.is_graph_output()
-        )
+        return producer is not None and producer.op_type == "Conv" and producer.name in quantized and read_once(value)
 
     for node in search.model.graph:
         if node.op_type != "Add" or node.domain or _override(search, node) is not None:
@@ -263,15 +257,8 @@ def _poolings(search: _Search) -> None:
             return False
         if node.op_type != "ReduceMean":
             return True
-        attribute = node.attributes.get("axes")
         given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        axes = (
-            list(attribute.as_ints())
-            if attribute
-            else [int(axis) for axis in given.ravel()]
-            if given is not None
-            else []
-        )
+        axes = ints_attribute(node, "axes", [] if given is None else [int(axis) for axis in given.ravel()])
         return sorted(axis % 4 for axis in axes) == [2, 3]
 
     for node in search.model.graph:

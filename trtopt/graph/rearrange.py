@@ -31,12 +31,13 @@ from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trtopt.graph.quantize import Writer, quantize_weight, weight_scales
-from trtopt.graph.view import constant, int_attribute, linked, sizes
+from trtopt.graph.view import constant, int_attribute, ints_attribute, linked, read_once, sizes
 from trtopt.spec import Precision
 
 VECTOR = 32  # channels that TensorRT's INT8 format keeps together: at a multiple of them Concat needs no copy
 FEW = 4  # input channels: TensorRT has that one kernel for images; nobody has looked at wider ones
 _ONE = [1, 1]
+_QUANTIZED = ("DequantizeLinear", "QuantizeLinear")  # from a reader back to what was quantized
 
 
 def rearrange(
@@ -70,14 +71,17 @@ def rearrange(
     return ir.to_proto(model), merged
 
 
-def _ints(node: ir.Node, name: str, default: list[int]) -> list[int]:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else list(attribute.as_ints())
-
-
 def _made_for_one(value: ir.Value | None) -> ir.Node | None:
     """Who computes `value`, if nobody reads it but one node."""
-    return value.producer() if value is not None and len(value.uses()) == 1 and not value.is_graph_output() else None
+    return value.producer() if value is not None and read_once(value) else None
+
+
+def _behind(value: ir.Value | None, *ops: str) -> ir.Node | None:
+    """Who computes what comes to `value` through nodes of these operators, the last one first, nothing of it read elsewhere."""
+    node = _made_for_one(value)
+    for op in ops:
+        node = _made_for_one(node.inputs[0]) if node is not None and node.op_type == op else None
+    return node
 
 
 def _made_by(value: ir.Value | None, op: str) -> ir.Node | None:
@@ -106,24 +110,20 @@ class _Branch:
 
 def _branches(add: ir.Node, floats: Mapping[str, ir.Node]) -> tuple[_Branch, _Branch] | None:
     """The convolutions that compute the operands, if they can become one: the block's last, and its skip's."""
-    found: dict[bool, _Branch] = {}
-    for operand in add.inputs:
-        conv = _made_for_one(operand)
-        skips = conv is not None and conv.op_type == "DequantizeLinear"
-        for op in ("DequantizeLinear", "QuantizeLinear") if skips else ():
-            conv = _made_for_one(conv.inputs[0]) if conv is not None and conv.op_type == op else None
-        branch = None if conv is None else _branch(conv, floats)
-        if branch is None or skips in found:
-            return None
-        found[skips] = branch
-    main, skip = found[False], found[True]
-    made: ir.Node | None = main.conv
-    for _ in ("DequantizeLinear", "QuantizeLinear", "whoever computes it"):
-        made = None if made is None else _made_for_one(made.inputs[0])  # for others, Concat would have to copy it
-    return (main, skip) if made and main.strides == _ONE and not add.outputs[0].is_graph_output() else None
+    if add.outputs[0].is_graph_output():
+        return None
+    for block, beside in (add.inputs, reversed(add.inputs)):
+        main, skip = _branch(_behind(block), floats), _branch(_behind(beside, *_QUANTIZED), floats)
+        if main is None or skip is None or main.strides != _ONE:
+            continue
+        if _behind(main.conv.inputs[0], *_QUANTIZED) is not None:  # what others read too, Concat would have to copy
+            return main, skip
+    return None
 
 
-def _branch(conv: ir.Node, floats: Mapping[str, ir.Node]) -> _Branch | None:
+def _branch(conv: ir.Node | None, floats: Mapping[str, ir.Node]) -> _Branch | None:
+    if conv is None:
+        return None
     before = floats.get(str(conv.name))
     dequantize, stored = (_made_by(value, "DequantizeLinear") for value in conv.inputs[:2])
     if before is None or dequantize is None or stored is None or sizes(dequantize.inputs[1]) != ():
@@ -134,9 +134,9 @@ def _branch(conv: ir.Node, floats: Mapping[str, ir.Node]) -> _Branch | None:
         return None
     added = before.inputs[2] if len(before.inputs) > 2 else None
     bias = np.zeros(len(weight), np.float32) if added is None else constant(added)
-    if bias is None or any(_ints(conv, "pads", [0])):
+    if bias is None or any(ints_attribute(conv, "pads", [0])):
         return None
-    strides = _ints(conv, "strides", _ONE)
+    strides = ints_attribute(conv, "strides", _ONE)
     return _Branch(conv, dequantize, np.asarray(weight, np.float32), np.asarray(bias, np.float32), strides)
 
 
@@ -192,15 +192,21 @@ def _keep_apart(writer: Writer, pool: ir.Node) -> bool:
 
 def _reached(pool: ir.Node) -> list[int] | None:
     """Its padding without what no window reaches; None where that is all of it, or isn't known."""
-    shape, pads, windows = sizes(pool.inputs[0]), _ints(pool, "pads", []), _ints(pool, "kernel_shape", [])
+    shape, pads, windows = (
+        sizes(pool.inputs[0]),
+        ints_attribute(pool, "pads", []),
+        ints_attribute(pool, "kernel_shape", []),
+    )
     axes = len(windows)
     if shape is None or len(shape) != axes + 2 or len(pads) != 2 * axes or int_attribute(pool, "ceil_mode", 0):
         return None
     automatic = pool.attributes.get("auto_pad")
-    if (automatic and automatic.as_string() != "NOTSET") or any(size != 1 for size in _ints(pool, "dilations", [])):
+    if (automatic and automatic.as_string() != "NOTSET") or any(
+        size != 1 for size in ints_attribute(pool, "dilations", [])
+    ):
         return None
     found = list(pads)
-    for axis, (size, window, stride) in enumerate(zip(shape[2:], windows, _ints(pool, "strides", [1] * axes))):
+    for axis, (size, window, stride) in enumerate(zip(shape[2:], windows, ints_attribute(pool, "strides", [1] * axes))):
         if size is None:
             return None
         left = (pads[axis] + size + pads[axes + axis] - window) % stride

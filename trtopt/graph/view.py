@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx
@@ -44,6 +44,16 @@ def is_float(value: ir.Value | None) -> bool:
 def int_attribute(node: ir.Node, name: str, default: int) -> int:
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
+
+
+def ints_attribute(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
+    attribute = node.attributes.get(name)
+    return list(default if attribute is None else attribute.as_ints())
+
+
+def read_once(value: ir.Value) -> bool:
+    """Whether one node reads it, in one place, and nobody outside the graph."""
+    return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def fresh_names(graph: ir.Graph) -> Callable[[str], str]:

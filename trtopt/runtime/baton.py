@@ -28,6 +28,7 @@ from trtopt.runtime.device import address_of
 
 PATIENCE = 2_000_000  # nanoseconds: several threads' turns; after 0.1 ms many went on to sleep, and little was gained
 _MONOTONIC = 1  # CLOCK_MONOTONIC
+_THREAD = "trtopt-baton"
 
 Wait = Callable[[int, int, int, int, int, int, int], int]
 
@@ -95,7 +96,14 @@ def baton() -> Baton | None:
 def prepare() -> None:
     """Compile it, in a thread beside, for some 2 s. Later calls do nothing."""
     if _lock.acquire(blocking=False):  # and never released: once
-        threading.Thread(target=_prepare, name="trtopt-baton").start()  # no daemon: ending inside LLVM might crash
+        threading.Thread(target=_prepare, name=_THREAD).start()  # no daemon: ending inside LLVM might crash
+
+
+def prepared(timeout: float | None = None) -> None:
+    """Wait until what `prepare` began is done, at most so many seconds."""
+    for thread in threading.enumerate():
+        if thread.name == _THREAD:
+            thread.join(timeout)
 
 
 def _prepare() -> None:
@@ -160,17 +168,18 @@ def compiled() -> Wait | None:
     ) -> int:
         swapped(word, mine, 0)
         result: int = called(function, a, b, c)
-        if not swapped(word, 0, mine):
-            if added(word + 8, 1) < most:
+        if swapped(word, 0, mine):
+            return result
+        if added(word + 8, 1) < most:
+            called(clock, _MONOTONIC, mine, 0)
+            end = loaded(mine) * 1_000_000_000 + loaded(mine + 8) + patience
+            while not swapped(word, 0, mine):
+                called(pause, 0, 0, 0)
                 called(clock, _MONOTONIC, mine, 0)
-                end = loaded(mine) * 1_000_000_000 + loaded(mine + 8) + patience
-                while not swapped(word, 0, mine):
-                    called(pause, 0, 0, 0)
-                    called(clock, _MONOTONIC, mine, 0)
-                    if loaded(mine) * 1_000_000_000 + loaded(mine + 8) > end:
-                        swapped(word, loaded(word), mine)
-                        break
-            added(word + 8, -1)
+                if loaded(mine) * 1_000_000_000 + loaded(mine + 8) > end:
+                    swapped(word, loaded(word), mine)
+                    break
+        added(word + 8, -1)
         return result
 
     signature = int32(*[int64] * 10)

@@ -1,4 +1,4 @@
-"""Small ONNX graphs and real models for the tests of trtopt.graph."""
+"""Small ONNX graphs, what is measured on them, and real models, for tests."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ def conv_relu(**changes: Any) -> ModelProto:
     return model(
         [node("Conv", "x w b", "h", "c", pads=[1, 1, 1, 1]), node("Relu", "h", "y", "r")], weights=weights, **changes
     )
+
+
+def decibels(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Signal to noise, in dB."""
+    return float(10 * np.log10((wanted**2).sum() / ((found - wanted) ** 2).sum()))
 
 
 def rapidocr(part: str) -> Path:
