@@ -47,7 +47,7 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
     with open_session(adding_engine(cuda)) as session:
         for seed in range(5):
             check_run(session, inputs_of(4, seed))
-        lane = session._lanes._free[0]
+        lane = session._lanes._free[0][0]
         assert (lane.enqueues, lane.bindings.captures, lane.replays) == (1, 1, 4)
         check_run(session, inputs_of(8))
         check_run(session, inputs_of(4, 9))  # the other shape left its graph alone
@@ -68,7 +68,7 @@ def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, o
     with open_session(adding_engine(cuda), graphs=2) as session:
         for seed in range(100):
             check_run(session, inputs_of(1 + seed % 5, seed))
-        lane = session._lanes._free[0]
+        lane = session._lanes._free[0][0]
         assert len(lane.bindings._fixed) == 2
         assert lane.bindings.captures <= 2 + 100 // 32  # thrashing would capture again and again
 
@@ -84,7 +84,7 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
     with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        lane = session._lanes._free[0]
+        lane = session._lanes._free[0][0]
         assert lane.replays == 0
         assert "plain enqueues" in lane.bindings.note
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
@@ -97,7 +97,7 @@ def test_contexts_that_can_not_share_a_profile_are_one(cuda: FakeCuda, open_sess
         for seed, batch in enumerate((4, 4, 4, 2, 2, 2, 4, 4, 16, 4)):
             check_run(session, inputs_of(batch, seed))
         assert session.memory().lanes == 1
-        assert session._lanes._free[0].replays > 0
+        assert session._lanes._free[0][0].replays > 0
 
 
 def test_results_are_not_overwritten_by_the_next_run(cuda: FakeCuda, open_session: Open) -> None:
@@ -203,7 +203,7 @@ def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_sessi
             np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
             kept = [*kept[-2:], result]
         assert cuda.calls.count("cudaMemcpyAsync") == copies
-        lane = session._lanes._free[0]
+        lane = session._lanes._free[0][0]
         assert lane.replays > 0
         target = OnGpu(device, np.zeros((4, 3), np.float32))
         assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
@@ -269,7 +269,7 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
             result = session.run({"x": ring[call % len(ring)], "row": row})["y"]
             expected = inputs_of(4, call % len(ring))
             np.testing.assert_array_equal(result.numpy(), expected["x"] + inputs_of(4)["row"])
-        lane = session._lanes._free[0]
+        lane = session._lanes._free[0][0]
         assert lane.bindings.captures <= 8 + 200 // (16 * 8)
         del result, ring, row
 
@@ -441,7 +441,7 @@ def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
-        context = session._lanes._free[0].bindings._loose.context
+        context = session._lanes._free[0][0].bindings._loose.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue"):
             session.run(inputs_of(2))

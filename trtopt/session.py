@@ -193,7 +193,7 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        self._lanes = Turns(self._lane, contexts * len(self._gpus), owned=True)
+        self._lanes = Turns(self._lane, contexts * len(self._gpus), groups=len(self._gpus), owned=True)
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
 
     def _lane(self, number: int) -> _Lane:

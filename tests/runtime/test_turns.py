@@ -37,6 +37,33 @@ def test_what_a_thread_lost_is_its_own_when_it_asks_again() -> None:
     assert turns.close() == [item]
 
 
+def test_an_item_comes_from_the_group_that_has_most_free() -> None:
+    turns = Turns(lambda number: number, 6, groups=2)
+    items = [turns.take() for _ in range(6)]
+    for item in (0, 1, 3, 5):  # as after a burst: of the even ones two are busy
+        turns.give(item)
+    assert turns.take() == 5, "the last one that was used"
+    assert turns.take() == 3
+    turns.give(2)
+    turns.give(4)
+    assert turns.take() == 4
+    assert turns.take() == 2
+    assert {turns.take(), turns.take()} == {0, 1}
+    for item in items:
+        turns.give(item)
+    assert sorted(turns.close()) == items
+
+
+def test_one_of_another_group_is_handed_out_where_only_that_will_do() -> None:
+    turns = Turns(lambda number: number, 4, groups=2)
+    for item in [turns.take() for _ in range(4)]:
+        turns.give(item)
+    assert [turns.take(lambda item: item % 2 == 1) for _ in range(2)] == [3, 1]
+    with pytest.raises(Busy, match="all 4"):
+        turns.take(lambda item: item % 2 == 1, timeout=0.01)
+    assert turns.take() == 2
+
+
 def test_an_item_that_was_being_made_is_not_counted() -> None:
     def make(number: int) -> str:
         if interrupted:

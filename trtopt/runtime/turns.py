@@ -49,16 +49,19 @@ class Turns(Generic[T]):
     Items go straight from who gives one back to who has waited longest, so nobody is overtaken.
 
     Args:
+        groups: items with the same number modulo this belong together, as lanes on one GPU; whoever needs one gets it from the
+            group that has most free, so that none is idle while another is busy.
         owned: an item stays with the thread that took it. Then one that got lost, because an exception was thrown into its
             thread at the wrong moment, is found again: when the thread is gone, or asks for another one.
     """
 
-    def __init__(self, make: Callable[[int], T], most: int, *, owned: bool = False) -> None:
+    def __init__(self, make: Callable[[int], T], most: int, *, groups: int = 1, owned: bool = False) -> None:
         self._make, self.most, self._owned = make, most, owned
         self._holders: dict[weakref.ref[_Token], T | None] = {}  # None: being made
         self._lock = threading.Lock()
         self._returned = threading.Condition(self._lock)
-        self._free: list[T] = []
+        self._free: list[list[T]] = [[] for _ in range(groups)]
+        self._homes: dict[T, list[T]] = {}  # item → the list of these that it comes back to
         self._waiting: deque[Waiter[T]] = deque()
         self._dropped: deque[T] = deque()  # what was kept and isn't any more
         self._made = 0
@@ -74,8 +77,9 @@ class Turns(Generic[T]):
         if wanted is None:  # the common case, short: it stands between every call and its launch
             thread = _here.thread
             with self._lock:
-                if self._free and not (self._waiting or self._closed or self._dropped) and thread not in self._holders:
-                    return self._hand(-1, thread)
+                free = self._free[0] if len(self._free) == 1 else max(self._free, key=len)
+                if free and not (self._waiting or self._closed or self._dropped) and thread not in self._holders:
+                    return self._hand(free, -1, thread)
         got = self._now(wanted)
         if got is not None:
             return got
@@ -144,7 +148,7 @@ class Turns(Generic[T]):
         with self._lock:
             if self._owned and self._holders.pop(_here.thread, None) is not item:
                 raise RuntimeError("given back by a thread that didn't take it")
-            self._free.append(item)
+            self._homes[item].append(item)
             if not (self._waiting or self._closed):
                 return
             served = self._serve()
@@ -179,10 +183,11 @@ class Turns(Generic[T]):
         self.refuse(not finish)
         with self._lock:
             self._reclaim(_here.thread)  # who closes isn't in a call
-            while len(self._free) < self._made or self._waiting:
+            while sum(map(len, self._free)) < self._made or self._waiting:
                 self._returned.wait(_LOOK)
                 self._reclaim()
-            items, self._free = self._free, []
+            items = [item for free in self._free for item in free]
+            self._free, self._homes = [[]], {}
         return items
 
     def _now(self, wanted: Callable[[T], bool] | None) -> T | None:
@@ -191,10 +196,8 @@ class Turns(Generic[T]):
                 raise DeviceError(CLOSED)
             if self._owned:
                 self._reclaim(_here.thread)
-            if not self._waiting:
-                for index in range(len(self._free) - 1, -1, -1):  # the last used one has the warmest memory
-                    if wanted is None or wanted(self._free[index]):
-                        return self._hand(index, _here.thread)
+            if not self._waiting and (item := self._find_free(wanted, _here.thread)) is not None:
+                return item
             if self._made >= self.most:
                 return None
             number = self._made
@@ -208,6 +211,7 @@ class Turns(Generic[T]):
                 self._holders.pop(_here.thread, None)
                 self._made -= 1
             raise
+        self._homes[item] = self._free[number % len(self._free)]
         if self._owned:
             self._holders[_here.thread] = item
         if wanted is None or wanted(item):
@@ -219,21 +223,27 @@ class Turns(Generic[T]):
         """Match free items with those who wait, in their order. The lock is held."""
         served: list[Waiter[T]] = []
         for waiter in tuple(self._waiting):
-            if not self._free:
+            if not any(self._free):
                 break
-            for index, item in enumerate(self._free):
-                if waiter.wanted is None or waiter.wanted(item):
-                    waiter.item = self._hand(index, waiter.thread)
-                    self._waiting.remove(waiter)
-                    served.append(waiter)
-                    break
+            waiter.item = self._find_free(waiter.wanted, waiter.thread)
+            if waiter.item is not None:
+                self._waiting.remove(waiter)
+                served.append(waiter)
         return served
 
-    def _hand(self, index: int, thread: weakref.ref[_Token]) -> T:
-        item = self._free[index]
+    def _find_free(self, wanted: Callable[[T], bool] | None, thread: weakref.ref[_Token]) -> T | None:
+        """Hand a free item to the thread. The lock is held."""
+        for free in sorted(self._free, key=len, reverse=True):
+            for index in range(len(free) - 1, -1, -1):  # the last used one has the warmest memory
+                if wanted is None or wanted(free[index]):
+                    return self._hand(free, index, thread)
+        return None
+
+    def _hand(self, free: list[T], index: int, thread: weakref.ref[_Token]) -> T:
+        item = free[index]
         if self._owned:
             self._holders[thread] = item  # first: what is in neither place, an exception thrown in here would lose
-        del self._free[index]
+        del free[index]
         return item
 
     def _find(self) -> None:
@@ -246,13 +256,14 @@ class Turns(Generic[T]):
         """Take back what is held by threads that ended, by the one that asks for another, or by nobody any more. The lock is
         held."""
         while self._dropped:
-            self._free.append(self._dropped.popleft())
+            item = self._dropped.popleft()
+            self._homes[item].append(item)
         for thread in [key for key in self._holders if key is asking or key() is None]:
-            item = self._holders[thread]
-            if item is None:
+            held = self._holders[thread]
+            if held is None:
                 self._made -= 1
-            elif not any(item is free for free in self._free):
-                self._free.append(item)
+            elif not any(held is item for item in self._homes[held]):
+                self._homes[held].append(held)
             del self._holders[thread]
 
 
