@@ -11,13 +11,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from fake_session import in_threads
+from numpy.typing import NDArray
 
 from trtopt.runtime import baton as module
-from trtopt.runtime.baton import PATIENCE, Baton, compiled
+from trtopt.runtime.arrays import start
+from trtopt.runtime.baton import GRACE, PATIENCE, Baton, compiled
 from trtopt.runtime.device import address_of
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")
 LIBC = ctypes.CDLL(None)
+LOST = 123456  # somebody's number, who will not come back
 SLEEP, ABS = address_of(LIBC.usleep), address_of(LIBC.abs)
 
 
@@ -32,24 +35,31 @@ def holder(baton: Baton) -> int:
     return baton._word.value
 
 
+def during(baton: Baton, function: int, argument: int) -> int:
+    baton.then(function, argument)
+    return baton.during()
+
+
+def copy(baton: Baton, target: NDArray[np.float64], source: NDArray[np.float64]) -> bool:
+    return baton.copy(start(target), start(source), source.nbytes)
+
+
 def test_a_function_is_called_and_the_baton_taken_after_it(baton: Baton) -> None:
-    assert baton.during(ABS, -7) == 7
+    assert during(baton, ABS, -7) == 7
     assert holder(baton) == baton._own.number != 0
     baton.leave()
-    assert holder(baton) == 0
+    assert holder(baton) == baton._own.number + 1, "left, but its thread goes on with the GIL"
 
 
 def test_while_a_function_runs_the_baton_and_the_gil_are_free(baton: Baton) -> None:
-    baton.take()
-    thread = threading.Thread(target=baton.during, args=(SLEEP, 600_000))
-    baton.leave()
+    thread = threading.Thread(target=during, args=(baton, SLEEP, 600_000))
     thread.start()
     started = time.monotonic()
     while time.monotonic() - started < 0.05:  # the GIL isn't held meanwhile, or this wouldn't get to run
         assert holder(baton) == 0
     baton.take()
     assert holder(baton) == baton._own.number
-    baton.during(SLEEP, 1)
+    during(baton, SLEEP, 1)
     thread.join()
 
 
@@ -58,36 +68,65 @@ def test_only_one_of_many_threads_has_it(baton: Baton) -> None:
 
     def work(number: int) -> None:
         for _ in range(200):
-            baton.during(SLEEP, 10)
+            during(baton, SLEEP, 10)
             had[number] += holder(baton) == baton._own.number  # or, on a busy machine, somebody lost patience
             baton.leave()
 
     assert in_threads(4, work) == []
-    assert holder(baton) == 0
+    assert holder(baton) & 1, "left"
     assert sum(had) > 600
 
 
 def test_one_that_got_lost_is_taken_when_patience_ends(baton: Baton) -> None:
-    baton._word.value = 12345
+    baton._word.value = LOST
     started = time.perf_counter_ns()
-    assert baton.during(ABS, 3) == 3
+    assert during(baton, ABS, 3) == 3
     assert time.perf_counter_ns() - started >= PATIENCE
     assert holder(baton) == baton._own.number
+
+
+def test_one_that_was_left_is_taken_after_its_thread_had_time_to_come_back(baton: Baton) -> None:
+    baton._word.value = LOST + 1
+    started = time.perf_counter_ns()
+    assert during(baton, ABS, 3) == 3
+    assert time.perf_counter_ns() - started >= GRACE
+    assert holder(baton) == baton._own.number
+
+
+def test_a_thread_that_calls_again_goes_on_with_the_one_it_left_or_another_did(baton: Baton) -> None:
+    for number in (baton._own.number, LOST):
+        baton._word.value = number + 1
+        baton.take()
+        assert holder(baton) == baton._own.number
+
+
+def test_who_waits_gets_it_when_the_thread_that_left_it_lets_the_gil_go(baton: Baton) -> None:
+    """And not before, or it would fall asleep at the GIL."""
+    monday: list[int] = []
+    baton.take()
+    thread = threading.Thread(target=lambda: monday.append(during(baton, ABS, 5)))
+    thread.start()
+    time.sleep(0.05)  # it has long been waiting for the baton
+    baton.leave()
+    baton.take()
+    assert during(baton, SLEEP, 50_000) == 0
+    thread.join()
+    assert monday == [5]
 
 
 def test_no_more_wait_awake_than_may() -> None:
     wait = compiled()
     assert wait is not None
     baton = Baton(wait, 1)
-    baton._word.value = 12345
+    baton._word.value = LOST
     waited: list[float] = []
 
     def work(_: int) -> None:
         started = time.perf_counter_ns()
-        assert baton.during(ABS, 3) == 3
+        assert during(baton, ABS, 3) == 3
         waited.append(time.perf_counter_ns() - started)
         if baton._word.value == baton._own.number:
-            baton._word.value = 12345  # as if it got lost again
+            baton._word.value = LOST  # as if it got lost again
 
     for _ in range(20):
         assert in_threads(2, work) == []
@@ -98,10 +137,10 @@ def test_no_more_wait_awake_than_may() -> None:
 
 
 def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
-    baton._word.value = 12345
+    baton._word.value = LOST
     baton.take()
     baton.leave()
-    assert holder(baton) == 12345
+    assert holder(baton) == LOST
 
 
 def test_who_calls_alone_does_not_want_it(baton: Baton) -> None:
@@ -114,10 +153,42 @@ def test_who_calls_alone_does_not_want_it(baton: Baton) -> None:
     assert not baton.wanted()
 
 
-def test_arrays_are_copied(baton: Baton) -> None:
+def test_arrays_are_copied_before_what_is_lined_up_after_them(baton: Baton) -> None:
     source, target = np.random.default_rng(0).normal(size=(40, 999)), np.zeros((40, 999))
-    baton.copy(target, source)
-    np.testing.assert_array_equal(target, source)
+    again = np.zeros_like(target)
+    assert copy(baton, target, source)
+    assert copy(baton, again, target)
+    assert not target.any(), "not yet"
+    assert during(baton, ABS, -4) == 4
+    np.testing.assert_array_equal(again, source)
+
+
+def test_nothing_is_done_after_a_call_that_failed(baton: Baton) -> None:
+    source, target = np.ones(9), np.zeros(9)
+    baton.then(ABS, -201)
+    copy(baton, target, source)
+    assert baton.during() == 201
+    assert not target.any()
+    assert baton.during() == 0, "it is over, too"
+    assert not target.any()
+
+
+def test_what_a_call_that_was_broken_off_lined_up_is_forgotten(baton: Baton) -> None:
+    source, target = np.ones(9), np.zeros(9)
+    copy(baton, target, source)
+    baton.take()
+    baton.during()
+    assert not target.any()
+
+
+def test_there_is_room_for_two_calls_beside_many_copies(baton: Baton) -> None:
+    sources, targets = np.random.default_rng(1).normal(size=(40, 9)), np.zeros((40, 9))
+    lined_up = [copy(baton, target, source) for target, source in zip(targets, sources)]
+    assert lined_up == [True] * 30 + [False] * 10
+    baton.then(ABS, 0)
+    assert during(baton, ABS, 2) == 2
+    np.testing.assert_array_equal(targets[:30], sources[:30])
+    assert not targets[30:].any()
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ microseconds in which nobody has it, and the more threads wait, the deeper they 
 machine code that looks again and again: who has the baton finds the GIL free. On an H200's host with 32 cores, twelve threads
 on two GPUs (EfficientNet-Lite0, batches of 1 to 8, pinned arrays): 6,800 calls a second without, 11,900 with it.
 
-It is a hint only. Who has waited for `PATIENCE` takes the baton whatever its holder does, so one that got lost costs that once.
+It is a hint only. A call that ends can't know when its thread lets the GIL go, so it doesn't give the baton back but marks it
+as left: the thread's next call goes on with it, and if none comes within `GRACE`, or another thread calls, it is anybody's.
+Who has waited for `PATIENCE` takes it whatever its holder does, so one that got lost costs that once.
 Waiting takes half of the cores at the most: threads beyond sleep, as without a baton. (On 2 cores all of 16 awake gained
 nothing and took twice the processor time, the GPU simulated.)
 numba compiles it ('trtopt[fast]'); without it threads sleep.
@@ -16,29 +18,36 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import platform
+import struct
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
-
 from trtopt.machine import cores
 from trtopt.runtime.device import address_of
 
 PATIENCE = 2_000_000  # nanoseconds: several threads' turns; after 0.1 ms many went on to sleep, and little was gained
+GRACE = 50_000  # nanoseconds: about what it costs to wake the thread that would fall asleep at the GIL otherwise
+_LOOKS = 32  # at the baton, before a waiter looks at the clock and offers its core to others: about a microsecond
+_ROOM = 32  # calls that a thread can line up
+_CALLS = [struct.Struct("4q" * count) for count in range(_ROOM + 1)]  # each a function's address and three arguments
+_FIRST, _SIZE = 16, _CALLS[1].size  # bytes: a timespec; a call
+_COPY = 0  # in a function's place
 _MONOTONIC = 1  # CLOCK_MONOTONIC
 _THREAD = "trtopt-baton"
 
-Wait = Callable[[int, int, int, int, int, int, int], int]
+Wait = Callable[[int, int, int], int]
 
 
 class _Own(threading.local):
-    """What a thread brings along: a number that isn't 0, and room for a time."""
+    """What a thread brings along: a timespec and calls that are lined up. Its number is the address of that: even, not 0."""
 
     def __init__(self) -> None:
-        self.time = (ctypes.c_int64 * 2)()
-        self.number = ctypes.addressof(self.time)
+        self.memory = ctypes.create_string_buffer(_FIRST + _SIZE * _ROOM)
+        self.number = ctypes.addressof(self.memory)
+        self.calls: list[int] = []
 
 
 class Baton:
@@ -50,12 +59,13 @@ class Baton:
     """
 
     def __init__(self, wait: Wait, most: int) -> None:
-        self._wait, self._own, self._most = wait, _Own(), most
-        self._line = (ctypes.c_int64 * 16)()  # a cache line of its own
+        self._wait, self._own = wait, _Own()
+        libc = ctypes.CDLL(None)
+        self._line = (ctypes.c_int64 * 24)()  # what is written gets a cache line of its own
+        self._line[16:20] = [most, *(address_of(f) for f in (libc.clock_gettime, libc.sched_yield, libc.memcpy))]
         self._word = ctypes.c_int64.from_buffer(self._line, 64)
         self._at = ctypes.addressof(self._word)
         self._last = 0
-        self._copy = address_of(ctypes.CDLL(None).memcpy)
 
     # These run with the GIL. They aren't atomic beside machine code that runs without; two holders at once do no harm.
 
@@ -65,23 +75,37 @@ class Baton:
         return last != self._last
 
     def take(self) -> None:
-        """Take it if it is free: the caller has the GIL, so nobody else should look for it now."""
-        if not self._word.value:
+        """Take it if nobody uses it: the caller has the GIL, so nobody else should look for it now. Nothing is lined up."""
+        holder = self._word.value
+        if not holder or holder & 1:
             self._word.value = self._own.number
+        self._own.calls = []  # an exception may have come before they were made
 
     def leave(self) -> None:
-        """Give it back if the caller has it."""
+        """Mark it as left if the caller has it, who goes on with the GIL."""
         if self._word.value == self._own.number:
-            self._word.value = 0
+            self._word.value |= 1
 
-    def during(self, function: int, a: int, b: int = 0, c: int = 0) -> int:
-        """Call a C function of up to three integers or pointers at that address, without the GIL and the baton; then take
-        the baton, and the GIL. What the function gives, as an int32."""
-        return self._wait(function, a, b, c, self._at, self._own.number, self._most)
+    def then(self, function: int, a: int, b: int = 0, c: int = 0) -> None:
+        """Line up a call of the C function at that address, of up to three integers or pointers, for the next `during`."""
+        self._own.calls += (function, a, b, c)
 
-    def copy(self, to: NDArray[Any], source: NDArray[Any]) -> None:
-        """Copy between contiguous arrays of the same size and type, as `during`."""
-        self.during(self._copy, _address(to), _address(source), source.nbytes)
+    def copy(self, to: int, source: int, nbytes: int) -> bool:
+        """Line up a copy from address to address; unless there is no room for it beside two calls."""
+        calls = self._own.calls
+        if len(calls) > 4 * (_ROOM - 3):
+            return False
+        calls += (_COPY, to, source, nbytes)
+        return True
+
+    def during(self) -> int:
+        """Make the calls that are lined up, without the GIL and the baton; then take the baton, and the GIL. What the last call
+        gave, as an int32; the first that gives something else than 0 is the last, copies aside."""
+        own = self._own
+        calls, own.calls = own.calls, []
+        count = len(calls) // 4
+        _CALLS[count].pack_into(own.memory, _FIRST, *calls)
+        return self._wait(self._at, own.number, count)
 
 
 _lock = threading.Lock()
@@ -113,9 +137,13 @@ def _prepare() -> None:
 
 @functools.cache
 def compiled() -> Wait | None:
-    """`wait(function, a, b, c, word, mine, most)`: give the baton in `word` back if it is `mine`, call the C function, and look
-    for the baton until it is `mine`, unless `most` others do; then what the function gave. The word behind `word` counts those
-    who look. `mine` is the address of room for a timespec. None where there is no numba, or no such clock."""
+    """`wait(word, mine, count)`: give the baton in `word` back if it is `mine`, make `count` calls, and look for the baton
+    until it is `mine`; as `Baton.during`.
+
+    Behind `word`: how many look for the baton; a cache line further how many may, and the addresses of clock_gettime,
+    sched_yield and memcpy. At `mine`: room for a timespec, and the calls, each a function's address and three arguments.
+
+    None where there is no numba, or no such clock."""
     if not sys.platform.startswith("linux") or importlib.util.find_spec("numba") is None:
         return None
     try:
@@ -163,36 +191,66 @@ def compiled() -> Wait | None:
 
         return int64(int64), emit
 
-    def wait(
-        function: int, a: int, b: int, c: int, word: int, mine: int, most: int, clock: int, pause: int, patience: int
-    ) -> int:
+    @intrinsic  # type: ignore[untyped-decorator]
+    def looked(_: Any, at: Any) -> Any:
+        """The word at `at` as it is now. On x86 and Arm the core then rests for some tens of cycles."""
+
+        def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
+            word = builder.load_atomic(builder.inttoptr(given[0], word_type.as_pointer()), "acquire", 8)
+            nothing, int_type = ir.VoidType(), ir.IntType(32)
+            if platform.machine() in ("x86_64", "AMD64"):
+                rest = builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(nothing, []))
+                builder.call(rest, [])
+            elif platform.machine() in ("aarch64", "arm64"):
+                rest = builder.module.declare_intrinsic("llvm.aarch64.hint", (), ir.FunctionType(nothing, [int_type]))
+                builder.call(rest, [int_type(1)])
+            return word
+
+        return int64(int64), emit
+
+    def wait(word: int, mine: int, count: int) -> int:
+        most, clock, pause, memcpy = loaded(word + 64), loaded(word + 72), loaded(word + 80), loaded(word + 88)
         swapped(word, mine, 0)
-        result: int = called(function, a, b, c)
+        result: int = int32(0)
+        for row in range(mine + _FIRST, mine + _FIRST + _SIZE * count, _SIZE):
+            function, a, b, c = loaded(row), loaded(row + 8), loaded(row + 16), loaded(row + 24)
+            if function == _COPY:
+                called(memcpy, a, b, c)
+            else:
+                result = called(function, a, b, c)
+                if result != 0:
+                    break
         if swapped(word, 0, mine):
             return result
         if added(word + 8, 1) < most:
             called(clock, _MONOTONIC, mine, 0)
-            end = loaded(mine) * 1_000_000_000 + loaded(mine + 8) + patience
-            while not swapped(word, 0, mine):
-                called(pause, 0, 0, 0)
+            began = loaded(mine) * 1_000_000_000 + loaded(mine + 8)
+            seen, since = 0, began
+            while True:
+                # A swap takes the cache line from its holder, also one that fails: look first.
+                there = looked(word)
+                for _ in range(_LOOKS):
+                    if there == 0:
+                        break
+                    there = looked(word)
+                if there == 0:
+                    if swapped(word, 0, mine):
+                        break
+                    continue
                 called(clock, _MONOTONIC, mine, 0)
-                if loaded(mine) * 1_000_000_000 + loaded(mine + 8) > end:
-                    swapped(word, loaded(word), mine)
+                now = loaded(mine) * 1_000_000_000 + loaded(mine + 8)
+                if there != seen:
+                    seen, since = there, now
+                late = now - began > PATIENCE or (there & 1 and now - since > GRACE)
+                if late and swapped(word, there, mine):
                     break
+                called(pause, 0, 0, 0)
         added(word + 8, -1)
         return result
 
-    signature = int32(*[int64] * 10)
+    signature = int32(int64, int64, int64)
     try:
-        made = numba.njit(signature, nogil=True, cache=True)(wait)
+        made: Wait = numba.njit(signature, nogil=True, cache=True)(wait)
     except (RuntimeError, OSError):  # no folder to keep machine code in
         made = numba.njit(signature, nogil=True)(wait)
-    clock, pause = (address_of(getattr(ctypes.CDLL(None), name)) for name in ("clock_gettime", "sched_yield"))
-    return lambda function, a, b, c, word, mine, most: int(
-        made(function, a, b, c, word, mine, most, clock, pause, PATIENCE)
-    )
-
-
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return made

@@ -370,7 +370,9 @@ class Held:
 
     launch: Callable[[int, int], int]  # graph, stream
     upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
-    synchronize: int = 0  # address of the driver's function of a stream, which is for calls without the GIL
+    # Addresses of the driver's functions, for calls without the GIL.
+    launching: int = 0  # graph, stream
+    synchronize: int = 0  # stream
 
     @classmethod
     def load(cls) -> Held | None:
@@ -380,8 +382,9 @@ class Held:
                 library = ctypes.PyDLL(name)
                 library.cuGraphLaunch.argtypes = (pointer, pointer)
                 library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
+                launch = library.cuGraphLaunch
                 wait = address_of(library.cuStreamSynchronize)
-                return cls(library.cuGraphLaunch, library.cuMemcpyHtoDAsync_v2, wait)
+                return cls(launch, library.cuMemcpyHtoDAsync_v2, address_of(launch), wait)
         return None
 
 

@@ -14,10 +14,8 @@ from trtopt.runtime.arrays import View, like, like_host
 from trtopt.runtime.baton import Baton
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Lane, check_shape, copy, wanted_on_host
+from trtopt.runtime.lane import Copies, Lane, check_shape, copy, wanted_on_host
 from trtopt.runtime.tensors import Shape
-
-_Copies = list[tuple[NDArray[Any], NDArray[Any]]]  # to, from
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def fix(
     own, raw = (lane.own, lane.stream.raw) if stream is None else (stream, stream)
     places, stages, makers = _inputs(lane, arrays, binding.staging, own)
     results: dict[str, Any] = {}
-    copies: _Copies = []
+    copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
     on_gpu = View in map(type, arrays)
     outputs = zip(lane.signature.outputs, binding.outputs, binding.sizes, binding.landing)
     for tensor, shape, size, landing in outputs:
@@ -101,15 +99,16 @@ def fix(
     launch = enqueue if graph is None else _launcher(lane, graph, raw, held=stream is None)
     wait = None if stream is not None and not stages and not copies else (raw, own)
     others = tuple(makers - {own}) if stream is None else ()
-    return Fixed(_call(lane, others, stages, launch, wait, copies), results, note, (graph, arrays, out))
+    alone = graph if stream is None else None
+    return Fixed(_call(lane, others, stages, launch, alone, wait, copies), results, note, (graph, arrays, out))
 
 
 def _inputs(
     lane: Lane, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
-) -> tuple[list[int], _Copies, set[int]]:
+) -> tuple[list[int], Copies, set[int]]:
     """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
     places: list[int] = []
-    stages: _Copies = []
+    stages: list[tuple[NDArray[Any], NDArray[Any]]] = []
     makers = set()
     for tensor, array, target in zip(lane.signature.inputs, arrays, staging):
         if isinstance(array, View):
@@ -143,12 +142,16 @@ def _launcher(lane: Lane, graph: Graph, stream: Any, *, held: bool) -> Callable[
 def _call(
     lane: Lane,
     others: Sequence[int],
-    stages: _Copies,
+    stages: Copies,
     launch: Callable[[], None],
+    graph: Graph | None,
     wait: tuple[Any, int] | None,
-    copies: _Copies,
+    copies: Copies,
 ) -> Callable[[], None]:
-    """`wait`: the stream to wait for in each call, as `Lane.wait` wants it."""
+    """Args:
+    graph: what `launch` launches on the lane's own stream; None: it does something else.
+    wait: the stream to wait for in each call, as `Lane.wait` wants it.
+    """
     idle = lane.device.idle
 
     def call(turn: Baton | None) -> None:
@@ -156,13 +159,17 @@ def _call(
         for other in others:
             if not idle(other):
                 lane.follow(other, lane.own)
+        together = None if graph is None else turn
         for target, source in stages:
-            copy(target, source, turn)
-        launch()
+            copy(target, source, together)
+        if graph is None or together is None:
+            launch()
+            lined_up = None
+        else:
+            together.then(lane.launching, graph.handle, lane.own)
+            lined_up = graph.raw
         if wait is not None:
-            lane.wait(*wait, turn)
-        for target, source in copies:
-            copy(target, source, turn)
+            lane.wait(*wait, turn, lined_up, copies)
 
     return lambda: lane.in_turn(call)
 

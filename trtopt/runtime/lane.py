@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
-from trtopt.runtime.arrays import DeviceArray, View, like, like_host, writable
+from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, writable
 from trtopt.runtime.baton import Baton, baton
 from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Source, as_bytes
 from trtopt.runtime.device import Device, Event, HostBuffer
@@ -21,6 +21,7 @@ from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
 T = TypeVar("T")
+Copies = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # to, from
 _KNOWN = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
@@ -40,7 +41,7 @@ class Lane:
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self._launch, self._wait = self._cuda.functions.cudaGraphLaunch, self._cuda.functions.cudaStreamSynchronize
+        self._wait = self._cuda.functions.cudaStreamSynchronize
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._done = device.event(timing=False)
@@ -49,6 +50,7 @@ class Lane:
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._held = device.held
+        self.launching = 0 if device.held is None else device.held.launching
         self._synchronize = 0 if device.held is None else device.held.synchronize
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
@@ -105,8 +107,10 @@ class Lane:
         bound = self.bindings.bind(arrays, shapes)
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
-        found = self.place(bound, arrays, target, turn)
         on_gpu = View in map(type, arrays)
+        # Copies and launch are made together with the wait, in one stretch without the GIL: fewer turns at it.
+        together = turn if stream is None and not on_gpu else None
+        found = self.place(bound, arrays, target, together)
         results: Sequence[Block | Source | None] = bound.fresh
         waits = True
         if out is None and not on_gpu:  # the common case, short
@@ -124,16 +128,19 @@ class Lane:
             places = self.uploaded(arrays, places, target)
             replay = self.bindings.replay(bound, arrays, places)
         if replay is not None:
-            if self._held is None or stream is not None or self._held.launch(replay.address, target):
-                (code,) = self._launch(replay.raw, raw)
-                if code:
-                    self._cuda.check("cudaGraphLaunch", code)
+            if together is not None:
+                together.then(self.launching, replay.address, target)
+            elif self._held is None or stream is not None or self._held.launch(replay.address, target):
+                self.launch(replay.raw, raw)
             self.replays += 1
         else:
+            if together is not None:
+                together.during()
             self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
-        return self._finish(bound, results, raw, target, waits, example, turn)
+        lined_up = None if replay is None or together is None else replay.raw
+        return self._finish(bound, results, raw, target, waits, example, turn, lined_up)
 
     def _targets(
         self, bound: Binding, out: Mapping[str, Source] | None, on_gpu: bool, target: int
@@ -162,8 +169,9 @@ class Lane:
         waits: bool,
         example: Any,
         turn: Baton | None,
+        lined_up: Any,
     ) -> dict[str, Any]:
-        """Make the results, and wait for them; or not, where they stay in the order of the stream."""
+        """Make the results, and wait for them; or not, where they stay in the order of the stream. `lined_up`: as `wait`."""
         free = None if waits else target
         wrapped: dict[str, Any] = {}
         copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
@@ -194,21 +202,40 @@ class Lane:
         if free is not None:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
-        elif not (lent and self.blocks.wait()):
-            self.wait(raw, target, turn)
+        elif lent and self.blocks.wait():
+            for array, landing in copies:
+                np.copyto(array, landing)
+        else:
+            self.wait(raw, target, turn, lined_up, copies)
         for there, here in small:
             there[:] = here
-        for array, landing in copies:
-            copy(array, landing, turn)
         self._dirty = False
         return wrapped
 
-    def wait(self, raw: Any, stream: int, turn: Baton | None) -> None:
-        """Until what was given to the stream, `raw` to the runtime, is done."""
-        if turn is None or turn.during(self._synchronize, stream):
+    def launch(self, graph: Any, raw: Any) -> None:
+        (code,) = self._cuda.functions.cudaGraphLaunch(graph, raw)
+        if code:
+            self._cuda.check("cudaGraphLaunch", code)
+
+    def wait(self, raw: Any, stream: int, turn: Baton | None, lined_up: Any = None, copies: Copies = ()) -> None:
+        """Until what was given to the stream, `raw` to the runtime, is done, and then the copies.
+
+        Args:
+            lined_up: the graph whose launch `turn` makes before; None: it was launched, or enqueued.
+        """
+        late = copies
+        if turn is not None:
+            turn.then(self._synchronize, stream)
+            late = [(to, source) for to, source in copies if not line_up(to, source, turn)]
+        if turn is None or turn.during():
+            if lined_up is not None:
+                self.launch(lined_up, raw)
             (code,) = self._wait(raw)
             if code:
                 self._cuda.check("cudaStreamSynchronize", code)
+            late = copies
+        for to, source in late:
+            np.copyto(to, source)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -225,7 +252,8 @@ class Lane:
             self._behind = None
 
     def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Baton | None = None) -> list[int]:
-        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
+        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory. With
+        `turn`, large copies are lined up there."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
@@ -237,7 +265,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                copy(staging, array, turn)
+                copy(staging, array, turn, self.bindings.host[tensor.name].handle)
                 places.append(STAGED)
         return places
 
@@ -266,7 +294,7 @@ class Lane:
             owner = owner.base
         if owner is None:  # NumPy's own memory: asking CUDA takes microseconds
             return 0
-        address: int = array.__array_interface__["data"][0]
+        address = start(array)
         if not isinstance(owner, HostBuffer):
             return address if self.device.is_pinned(address) else 0
         if len(self._pinned) >= _KNOWN:
@@ -317,12 +345,21 @@ class Lane:
         self.stream.free()
 
 
-def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
-    """Copy an array into another one; NumPy lets the GIL go for that."""
-    if turn is not None and source.nbytes >= PINNED and source.flags.c_contiguous and to.flags.c_contiguous:
-        turn.copy(to, source)
-    else:
+def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None, place: int = 0) -> None:
+    """Copy now, or line it up."""
+    if turn is None or not line_up(to, source, turn, place):
         np.copyto(to, source)
+
+
+def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton, place: int = 0) -> bool:
+    """Let `turn` make the copy, if it is worth that; the arrays must live until then. Returns whether it will.
+
+    Args:
+        place: where `to` lies, if that is known.
+    """
+    if source.nbytes < PINNED or not (source.flags.c_contiguous and to.flags.c_contiguous):
+        return False
+    return turn.copy(place or start(to), start(source), source.nbytes)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:
@@ -360,9 +397,9 @@ def _check_apart(out: Mapping[str, Source]) -> None:
         if isinstance(array, View):
             ranges.append((array.address, array.address + math.prod(array.shape) * array.dtype.itemsize, name))
         elif array.flags.c_contiguous:  # others may lie side by side in one block
-            start = array.__array_interface__["data"][0]
-            ranges.append((start, start + array.nbytes, name))
+            first = start(array)
+            ranges.append((first, first + array.nbytes, name))
     ranges.sort()
-    for (_, end, name), (start, _, other) in itertools.pairwise(ranges):
-        if start < end:
+    for (_, end, name), (begin, _, other) in itertools.pairwise(ranges):
+        if begin < end:
             raise UsageError(f"out[{name!r}] and out[{other!r}] lie in the same memory: give an array for each")
