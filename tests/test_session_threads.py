@@ -288,7 +288,13 @@ def test_threads_wait_for_the_baton_without_the_gil(
         pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
     turn, asked = Baton(wait, 2), list[str]()
     monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: turn)
-    monkeypatch.setattr(Baton, "wanted", lambda _: True)
+    taken = Baton.taken
+
+    def always(baton: Baton) -> bool:
+        baton._last = 0
+        return taken(baton)
+
+    monkeypatch.setattr(Baton, "taken", always)
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     def launch(graph: int, stream: int) -> int:

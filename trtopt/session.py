@@ -100,7 +100,8 @@ class Session:
     Args:
         engine: a plan file; its manifest, where there is one beside it, is checked.
         device: the GPU's number.
-        devices: several GPUs ("all", or their numbers): calls go to whichever is free; instead of `device`.
+        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. As
+            with other CUDA libraries the GPU of a thread's last call is its current device then.
         backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
             that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for

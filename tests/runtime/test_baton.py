@@ -35,6 +35,11 @@ def holder(baton: Baton) -> int:
     return baton._word.value
 
 
+def take(baton: Baton) -> None:
+    baton._last = LOST  # another thread has begun a call meanwhile
+    assert baton.taken()
+
+
 def during(baton: Baton, function: int, argument: int) -> int:
     baton.then(function, argument)
     return baton.during()
@@ -57,7 +62,7 @@ def test_while_a_function_runs_the_baton_and_the_gil_are_free(baton: Baton) -> N
     started = time.monotonic()
     while time.monotonic() - started < 0.05:  # the GIL isn't held meanwhile, or this wouldn't get to run
         assert holder(baton) == 0
-    baton.take()
+    take(baton)
     assert holder(baton) == baton._own.number
     during(baton, SLEEP, 1)
     thread.join()
@@ -96,19 +101,19 @@ def test_one_that_was_left_is_taken_after_its_thread_had_time_to_come_back(baton
 def test_a_thread_that_calls_again_goes_on_with_the_one_it_left_or_another_did(baton: Baton) -> None:
     for number in (baton._own.number, LOST):
         baton._word.value = number + 1
-        baton.take()
+        take(baton)
         assert holder(baton) == baton._own.number
 
 
 def test_who_waits_gets_it_when_the_thread_that_left_it_lets_the_gil_go(baton: Baton) -> None:
     """And not before, or it would fall asleep at the GIL."""
     monday: list[int] = []
-    baton.take()
+    take(baton)
     thread = threading.Thread(target=lambda: monday.append(during(baton, ABS, 5)))
     thread.start()
     time.sleep(0.05)  # it has long been waiting for the baton
     baton.leave()
-    baton.take()
+    take(baton)
     assert during(baton, SLEEP, 50_000) == 0
     thread.join()
     assert monday == [5]
@@ -138,19 +143,22 @@ def test_no_more_wait_awake_than_may() -> None:
 
 def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
     baton._word.value = LOST
-    baton.take()
+    take(baton)
     baton.leave()
     assert holder(baton) == LOST
 
 
 def test_who_calls_alone_does_not_want_it(baton: Baton) -> None:
-    baton.wanted()
-    assert not baton.wanted()
-    other = threading.Thread(target=baton.wanted)
+    assert baton.taken(), "nobody knows yet"
+    baton._word.value = 0
+    assert not baton.taken()
+    assert holder(baton) == 0, "not needed, so not taken"
+    other = threading.Thread(target=lambda: (baton.taken(), baton.leave()))
     other.start()
     other.join()
-    assert baton.wanted()
-    assert not baton.wanted()
+    assert baton.taken()
+    assert holder(baton) == baton._own.number
+    assert not baton.taken()
 
 
 def test_arrays_are_copied_before_what_is_lined_up_after_them(baton: Baton) -> None:
@@ -176,7 +184,7 @@ def test_nothing_is_done_after_a_call_that_failed(baton: Baton) -> None:
 def test_what_a_call_that_was_broken_off_lined_up_is_forgotten(baton: Baton) -> None:
     source, target = np.ones(9), np.zeros(9)
     copy(baton, target, source)
-    baton.take()
+    take(baton)
     baton.during()
     assert not target.any()
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime import arrays
-from trtopt.runtime.arrays import DeviceArray, View, like, like_host, view
+from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, view
 
 torch.set_num_threads(1)
 Array = NDArray[Any]
@@ -373,3 +373,32 @@ def test_torch_exports_from_the_gpu_that_holds_the_tensor(monkeypatch: pytest.Mo
         assert isinstance(found, View)
         assert found.ordinal == ordinal
     assert current == [0]
+
+
+class Kind(np.ndarray[Any, Any]):
+    """A class of one's own."""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.ones((3, 4), np.float32),
+        np.arange(12)[5:],
+        np.arange(12)[::-2],
+        np.ones((4, 5, 6)).transpose(2, 0, 1)[1:],
+        np.float16(3) * np.ones(()),
+        np.ones((0, 3)),
+        np.ones(5).view(Kind)[2:],
+        np.frombuffer(b"read only", np.uint8),
+        torch.arange(9).numpy()[3:],
+        np.ones(3, ml_dtypes.bfloat16),
+    ],
+    ids=lambda array: f"{type(array).__name__} {array.dtype} {array.shape}",
+)
+def test_where_an_array_starts(array: NDArray[Any]) -> None:
+    array = np.asanyarray(array)
+    assert start(array) == array.__array_interface__["data"][0] == array.ctypes.data
+
+
+def test_on_cpython_it_is_read_where_numpy_keeps_it() -> None:
+    assert start is arrays._read_start

@@ -97,10 +97,29 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     return array
 
 
-def start(array: NDArray[Any]) -> int:
-    """The address of its first element. To ask NumPy for it takes a microsecond."""
+def _start(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+# NumPy's C ABI: behind what every object begins with, an array's first field is that address.
+_HEAD = object.__basicsize__
+
+
+def _read_start(array: NDArray[Any]) -> int:
+    return ctypes.c_size_t.from_address(id(array) + _HEAD).value
+
+
+def _start_is_read() -> bool:
+    some = np.empty(3)
+    return (
+        sys.implementation.name == "cpython"
+        and _read_start(some[1:]) == _start(some[1:]) == _start(some) + some.itemsize
+    )
+
+
+start = _read_start if _start_is_read() else _start
+"""The address of an array's first element. Asking NumPy takes a microsecond, reading it a tenth."""
 
 
 def writable(obj: Any) -> bool:

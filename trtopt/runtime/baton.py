@@ -69,17 +69,22 @@ class Baton:
 
     # These run with the GIL. They aren't atomic beside machine code that runs without; two holders at once do no harm.
 
-    def wanted(self) -> bool:
-        """Whether another thread has asked since this one did: who calls alone does without."""
-        last, self._last = self._last, self._own.number
-        return last != self._last
+    def taken(self) -> bool:
+        """Begin a call: take it, unless another thread uses it; the caller has the GIL, so nobody else should look for it now.
+        Nothing is lined up then.
 
-    def take(self) -> None:
-        """Take it if nobody uses it: the caller has the GIL, so nobody else should look for it now. Nothing is lined up."""
+        Returns: whether another thread has begun a call since this one did; if not, it isn't taken, as nobody else wants it.
+        """
+        own = self._own
+        number = own.number
+        last, self._last = self._last, number
+        if last == number:
+            return False
         holder = self._word.value
         if not holder or holder & 1:
-            self._word.value = self._own.number
-        self._own.calls = []  # an exception may have come before they were made
+            self._word.value = number
+        own.calls = []  # an exception may have come before they were made
+        return True
 
     def leave(self) -> None:
         """Mark it as left if the caller has it, who goes on with the GIL."""

@@ -171,7 +171,15 @@ def _call(
         if wait is not None:
             lane.wait(*wait, turn, lined_up, copies)
 
-    return lambda: lane.in_turn(call)
+    def called() -> None:
+        turn = lane.turn()
+        try:
+            call(turn)
+        finally:
+            if turn is not None:
+                turn.leave()
+
+    return called
 
 
 def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:

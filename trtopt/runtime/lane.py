@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,6 @@ from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
-T = TypeVar("T")
 Copies = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # to, from
 _KNOWN = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
@@ -78,19 +77,19 @@ class Lane:
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
         """
-        return self.in_turn(self._run, arrays, shapes, out, stream, example)
-
-    def in_turn(self, call: Callable[..., T], *arguments: Any) -> T:
-        """The call with one more argument: what it shall wait for before it takes Python's GIL again, where several threads
-        want it; else None."""
-        turn = baton() if self._synchronize else None
-        if turn is None or not turn.wanted():
-            return call(*arguments, None)
-        turn.take()
+        turn = self.turn()
+        if turn is None:
+            return self._run(arrays, shapes, out, stream, example, None)
         try:
-            return call(*arguments, turn)
+            return self._run(arrays, shapes, out, stream, example, turn)
         finally:
             turn.leave()
+
+    def turn(self) -> Baton | None:
+        """What a call shall wait for before it takes Python's GIL again, where several threads want it: it leaves it in the
+        end. Else None."""
+        turn = baton() if self._synchronize else None
+        return turn if turn is not None and turn.taken() else None
 
     def _run(
         self,
@@ -193,7 +192,7 @@ class Lane:
                 if landing is None:
                     landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
-                if back is not None and value.flags.c_contiguous:
+                if turn is None and back is not None and value.flags.c_contiguous:
                     small.append((as_bytes(value), back))
                 else:
                     copies.append((value, landing))
@@ -253,7 +252,7 @@ class Lane:
 
     def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Baton | None = None) -> list[int]:
         """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory. With
-        `turn`, large copies are lined up there."""
+        `turn`, copies are lined up there."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
@@ -265,7 +264,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                copy(staging, array, turn, self.bindings.host[tensor.name].handle)
+                copy(staging, array, None if tensor.on_host else turn)
                 places.append(STAGED)
         return places
 
@@ -345,21 +344,16 @@ class Lane:
         self.stream.free()
 
 
-def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None, place: int = 0) -> None:
+def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
     """Copy now, or line it up."""
-    if turn is None or not line_up(to, source, turn, place):
+    if turn is None or not line_up(to, source, turn):
         np.copyto(to, source)
 
 
-def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton, place: int = 0) -> bool:
-    """Let `turn` make the copy, if it is worth that; the arrays must live until then. Returns whether it will.
-
-    Args:
-        place: where `to` lies, if that is known.
-    """
-    if source.nbytes < PINNED or not (source.flags.c_contiguous and to.flags.c_contiguous):
-        return False
-    return turn.copy(place or start(to), start(source), source.nbytes)
+def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton) -> bool:
+    """Let `turn` make the copy, if it can; the arrays must live until then. Returns whether it will."""
+    plain = source.flags.c_contiguous and to.flags.c_contiguous
+    return plain and turn.copy(start(to), start(source), source.nbytes)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:
