@@ -171,6 +171,20 @@ def test_arrays_are_copied_before_what_is_lined_up_after_them(baton: Baton) -> N
     np.testing.assert_array_equal(again, source)
 
 
+@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 200_000, 262_144, 262_207, 3_000_001])
+def test_streamed_copies_touch_nothing_around_them(baton: Baton, nbytes: int) -> None:
+    room = np.random.default_rng(nbytes).integers(0, 256, nbytes + 300, np.uint8)
+    for shift in (0, 1, 3, 8, 31, 63):
+        target = np.full(nbytes + 400, 7, np.uint8)
+        aligned = -start(target) % 64
+        to = aligned + 64 + shift
+        source = room[shift : shift + nbytes]
+        assert baton.copy(start(target) + to, start(source), nbytes, stream=True)
+        assert baton.during() == 0
+        np.testing.assert_array_equal(target[to : to + nbytes], source)
+        assert (target[:to] == 7).all() and (target[to + nbytes :] == 7).all()
+
+
 def test_nothing_is_done_after_a_call_that_failed(baton: Baton) -> None:
     source, target = np.ones(9), np.zeros(9)
     baton.then(ABS, -201)

@@ -34,7 +34,9 @@ _LOOKS = 32  # at the baton, before a waiter looks at the clock and offers its c
 _ROOM = 32  # calls that a thread can line up
 _CALLS = [struct.Struct("4q" * count) for count in range(_ROOM + 1)]  # each a function's address and three arguments
 _FIRST, _SIZE = 16, _CALLS[1].size  # bytes: a timespec; a call
-_COPY = 0  # in a function's place
+_COPY, _STREAM = 0, 1  # in a function's place
+_LARGE = 256 << 10  # bytes; less than this leaves most of a core's cache as it was
+_AHEAD = 1024  # bytes: what a streaming copy fetches beforehand
 _MONOTONIC = 1  # CLOCK_MONOTONIC
 _THREAD = "trtopt-baton"
 
@@ -95,12 +97,17 @@ class Baton:
         """Line up a call of the C function at that address, of up to three integers or pointers, for the next `during`."""
         self._own.calls += (function, a, b, c)
 
-    def copy(self, to: int, source: int, nbytes: int) -> bool:
-        """Line up a copy from address to address; unless there is no room for it beside two calls."""
+    def copy(self, to: int, source: int, nbytes: int, *, stream: bool = False) -> bool:
+        """Line up a copy from address to address; unless there is no room for it beside two calls.
+
+        Args:
+            stream: past the core's caches, if it is large: for what nobody reads there. It would drive out what Python needs
+                when the thread has the GIL again.
+        """
         calls = self._own.calls
         if len(calls) > 4 * (_ROOM - 3):
             return False
-        calls += (_COPY, to, source, nbytes)
+        calls += (_STREAM if stream and nbytes >= _LARGE else _COPY, to, source, nbytes)
         return True
 
     def during(self) -> int:
@@ -109,6 +116,8 @@ class Baton:
         own = self._own
         calls, own.calls = own.calls, []
         count = len(calls) // 4
+        if not count:
+            return 0
         _CALLS[count].pack_into(own.memory, _FIRST, *calls)
         return self._wait(self._at, own.number, count)
 
@@ -213,6 +222,33 @@ def compiled() -> Wait | None:
 
         return int64(int64), emit
 
+    @intrinsic  # type: ignore[untyped-decorator]
+    def streamed(_: Any, to: Any, source: Any) -> Any:
+        """Copy 64 bytes to an address divisible by 64, past the caches."""
+
+        def emit(context: Any, builder: Any, __: Any, given: Any) -> Any:
+            byte, number, line = ir.IntType(8).as_pointer(), ir.IntType(32), ir.VectorType(word_type, 8).as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+            fetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+            ahead = builder.inttoptr(builder.add(given[1], word_type(_AHEAD)), byte)  # behind the end it does nothing
+            builder.call(fetch, [ahead, number(0), number(0), number(1)])  # to read, once, data
+            chunk = builder.load(builder.inttoptr(given[1], line), align=1)
+            store = builder.store(chunk, builder.inttoptr(given[0], line), align=64)
+            store.set_metadata("nontemporal", builder.module.add_metadata([number(1)]))
+            return context.get_dummy_value()
+
+        return numba.types.void(int64, int64), emit
+
+    @intrinsic  # type: ignore[untyped-decorator]
+    def fenced(_: Any) -> Any:
+        """What was streamed is in memory before what comes after."""
+
+        def emit(context: Any, builder: Any, __: Any, ___: Any) -> Any:
+            builder.fence("seq_cst")
+            return context.get_dummy_value()
+
+        return numba.types.void(), emit
+
     def wait(word: int, mine: int, count: int) -> int:
         most, clock, pause, memcpy = loaded(word + 64), loaded(word + 72), loaded(word + 80), loaded(word + 88)
         swapped(word, mine, 0)
@@ -221,6 +257,14 @@ def compiled() -> Wait | None:
             function, a, b, c = loaded(row), loaded(row + 8), loaded(row + 16), loaded(row + 24)
             if function == _COPY:
                 called(memcpy, a, b, c)
+            elif function == _STREAM:
+                first = -a & 63
+                last = first + ((c - first) & ~63)
+                called(memcpy, a, b, first)
+                for at in range(first, last, 64):
+                    streamed(a + at, b + at)
+                called(memcpy, a + last, b + last, c - last)
+                fenced()
             else:
                 result = called(function, a, b, c)
                 if result != 0:

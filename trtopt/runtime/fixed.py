@@ -14,7 +14,7 @@ from trtopt.runtime.arrays import View, like, like_host
 from trtopt.runtime.baton import Baton
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Copies, Lane, check_shape, copy, wanted_on_host
+from trtopt.runtime.lane import Copies, Lane, check_shape, stage, wanted_on_host
 from trtopt.runtime.tensors import Shape
 
 
@@ -161,7 +161,7 @@ def _call(
                 lane.follow(other, lane.own)
         together = None if graph is None else turn
         for target, source in stages:
-            copy(target, source, together)
+            stage(target, source, together)
         if graph is None or together is None:
             launch()
             lined_up = None

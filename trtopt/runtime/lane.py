@@ -21,7 +21,7 @@ from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
 Copies = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # to, from
-_KNOWN = 256  # arrays whose address is remembered: to ask NumPy takes half a microsecond
+_KNOWN = 256  # arrays whose address is remembered: to look whose memory it is takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
 
@@ -264,7 +264,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                copy(staging, array, None if tensor.on_host else turn)
+                stage(staging, array, None if tensor.on_host else turn)
                 places.append(STAGED)
         return places
 
@@ -344,16 +344,16 @@ class Lane:
         self.stream.free()
 
 
-def copy(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
-    """Copy now, or line it up."""
-    if turn is None or not line_up(to, source, turn):
+def stage(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
+    """Copy an input into pinned memory, or let `turn`."""
+    if turn is None or not line_up(to, source, turn, stream=True):
         np.copyto(to, source)
 
 
-def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton) -> bool:
+def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton, *, stream: bool = False) -> bool:
     """Let `turn` make the copy, if it can; the arrays must live until then. Returns whether it will."""
     plain = source.flags.c_contiguous and to.flags.c_contiguous
-    return plain and turn.copy(start(to), start(source), source.nbytes)
+    return plain and turn.copy(start(to), start(source), source.nbytes, stream=stream)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:
