@@ -90,12 +90,23 @@ def test_one_that_got_lost_is_taken_when_patience_ends(baton: Baton) -> None:
     assert holder(baton) == baton._own.number
 
 
-def test_one_that_was_left_is_taken_after_its_thread_had_time_to_come_back(baton: Baton) -> None:
-    baton._word.value = LOST + 1
+def test_one_that_was_left_is_taken_when_its_thread_has_had_time_to_come_back(baton: Baton) -> None:
     started = time.perf_counter_ns()
+    baton._word.value, baton._left.value = LOST + 1, time.monotonic_ns()
     assert during(baton, ABS, 3) == 3
     assert time.perf_counter_ns() - started >= GRACE
     assert holder(baton) == baton._own.number
+
+
+def test_nobody_waits_for_one_that_was_left_long_ago(baton: Baton) -> None:
+    took: list[int] = []
+    for _ in range(50):
+        baton._word.value, baton._left.value = LOST + 1, time.monotonic_ns() - 2 * GRACE
+        started = time.perf_counter_ns()
+        assert during(baton, ABS, 3) == 3
+        took.append(time.perf_counter_ns() - started)
+        assert holder(baton) == baton._own.number
+    assert min(took) < GRACE
 
 
 def test_a_thread_that_calls_again_goes_on_with_the_one_it_left_or_another_did(baton: Baton) -> None:

@@ -22,6 +22,7 @@ import platform
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -65,7 +66,7 @@ class Baton:
         libc = ctypes.CDLL(None)
         self._line = (ctypes.c_int64 * 24)()  # what is written gets a cache line of its own
         self._line[16:20] = [most, *(address_of(f) for f in (libc.clock_gettime, libc.sched_yield, libc.memcpy))]
-        self._word = ctypes.c_int64.from_buffer(self._line, 64)
+        self._word, self._left = (ctypes.c_int64.from_buffer(self._line, at) for at in (64, 80))
         self._at = ctypes.addressof(self._word)
         self._last = 0
 
@@ -91,6 +92,7 @@ class Baton:
     def leave(self) -> None:
         """Mark it as left if the caller has it, who goes on with the GIL."""
         if self._word.value == self._own.number:
+            self._left.value = time.monotonic_ns()
             self._word.value |= 1
 
     def then(self, function: int, a: int, b: int = 0, c: int = 0) -> None:
@@ -154,8 +156,9 @@ def compiled() -> Wait | None:
     """`wait(word, mine, count)`: give the baton in `word` back if it is `mine`, make `count` calls, and look for the baton
     until it is `mine`; as `Baton.during`.
 
-    Behind `word`: how many look for the baton; a cache line further how many may, and the addresses of clock_gettime,
-    sched_yield and memcpy. At `mine`: room for a timespec, and the calls, each a function's address and three arguments.
+    Behind `word`: how many look for the baton, and when it was left; a cache line further how many may look, and the addresses
+    of clock_gettime, sched_yield and memcpy. At `mine`: room for a timespec, and the calls, each a function's address and three
+    arguments.
 
     None where there is no numba, or no such clock."""
     if not sys.platform.startswith("linux") or importlib.util.find_spec("numba") is None:
@@ -273,11 +276,14 @@ def compiled() -> Wait | None:
             return result
         if added(word + 8, 1) < most:
             called(clock, _MONOTONIC, mine, 0)
-            began = loaded(mine) * 1_000_000_000 + loaded(mine + 8)
-            seen, since = 0, began
+            now = loaded(mine) * 1_000_000_000 + loaded(mine + 8)
+            end = now + PATIENCE
             while True:
-                # A swap takes the cache line from its holder, also one that fails: look first.
                 there = looked(word)
+                late = now > end or (there & 1 and now - looked(word + 16) > GRACE)
+                if late and swapped(word, there, mine):
+                    break
+                # A swap takes the cache line from its holder, also one that fails: look first.
                 for _ in range(_LOOKS):
                     if there == 0:
                         break
@@ -286,14 +292,9 @@ def compiled() -> Wait | None:
                     if swapped(word, 0, mine):
                         break
                     continue
+                called(pause, 0, 0, 0)
                 called(clock, _MONOTONIC, mine, 0)
                 now = loaded(mine) * 1_000_000_000 + loaded(mine + 8)
-                if there != seen:
-                    seen, since = there, now
-                late = now - began > PATIENCE or (there & 1 and now - since > GRACE)
-                if late and swapped(word, there, mine):
-                    break
-                called(pause, 0, 0, 0)
         added(word + 8, -1)
         return result
 
