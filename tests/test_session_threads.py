@@ -28,9 +28,10 @@ from fake_session import (
 )
 
 from trtopt.errors import Busy, DeviceError, UsageError
-from trtopt.runtime.baton import Baton, compiled
+from trtopt.runtime.baton import Baton
 from trtopt.runtime.device import Held, address_of
 from trtopt.runtime.lane import Lane
+from trtopt.runtime.machinecode import compiled
 from trtopt.runtime.turns import Turns
 from trtopt.session import Session
 

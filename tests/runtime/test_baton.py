@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from trtopt.runtime import baton as module
 from trtopt.runtime.arrays import start
-from trtopt.runtime.baton import GRACE, PATIENCE, Baton, compiled
+from trtopt.runtime.baton import Baton
 from trtopt.runtime.device import address_of
+from trtopt.runtime.machinecode import GRACE, PATIENCE, compiled
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")
 LIBC = ctypes.CDLL(None)
@@ -149,7 +150,7 @@ def test_no_more_wait_awake_than_may() -> None:
     assert len(waited) == 40
     slow = sum(time >= PATIENCE for time in waited)
     assert 20 <= slow < 40, "two at a time, and only one of them waits"
-    assert baton._line[9] == 0, "nobody waits any more"
+    assert baton._waiting.value == 0, "nobody waits any more"
 
 
 def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
