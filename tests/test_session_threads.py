@@ -279,16 +279,12 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
         del x, bound
 
 
-@pytest.mark.parametrize("works", [True, False])
-def test_threads_wait_for_the_baton_without_the_gil(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
-) -> None:
-    """Where the driver's call fails, the runtime's says why, or works."""
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Baton:
+    """A baton that every call takes."""
     wait = compiled()
     if wait is None:
         pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
-    turn, asked = Baton(wait, 2), list[str]()
-    monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: turn)
     taken = Baton.taken
 
     def always(baton: Baton) -> bool:
@@ -296,6 +292,13 @@ def test_threads_wait_for_the_baton_without_the_gil(
         return taken(baton)
 
     monkeypatch.setattr(Baton, "taken", always)
+    made = Baton(wait, 2)
+    monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: made)
+    return made
+
+
+def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Held, Any]:
+    """Its functions, for calls without the GIL; and what must live as long as they."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     def launch(graph: int, stream: int) -> int:
@@ -307,7 +310,16 @@ def test_threads_wait_for_the_baton_without_the_gil(
         asked.append("wait")
         return int(cuda.cudaStreamSynchronize(stream)[0]) if works else 201
 
-    held = Held(lambda *_: 201, lambda *_: 201, address_of(launch), address_of(synchronize))
+    return Held(lambda *_: 201, lambda *_: 201, address_of(launch), address_of(synchronize)), (launch, synchronize)
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_threads_wait_for_the_baton_without_the_gil(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, turn: Baton, works: bool
+) -> None:
+    """Where the driver's call fails, the runtime's says why, or works."""
+    asked: list[str] = []
+    held, _kept = driver(cuda, asked, works)
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
 
@@ -330,6 +342,29 @@ def test_threads_wait_for_the_baton_without_the_gil(
         with pytest.raises(DeviceError):
             session.run({"x": np.zeros((1, 40_000), np.float32)})
         assert turn._word.value & 1, "left"
+
+
+@pytest.mark.usefixtures("turn")
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("graphs", [0, 16])
+def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
+    cuda: FakeCuda, open_session: Open, graphs: int, works: bool
+) -> None:
+    held, _kept = driver(cuda, [], works)
+    with open_session(large_engine(cuda), contexts=3, graphs=graphs) as session:
+        hold(session, held, 3)
+
+        def work(seed: int) -> None:
+            chosen = np.random.default_rng(seed)
+            for call in range(12):
+                rows = 1 + (seed + call) % 4
+                x = chosen.normal(size=(rows, 40_000)).astype(np.float32)
+                given = np.asfortranarray(x) if call % 2 else x
+                out = np.zeros((rows, 80_000), np.float32)[:, ::2] if call % 3 else np.zeros(x.shape, np.float32)
+                np.testing.assert_array_equal(session.run({"x": given}, out={"y": out})["y"], x * 2)
+                np.testing.assert_array_equal(session.run({"x": given})["y"], out)
+
+        assert in_threads(3, work) == []
 
 
 def hold(session: Session, held: Held, contexts: int) -> None:
