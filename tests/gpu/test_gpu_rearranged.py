@@ -65,10 +65,7 @@ def evaluated(
 ) -> dict[str, NDArray[Any]]:
     made = onnx.ModelProto()
     made.CopyFrom(proto)
-    made.opset_import[0].version, made.ir_version = (
-        19,
-        9,
-    )  # the oldest Q/DQ that this evaluator knows; they mean the same
+    made.opset_import[0].version, made.ir_version = 19, 9  # whose Q/DQ this evaluator knows; they mean the same
     wanted = names or ["y"]
     del made.graph.output[:]
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)

@@ -110,11 +110,7 @@ class Uploads:
 
 class Notes(Reporter):
     def __init__(self) -> None:
-        self.warned: list[str] = []
         self.phases: list[Phase] = []
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
 
     def phase(self, name: str, total: int | None = None) -> Any:
         context = super().phase(name, total)

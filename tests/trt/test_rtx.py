@@ -16,7 +16,7 @@ from typing import Any
 import nets
 import onnx
 import pytest
-from world import unnumbered
+from world import Heard, unnumbered
 
 from trtopt.errors import (
     BuildCancelled,
@@ -93,16 +93,11 @@ def test_sm75_takes_int8_from_every_target(rtx: Generation, tmp_path: Path) -> N
     spec = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89))
     with pytest.raises(UnsupportedRequest, match=r"sm75.*floating point on every target.*--allow-precision-fallback"):
         rtx.build(model, spec, quantized=True)
-    warned: list[str] = []
-
-    class Notes(Reporter):
-        def warn(self, text: str) -> None:
-            warned.append(text)
-
+    heard = Heard()
     allowed = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89), allow_precision_fallback=True)
-    built = rtx.build(model, allowed, quantized=True, reporter=Notes())
+    built = rtx.build(model, allowed, quantized=True, reporter=heard)
     assert [row[:2] for row in heavy(built.layers)[:2]] == [("convolution", "fp16")] * 2
-    assert len(warned) == 1 and "sm75" in warned[0]
+    assert len(heard.warnings) == 1 and "sm75" in heard.warnings[0]
 
 
 @pytest.mark.parametrize(

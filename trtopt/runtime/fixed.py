@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host
-from trtopt.runtime.baton import Baton
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Copies, Lane, check_shape, stage, wanted_on_host
+from trtopt.runtime.lane import Copy, Lane, check_shape, stage, wanted_on_host
 from trtopt.runtime.tensors import Shape
 
 
@@ -62,7 +61,7 @@ def fix(
     own, raw = (lane.own, lane.stream.raw) if stream is None else (stream, stream)
     places, stages, makers = _inputs(lane, arrays, binding.staging, own)
     results: dict[str, Any] = {}
-    copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    copies: list[Copy] = []
     on_gpu = View in map(type, arrays)
     outputs = zip(lane.signature.outputs, binding.outputs, binding.sizes, binding.landing)
     for tensor, shape, size, landing in outputs:
@@ -96,19 +95,18 @@ def fix(
     enqueue()  # TensorRT wants one before a capture
     lane.device.cuda("cudaStreamSynchronize", raw)
     graph, note = lane.bindings.captured(binding, arrays, there)
-    launch = enqueue if graph is None else _launcher(lane, graph, raw, held=stream is None)
-    wait = None if stream is not None and not stages and not copies else (raw, own)
+    waits = bool(stream is None or stages or copies)
     others = tuple(makers - {own}) if stream is None else ()
-    alone = graph if stream is None else None
-    return Fixed(_call(lane, others, stages, launch, alone, wait, copies), results, note, (graph, arrays, out))
+    call = _call(lane, others, stages, graph, enqueue, raw, own, waits, copies)
+    return Fixed(call, results, note, (graph, arrays, out))
 
 
 def _inputs(
     lane: Lane, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
-) -> tuple[list[int], Copies, set[int]]:
+) -> tuple[list[int], list[Copy], set[int]]:
     """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
     places: list[int] = []
-    stages: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    stages: list[Copy] = []
     makers = set()
     for tensor, array, target in zip(lane.signature.inputs, arrays, staging):
         if isinstance(array, View):
@@ -125,61 +123,47 @@ def _inputs(
     return places, stages, makers
 
 
-def _launcher(lane: Lane, graph: Graph, stream: Any, *, held: bool) -> Callable[[], None]:
-    function, check = lane.device.cuda.functions.cudaGraphLaunch, lane.device.cuda.check
-    quick = lane.device.held.launch if held and lane.device.held else None
-    raw, address, number = graph.raw, graph.handle, int(stream)
-
-    def launch() -> None:
-        if quick is None or quick(address, number):
-            (code,) = function(raw, stream)
-            if code:
-                check("cudaGraphLaunch", code)
-
-    return launch
-
-
 def _call(
     lane: Lane,
     others: Sequence[int],
-    stages: Copies,
-    launch: Callable[[], None],
+    stages: Sequence[Copy],
     graph: Graph | None,
-    wait: tuple[Any, int] | None,
-    copies: Copies,
+    enqueue: Callable[[], None],
+    raw: Any,
+    stream: int,
+    waits: bool,
+    copies: Sequence[Copy],
 ) -> Callable[[], None]:
     """Args:
-    graph: what `launch` launches on the lane's own stream; None: it does something else.
-    wait: the stream to wait for in each call, as `Lane.wait` wants it.
+    graph: what is launched; None: `enqueue` is called.
+    raw: the stream as the runtime takes it.
     """
     idle = lane.device.idle
+    known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
+    joined = graph is not None and stream == lane.own
 
-    def call(turn: Baton | None) -> None:
-        lane.device.enter()
-        for other in others:
-            if not idle(other):
-                lane.follow(other, lane.own)
-        together = None if graph is None else turn
-        for target, source in stages:
-            stage(target, source, together)
-        if graph is None or together is None:
-            launch()
-            lined_up = None
-        else:
-            together.then(lane.launching, graph.handle, lane.own)
-            lined_up = graph.raw
-        if wait is not None:
-            lane.wait(*wait, turn, lined_up, copies)
-
-    def called() -> None:
+    def call() -> None:
         turn = lane.turn()
+        together = turn if joined else None
         try:
-            call(turn)
+            lane.device.enter()
+            for other in others:
+                if not idle(other):
+                    lane.follow(other, lane.own)
+            for target, source in stages:
+                stage(target, source, together)
+            lined_up = None
+            if known is None:
+                enqueue()
+            else:
+                lined_up = lane.launch(known, address, raw, stream, together)
+            if waits:
+                lane.wait(raw, stream, turn, lined_up, copies)
         finally:
             if turn is not None:
                 turn.leave()
 
-    return called
+    return call
 
 
 def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:

@@ -20,7 +20,7 @@ from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
-Copies = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # to, from
+Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
 _KNOWN = 256  # arrays whose address is remembered: to look whose memory it is takes half a microsecond
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
@@ -40,7 +40,7 @@ class Lane:
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self._wait = self._cuda.functions.cudaStreamSynchronize
+        self._launch, self._wait = self._cuda.functions.cudaGraphLaunch, self._cuda.functions.cudaStreamSynchronize
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._done = device.event(timing=False)
@@ -49,7 +49,7 @@ class Lane:
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._held = device.held
-        self.launching = 0 if device.held is None else device.held.launching
+        self._launching = 0 if device.held is None else device.held.launching
         self._synchronize = 0 if device.held is None else device.held.synchronize
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
@@ -78,12 +78,11 @@ class Lane:
             example: an array of the library that new results are made arrays of.
         """
         turn = self.turn()
-        if turn is None:
-            return self._run(arrays, shapes, out, stream, example, None)
         try:
             return self._run(arrays, shapes, out, stream, example, turn)
         finally:
-            turn.leave()
+            if turn is not None:
+                turn.leave()
 
     def turn(self) -> Baton | None:
         """What a call shall wait for before it takes Python's GIL again, where several threads want it: it leaves it in the
@@ -126,11 +125,9 @@ class Lane:
         if replay is None and min(places, default=0) < COPIED:
             places = self.uploaded(arrays, places, target)
             replay = self.bindings.replay(bound, arrays, places)
+        lined_up = None
         if replay is not None:
-            if together is not None:
-                together.then(self.launching, replay.address, target)
-            elif self._held is None or stream is not None or self._held.launch(replay.address, target):
-                self.launch(replay.raw, raw)
+            lined_up = self.launch(replay.raw, replay.address, raw, target, together)
             self.replays += 1
         else:
             if together is not None:
@@ -138,7 +135,6 @@ class Lane:
             self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
-        lined_up = None if replay is None or together is None else replay.raw
         return self._finish(bound, results, raw, target, waits, example, turn, lined_up)
 
     def _targets(
@@ -173,7 +169,7 @@ class Lane:
         """Make the results, and wait for them; or not, where they stay in the order of the stream. `lined_up`: as `wait`."""
         free = None if waits else target
         wrapped: dict[str, Any] = {}
-        copies: list[tuple[NDArray[Any], NDArray[Any]]] = []
+        copies: list[Copy] = []
         small: list[tuple[memoryview, memoryview]] = []
         lent = False
         known = zip(self.signature.outputs, bound.outputs, bound.landing, bound.backs, results)
@@ -211,16 +207,28 @@ class Lane:
         self._dirty = False
         return wrapped
 
-    def launch(self, graph: Any, raw: Any) -> None:
-        (code,) = self._cuda.functions.cudaGraphLaunch(graph, raw)
+    def launch(self, graph: Any, address: int, raw: Any, stream: int, together: Baton | None) -> Any:
+        """Launch a graph, or line that up. `graph` and `raw`, the stream, are as the runtime takes them.
+
+        Returns: what `wait` has to know then: the graph, if `together` is to launch it.
+        """
+        if together is not None:
+            together.then(self._launching, address, stream)
+            return graph
+        if self._held is None or stream != self.own or self._held.launch(address, stream):
+            self._launch_plainly(graph, raw)
+        return None
+
+    def _launch_plainly(self, graph: Any, raw: Any) -> None:
+        (code,) = self._launch(graph, raw)
         if code:
             self._cuda.check("cudaGraphLaunch", code)
 
-    def wait(self, raw: Any, stream: int, turn: Baton | None, lined_up: Any = None, copies: Copies = ()) -> None:
+    def wait(self, raw: Any, stream: int, turn: Baton | None, lined_up: Any, copies: Sequence[Copy]) -> None:
         """Until what was given to the stream, `raw` to the runtime, is done, and then the copies.
 
         Args:
-            lined_up: the graph whose launch `turn` makes before; None: it was launched, or enqueued.
+            lined_up: from `launch`; None also for what was enqueued.
         """
         late = copies
         if turn is not None:
@@ -228,7 +236,7 @@ class Lane:
             late = [(to, source) for to, source in copies if not line_up(to, source, turn)]
         if turn is None or turn.during():
             if lined_up is not None:
-                self.launch(lined_up, raw)
+                self._launch_plainly(lined_up, raw)
             (code,) = self._wait(raw)
             if code:
                 self._cuda.check("cudaStreamSynchronize", code)

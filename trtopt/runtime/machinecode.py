@@ -41,14 +41,15 @@ def compiled() -> Wait | None:
     except ImportError:  # perhaps installed, but not for this NumPy
         return None
     int32, int64 = numba.types.int32, numba.types.int64
-    word_type = ir.IntType(64)
+    int_type, word_type, nothing = ir.IntType(32), ir.IntType(64), ir.VoidType()
+    pointer_type = word_type.as_pointer()
 
     @intrinsic  # type: ignore[untyped-decorator]
     def swapped(_: Any, at: Any, old: Any, new: Any) -> Any:
         """Whether the word at `at` was `old`; then it is `new`. One step, atomic."""
 
         def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
-            pointer = builder.inttoptr(given[0], word_type.as_pointer())
+            pointer = builder.inttoptr(given[0], pointer_type)
             return builder.extract_value(builder.cmpxchg(pointer, given[1], given[2], "seq_cst", "seq_cst"), 1)
 
         return numba.types.boolean(int64, int64, int64), emit
@@ -58,7 +59,7 @@ def compiled() -> Wait | None:
         """What the word at `at` was; then it is that much more. One step, atomic."""
 
         def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
-            return builder.atomic_rmw("add", builder.inttoptr(given[0], word_type.as_pointer()), given[1], "seq_cst")
+            return builder.atomic_rmw("add", builder.inttoptr(given[0], pointer_type), given[1], "seq_cst")
 
         return int64(int64, int64), emit
 
@@ -67,7 +68,7 @@ def compiled() -> Wait | None:
         """What a C function gives. Those of fewer arguments don't look at the registers of the others."""
 
         def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
-            kind = ir.FunctionType(ir.IntType(32), [word_type] * 3)
+            kind = ir.FunctionType(int_type, [word_type] * 3)
             return builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
 
         return int32(int64, int64, int64, int64), emit
@@ -75,7 +76,7 @@ def compiled() -> Wait | None:
     @intrinsic  # type: ignore[untyped-decorator]
     def loaded(_: Any, at: Any) -> Any:
         def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
-            return builder.load(builder.inttoptr(given[0], word_type.as_pointer()))
+            return builder.load(builder.inttoptr(given[0], pointer_type))
 
         return int64(int64), emit
 
@@ -84,8 +85,7 @@ def compiled() -> Wait | None:
         """The word at `at` as it is now. On x86 and Arm the core then rests for some tens of cycles."""
 
         def emit(_: Any, builder: Any, __: Any, given: Any) -> Any:
-            word = builder.load_atomic(builder.inttoptr(given[0], word_type.as_pointer()), "acquire", 8)
-            nothing, int_type = ir.VoidType(), ir.IntType(32)
+            word = builder.load_atomic(builder.inttoptr(given[0], pointer_type), "acquire", 8)
             if platform.machine() in ("x86_64", "AMD64"):
                 rest = builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(nothing, []))
                 builder.call(rest, [])
@@ -101,14 +101,14 @@ def compiled() -> Wait | None:
         """Copy 64 bytes to an address divisible by 64, past the caches."""
 
         def emit(context: Any, builder: Any, __: Any, given: Any) -> Any:
-            byte, short, line = ir.IntType(8).as_pointer(), ir.IntType(32), ir.VectorType(word_type, 8).as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [byte, short, short, short])
+            byte, line = ir.IntType(8).as_pointer(), ir.VectorType(word_type, 8).as_pointer()
+            kind = ir.FunctionType(nothing, [byte, int_type, int_type, int_type])
             fetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
             ahead = builder.inttoptr(builder.add(given[1], word_type(_AHEAD)), byte)  # behind the end it does nothing
-            builder.call(fetch, [ahead, short(0), short(0), short(1)])  # to read, once, data
+            builder.call(fetch, [ahead, int_type(0), int_type(0), int_type(1)])  # to read, once, data
             chunk = builder.load(builder.inttoptr(given[1], line), align=1)
             store = builder.store(chunk, builder.inttoptr(given[0], line), align=64)
-            store.set_metadata("nontemporal", builder.module.add_metadata([short(1)]))
+            store.set_metadata("nontemporal", builder.module.add_metadata([int_type(1)]))
             return context.get_dummy_value()
 
         return numba.types.void(int64, int64), emit
