@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from trtopt.runtime import baton as module
 from trtopt.runtime.arrays import start
-from trtopt.runtime.baton import Baton
+from trtopt.runtime.baton import Baton, Row, Stretch, Turn, calling, copying
 from trtopt.runtime.device import address_of
-from trtopt.runtime.machinecode import GRACE, PATIENCE, compiled
+from trtopt.runtime.machinecode import GRACE, PATIENCE, WIDTH, compiled
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")
 LIBC = ctypes.CDLL(None)
@@ -33,28 +33,33 @@ def baton() -> Baton:
 
 
 def holder(baton: Baton) -> int:
-    return baton._word.value
+    return baton.word.value
 
 
-def take(baton: Baton) -> None:
+def mine(baton: Baton) -> int:
+    return baton._own.turn.number
+
+
+def take(baton: Baton) -> Turn:
     baton._last = LOST  # another thread has begun a call meanwhile
-    assert baton.taken()
+    turn = baton.taken()
+    assert turn is not None
+    return turn
 
 
 def during(baton: Baton, function: int, argument: int) -> int:
-    baton.then(function, argument)
-    return baton.during()
+    return baton._own.turn.during(Stretch([calling(function, argument)]))
 
 
-def copy(baton: Baton, target: NDArray[np.float64], source: NDArray[np.float64]) -> bool:
-    return baton.copy(start(target), start(source), source.nbytes)
+def copied(target: NDArray[np.float64], source: NDArray[np.float64]) -> Row:
+    return copying(start(target), start(source), source.nbytes)
 
 
 def test_a_function_is_called_and_the_baton_taken_after_it(baton: Baton) -> None:
     assert during(baton, ABS, -7) == 7
-    assert holder(baton) == baton._own.number != 0
-    baton.leave()
-    assert holder(baton) == baton._own.number + 1, "left, but its thread goes on with the GIL"
+    assert holder(baton) == mine(baton) != 0
+    take(baton).leave()
+    assert holder(baton) == mine(baton) + 1, "left, but its thread goes on with the GIL"
 
 
 def test_while_a_function_runs_the_baton_and_the_gil_are_free(baton: Baton) -> None:
@@ -64,7 +69,7 @@ def test_while_a_function_runs_the_baton_and_the_gil_are_free(baton: Baton) -> N
     while time.monotonic() - started < 0.05:  # the GIL isn't held meanwhile, or this wouldn't get to run
         assert holder(baton) == 0
     take(baton)
-    assert holder(baton) == baton._own.number
+    assert holder(baton) == mine(baton)
     during(baton, SLEEP, 1)
     thread.join()
 
@@ -75,8 +80,8 @@ def test_only_one_of_many_threads_has_it(baton: Baton) -> None:
     def work(number: int) -> None:
         for _ in range(200):
             during(baton, SLEEP, 10)
-            had[number] += holder(baton) == baton._own.number  # or, on a busy machine, somebody lost patience
-            baton.leave()
+            had[number] += holder(baton) == mine(baton)  # or, on a busy machine, somebody lost patience
+            baton._own.turn.leave()
 
     assert in_threads(4, work) == []
     assert holder(baton) & 1, "left"
@@ -84,47 +89,47 @@ def test_only_one_of_many_threads_has_it(baton: Baton) -> None:
 
 
 def test_one_that_got_lost_is_taken_when_patience_ends(baton: Baton) -> None:
-    baton._word.value = LOST
+    baton.word.value = LOST
     started = time.perf_counter_ns()
     assert during(baton, ABS, 3) == 3
     assert time.perf_counter_ns() - started >= PATIENCE
-    assert holder(baton) == baton._own.number
+    assert holder(baton) == mine(baton)
 
 
 def test_one_that_was_left_is_taken_when_its_thread_has_had_time_to_come_back(baton: Baton) -> None:
     started = time.perf_counter_ns()
-    baton._word.value, baton._left.value = LOST + 1, time.monotonic_ns()
+    baton.word.value, baton.left.value = LOST + 1, time.monotonic_ns()
     assert during(baton, ABS, 3) == 3
     assert time.perf_counter_ns() - started >= GRACE
-    assert holder(baton) == baton._own.number
+    assert holder(baton) == mine(baton)
 
 
 def test_nobody_waits_for_one_that_was_left_long_ago(baton: Baton) -> None:
     took: list[int] = []
     for _ in range(50):
-        baton._word.value, baton._left.value = LOST + 1, time.monotonic_ns() - 2 * GRACE
+        baton.word.value, baton.left.value = LOST + 1, time.monotonic_ns() - 2 * GRACE
         started = time.perf_counter_ns()
         assert during(baton, ABS, 3) == 3
         took.append(time.perf_counter_ns() - started)
-        assert holder(baton) == baton._own.number
+        assert holder(baton) == mine(baton)
     assert min(took) < GRACE
 
 
 def test_a_thread_that_calls_again_goes_on_with_the_one_it_left_or_another_did(baton: Baton) -> None:
-    for number in (baton._own.number, LOST):
-        baton._word.value = number + 1
+    for number in (mine(baton), LOST):
+        baton.word.value = number + 1
         take(baton)
-        assert holder(baton) == baton._own.number
+        assert holder(baton) == mine(baton)
 
 
 def test_who_waits_gets_it_when_the_thread_that_left_it_lets_the_gil_go(baton: Baton) -> None:
     """And not before, or it would fall asleep at the GIL."""
     monday: list[int] = []
-    take(baton)
+    turn = take(baton)
     thread = threading.Thread(target=lambda: monday.append(during(baton, ABS, 5)))
     thread.start()
     time.sleep(0.05)  # it has long been waiting for the baton
-    baton.leave()
+    turn.leave()
     take(baton)
     assert during(baton, SLEEP, 50_000) == 0
     thread.join()
@@ -135,52 +140,59 @@ def test_no_more_wait_awake_than_may() -> None:
     wait = compiled()
     assert wait is not None
     baton = Baton(wait, 1)
-    baton._word.value = LOST
+    baton.word.value = LOST
     waited: list[float] = []
 
     def work(_: int) -> None:
         started = time.perf_counter_ns()
         assert during(baton, ABS, 3) == 3
         waited.append(time.perf_counter_ns() - started)
-        if baton._word.value == baton._own.number:
-            baton._word.value = LOST  # as if it got lost again
+        if baton.word.value == mine(baton):
+            baton.word.value = LOST  # as if it got lost again
 
     for _ in range(20):
         assert in_threads(2, work) == []
     assert len(waited) == 40
     slow = sum(time >= PATIENCE for time in waited)
     assert 20 <= slow < 40, "two at a time, and only one of them waits"
-    assert baton._waiting.value == 0, "nobody waits any more"
+    assert baton.waiting.value == 0, "nobody waits any more"
 
 
 def test_who_does_not_have_it_takes_and_leaves_nothing(baton: Baton) -> None:
-    baton._word.value = LOST
-    take(baton)
-    baton.leave()
+    baton.word.value = LOST
+    take(baton).leave()
     assert holder(baton) == LOST
 
 
 def test_who_calls_alone_does_not_want_it(baton: Baton) -> None:
     assert baton.taken(), "nobody knows yet"
-    baton._word.value = 0
+    baton.word.value = 0
     assert not baton.taken()
     assert holder(baton) == 0, "not needed, so not taken"
-    other = threading.Thread(target=lambda: (baton.taken(), baton.leave()))
+    other = threading.Thread(target=lambda: take(baton).leave())
     other.start()
     other.join()
     assert baton.taken()
-    assert holder(baton) == baton._own.number
+    assert holder(baton) == mine(baton)
     assert not baton.taken()
 
 
-def test_arrays_are_copied_before_what_is_lined_up_after_them(baton: Baton) -> None:
+def test_rows_are_done_in_their_order(baton: Baton) -> None:
     source, target = np.random.default_rng(0).normal(size=(40, 999)), np.zeros((40, 999))
     again = np.zeros_like(target)
-    assert copy(baton, target, source)
-    assert copy(baton, again, target)
+    stretch = Stretch([copied(target, source), copied(again, target), calling(ABS, -4)])
     assert not target.any(), "not yet"
-    assert during(baton, ABS, -4) == 4
+    assert baton._own.turn.during(stretch) == 4
     np.testing.assert_array_equal(again, source)
+
+
+def test_a_row_can_be_changed_and_done_again(baton: Baton) -> None:
+    sources, target = np.random.default_rng(1).normal(size=(3, 50)), np.zeros(50)
+    stretch = Stretch([calling(ABS, 0), copied(target, sources[0])])
+    for source in sources:
+        stretch.words[WIDTH + 2] = start(source)
+        assert baton._own.turn.during(stretch) == 0
+        np.testing.assert_array_equal(target, source)
 
 
 @pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 200_000, 262_144, 262_207, 3_000_001])
@@ -191,38 +203,15 @@ def test_streamed_copies_touch_nothing_around_them(baton: Baton, nbytes: int) ->
         aligned = -start(target) % 64
         to = aligned + 64 + shift
         source = room[shift : shift + nbytes]
-        assert baton.copy(start(target) + to, start(source), nbytes, stream=True)
-        assert baton.during() == 0
+        baton._own.turn.copy(start(target) + to, start(source), nbytes, stream=True)
         np.testing.assert_array_equal(target[to : to + nbytes], source)
         assert (target[:to] == 7).all() and (target[to + nbytes :] == 7).all()
 
 
 def test_nothing_is_done_after_a_call_that_failed(baton: Baton) -> None:
     source, target = np.ones(9), np.zeros(9)
-    baton.then(ABS, -201)
-    copy(baton, target, source)
-    assert baton.during() == 201
+    assert baton._own.turn.during(Stretch([calling(ABS, -201), calling(ABS, -7), copied(target, source)])) == 201
     assert not target.any()
-    assert baton.during() == 0, "it is over, too"
-    assert not target.any()
-
-
-def test_what_a_call_that_was_broken_off_lined_up_is_forgotten(baton: Baton) -> None:
-    source, target = np.ones(9), np.zeros(9)
-    copy(baton, target, source)
-    take(baton)
-    baton.during()
-    assert not target.any()
-
-
-def test_there_is_room_for_two_calls_beside_many_copies(baton: Baton) -> None:
-    sources, targets = np.random.default_rng(1).normal(size=(40, 9)), np.zeros((40, 9))
-    lined_up = [copy(baton, target, source) for target, source in zip(targets, sources)]
-    assert lined_up == [True] * 30 + [False] * 10
-    baton.then(ABS, 0)
-    assert during(baton, ABS, 2) == 2
-    np.testing.assert_array_equal(targets[:30], sources[:30])
-    assert not targets[30:].any()
 
 
 @pytest.fixture

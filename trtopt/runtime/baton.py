@@ -17,40 +17,93 @@ numba compiles it ('trtopt[fast]'); without it threads sleep.
 from __future__ import annotations
 
 import ctypes
-import struct
 import threading
 import time
+from collections.abc import Sequence
 
 from trtopt.machine import cores
 from trtopt.runtime.device import address_of
 from trtopt.runtime.machinecode import (
     CLOCK,
     COPY,
-    FIRST,
     LEFT,
     MEMCPY,
     MOST,
-    SIZE,
     STREAM,
+    TIME,
     WAITING,
+    WIDTH,
     YIELD,
     Wait,
     compiled,
 )
 
-_ROOM = 32  # calls that a thread can line up
-_CALLS = [struct.Struct("4q" * count) for count in range(_ROOM + 1)]
 _LARGE = 256 << 10  # bytes; copying less leaves most of a core's cache as it was
 _THREAD = "trtopt-baton"
 
+Row = tuple[int, int, int, int]
+
+
+def calling(function: int, a: int, b: int = 0, c: int = 0) -> Row:
+    """A call of the C function at that address, of up to three integers or pointers, that gives 0 if all is well."""
+    return function, a, b, c
+
+
+def copying(to: int, source: int, nbytes: int, *, stream: bool = False) -> Row:
+    """A copy from address to address.
+
+    Args:
+        stream: past the core's caches, if it is large: for what nobody reads there. It would drive out what Python needs when
+            the thread has the GIL again.
+    """
+    return STREAM if stream and nbytes >= _LARGE else COPY, to, source, nbytes
+
+
+class Stretch:
+    """Rows that `Turn.during` does one after another; for one thread at a time.
+
+    Attributes:
+        words: the rows' numbers, in a row; those can be changed.
+    """
+
+    __slots__ = ("at", "count", "words")
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.count = len(rows)
+        self.words = (ctypes.c_int64 * (WIDTH * self.count))(*[word for row in rows for word in row])
+        self.at = ctypes.addressof(self.words)
+
+
+class Turn:
+    """What a thread can do with the baton. Its number is the address of a timespec: even, not 0."""
+
+    __slots__ = ("_baton", "_memory", "_wait", "_word_at", "number")
+
+    def __init__(self, baton: Baton) -> None:
+        self._memory = ctypes.create_string_buffer(TIME)
+        self.number = ctypes.addressof(self._memory)
+        self._baton, self._wait, self._word_at = baton, baton.wait, ctypes.addressof(baton.word)
+
+    def during(self, stretch: Stretch) -> int:
+        """Without the GIL and the baton do what the stretch says; then take the baton, and the GIL. What its last call gave, as
+        an int32; the first that gives something else than 0 is the last, and nothing is copied after it."""
+        return self._wait(self._word_at, self.number, stretch.at, stretch.count)
+
+    def copy(self, to: int, source: int, nbytes: int, *, stream: bool = False) -> None:
+        """Copy from address to address; as `copying`."""
+        self.during(Stretch([copying(to, source, nbytes, stream=stream)]))
+
+    def leave(self) -> None:
+        """Mark it as left if the caller has it, who goes on with the GIL."""
+        baton = self._baton
+        if baton.word.value == self.number:
+            baton.left.value = time.monotonic_ns()
+            baton.word.value |= 1
+
 
 class _Own(threading.local):
-    """What a thread brings along: a timespec and calls that are lined up. Its number is the address of that: even, not 0."""
-
-    def __init__(self) -> None:
-        self.memory = ctypes.create_string_buffer(FIRST + SIZE * _ROOM)
-        self.number = ctypes.addressof(self.memory)
-        self.calls: list[int] = []
+    def __init__(self, baton: Baton) -> None:
+        self.turn = Turn(baton)
 
 
 class Baton:
@@ -62,69 +115,34 @@ class Baton:
     """
 
     def __init__(self, wait: Wait, most: int) -> None:
-        self._wait, self._own = wait, _Own()
+        self.wait = wait
         libc = ctypes.CDLL(None)
         shared = ctypes.create_string_buffer(192)  # a cache line before: the next is the word's alone
-        self._word, self._waiting, self._left, *rest = (
+        self.word, self.waiting, self.left, *rest = (
             ctypes.c_int64.from_buffer(shared, 64 + place) for place in (0, WAITING, LEFT, MOST, CLOCK, YIELD, MEMCPY)
         )
         for field, value in zip(rest, (most, *map(address_of, (libc.clock_gettime, libc.sched_yield, libc.memcpy)))):
             field.value = value
-        self._at = ctypes.addressof(self._word)
         self._last = 0
+        self._own = _Own(self)
 
-    # These run with the GIL. They aren't atomic beside machine code that runs without; two holders at once do no harm.
+    # This and `Turn.leave` run with the GIL. They aren't atomic beside machine code that runs without; two holders at once do
+    # no harm.
 
-    def taken(self) -> bool:
+    def taken(self) -> Turn | None:
         """Begin a call: take it, unless another thread uses it; the caller has the GIL, so nobody else should look for it now.
-        Nothing is lined up then.
 
-        Returns: whether another thread has begun a call since this one did; if not, it isn't taken, as nobody else wants it.
+        Returns: None if no other thread has begun a call since this one did; then it isn't taken, as nobody else wants it.
         """
-        own = self._own
-        number = own.number
+        turn = self._own.turn
+        number = turn.number
         last, self._last = self._last, number
         if last == number:
-            return False
-        holder = self._word.value
+            return None
+        holder = self.word.value
         if not holder or holder & 1:
-            self._word.value = number
-        own.calls = []  # an exception may have come before they were made
-        return True
-
-    def leave(self) -> None:
-        """Mark it as left if the caller has it, who goes on with the GIL."""
-        if self._word.value == self._own.number:
-            self._left.value = time.monotonic_ns()
-            self._word.value |= 1
-
-    def then(self, function: int, a: int, b: int = 0, c: int = 0) -> None:
-        """Line up a call of the C function at that address, of up to three integers or pointers, for the next `during`."""
-        self._own.calls += (function, a, b, c)
-
-    def copy(self, to: int, source: int, nbytes: int, *, stream: bool = False) -> bool:
-        """Line up a copy from address to address; unless there is no room for it beside two calls.
-
-        Args:
-            stream: past the core's caches, if it is large: for what nobody reads there. It would drive out what Python needs
-                when the thread has the GIL again.
-        """
-        calls = self._own.calls
-        if len(calls) > 4 * (_ROOM - 3):
-            return False
-        calls += (STREAM if stream and nbytes >= _LARGE else COPY, to, source, nbytes)
-        return True
-
-    def during(self) -> int:
-        """Make the calls that are lined up, without the GIL and the baton; then take the baton, and the GIL. What the last call
-        gave, as an int32; the first that gives something else than 0 is the last, copies aside."""
-        own = self._own
-        calls, own.calls = own.calls, []
-        count = len(calls) // 4
-        if not count:
-            return 0
-        _CALLS[count].pack_into(own.memory, FIRST, *calls)
-        return self._wait(self._at, own.number, count)
+            self.word.value = number
+        return turn
 
 
 _lock = threading.Lock()

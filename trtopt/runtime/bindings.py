@@ -24,6 +24,7 @@ from trtopt.errors import DeviceError, EngineError, UsageError
 from trtopt.runtime.arrays import View
 from trtopt.runtime.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.runtime.memory import Memory
+from trtopt.runtime.prepared import Prepared
 from trtopt.runtime.tensors import Shape, Signature, Tensor, x
 from trtopt.trt.plans import LoadedEngine
 
@@ -59,6 +60,7 @@ class Replay:
     raw: Any
     address: int
     used: int = 0  # the number of the call that used it last
+    prepared: Prepared | None = None
 
 
 @dataclass(slots=True)
@@ -70,6 +72,9 @@ class Binding:
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
+    results: tuple[
+        tuple[str, Shape, np.dtype[Any]], ...
+    ] = ()  # their names, shapes and types, as far as shapes are known
     staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
     backs: tuple[memoryview | None, ...] = ()  # the same as bytes, of small ones
@@ -96,6 +101,7 @@ class Bindings:
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
         allocated: outputs whose shape depends on the data → their shape in the last call.
         note: why the last capture failed.
+        reads_shapes: an input gives a shape: TensorRT reads it on the host.
     """
 
     def __init__(
@@ -114,7 +120,7 @@ class Bindings:
         self._most, self._shares = graphs, shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self._reads_shapes = any(item.on_host for item in signature.inputs)
+        self.reads_shapes = any(item.on_host for item in signature.inputs)
         self._scratch = memory.gpu(loaded.scratch_bytes)
         self._epoch = 0  # grows when buffers move: what was set up or captured before is no good any more
         self.gpu: dict[str, DeviceBuffer] = {}
@@ -136,7 +142,7 @@ class Bindings:
     def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> Binding:
         """A context set up for these shapes and values."""
         values: tuple[bytes, ...] = ()
-        if self._reads_shapes:
+        if self.reads_shapes:
             pairs = zip(self._signature.inputs, arrays)
             values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
         key = shapes, values
@@ -238,6 +244,8 @@ class Bindings:
         bound.backs = tuple(
             None if array is None or array.nbytes > MAPPED else as_bytes(array) for array in bound.landing
         )
+        known = zip(outputs, found)
+        bound.results = tuple((tensor.name, shape, tensor.dtype) for tensor, shape in known if shape is not None)
         bound.staged, bound.fresh = (STAGED,) * len(outputs), (None,) * len(outputs)
 
     def _allocate(self, bound: Binding, tensor: Tensor) -> None:

@@ -371,8 +371,8 @@ class Held:
     launch: Callable[[int, int], int]  # graph, stream
     upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
     # Addresses of the driver's functions, for calls without the GIL.
-    launching: int = 0  # graph, stream
-    synchronize: int = 0  # stream
+    launching: int  # graph, stream
+    synchronize: int  # stream
 
     @classmethod
     def load(cls) -> Held | None:

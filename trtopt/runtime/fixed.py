@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
-from trtopt.runtime.arrays import View, like, like_host
+from trtopt.runtime.arrays import View, like, like_host, start
+from trtopt.runtime.baton import Stretch
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
-from trtopt.runtime.lane import Copy, Lane, check_shape, stage, wanted_on_host
+from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
 from trtopt.runtime.tensors import Shape
 
 
@@ -140,30 +141,44 @@ def _call(
     """
     idle = lane.device.idle
     known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    joined = graph is not None and stream == lane.own
+    at_once = _at_once(lane, address, stages, copies) if known is not None and stream == lane.own else None
 
     def call() -> None:
         turn = lane.turn()
-        together = turn if joined else None
         try:
-            lane.device.enter()
             for other in others:
                 if not idle(other):
                     lane.follow(other, lane.own)
+            if turn is not None and at_once is not None and not turn.during(at_once):
+                return
+            lane.device.enter()
             for target, source in stages:
-                stage(target, source, together)
-            lined_up = None
+                np.copyto(target, source)
             if known is None:
                 enqueue()
             else:
-                lined_up = lane.launch(known, address, raw, stream, together)
+                lane.launch(known, address, raw, stream)
             if waits:
-                lane.wait(raw, stream, turn, lined_up, copies)
+                lane.wait(raw, stream, turn)
+            for target, source in copies:
+                np.copyto(target, source)
         finally:
             if turn is not None:
                 turn.leave()
 
     return call
+
+
+def _at_once(lane: Lane, graph: int, stages: Sequence[Copy], copies: Sequence[Copy]) -> Stretch | None:
+    """The whole of a call as machine code; None where there is none, or an array isn't contiguous."""
+    if lane.device.held is None or not all(array.flags.c_contiguous for pair in (*stages, *copies) for array in pair):
+        return None
+    prepared = lane.prepare(graph, [target for target, _ in stages], [source for _, source in copies])
+    for word, (_, source) in zip(prepared.sources, stages):
+        prepared.stretch.words[word] = start(source)
+    for word, (target, _) in zip(prepared.targets, copies):
+        prepared.stretch.words[word] = start(target)
+    return prepared.stretch
 
 
 def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, writable
-from trtopt.runtime.baton import Baton, baton
-from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Source, as_bytes
+from trtopt.runtime.baton import Stretch, Turn, baton, calling
+from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
+from trtopt.runtime.prepared import Prepared, prepare
 from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
@@ -49,8 +50,8 @@ class Lane:
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._held = device.held
-        self._launching = 0 if device.held is None else device.held.launching
-        self._synchronize = 0 if device.held is None else device.held.synchronize
+        # What threads do without the GIL; None where the driver's functions aren't known.
+        self._waiting = None if device.held is None else Stretch([calling(device.held.synchronize, self.own)])
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -79,36 +80,102 @@ class Lane:
         """
         turn = self.turn()
         try:
-            return self._run(arrays, shapes, out, stream, example, turn)
+            if self._dirty or self._behind is not None or self.shared:
+                self.settle(stream)
+            bound = self.bindings.bind(arrays, shapes)
+            if turn is not None and stream is None:
+                found = self._at_once(bound, arrays, out, example, turn)
+                if found is not None:
+                    return found
+            return self._run(bound, arrays, out, stream, example, turn)
         finally:
             if turn is not None:
                 turn.leave()
 
-    def turn(self) -> Baton | None:
+    def turn(self) -> Turn | None:
         """What a call shall wait for before it takes Python's GIL again, where several threads want it: it leaves it in the
         end. Else None."""
-        turn = baton() if self._synchronize else None
-        return turn if turn is not None and turn.taken() else None
+        made = baton() if self._waiting is not None else None
+        return None if made is None else made.taken()
+
+    def _at_once(
+        self,
+        bound: Binding,
+        arrays: Sequence[Source],
+        out: Mapping[str, Source] | None,
+        example: Any,
+        turn: Turn,
+    ) -> dict[str, Any] | None:
+        """Infer from arrays in host memory, by a graph that was captured before, in one stretch without the GIL.
+
+        Returns: None if this is no such call, or if it failed: then another way says why, or works.
+        """
+        if self.bindings.reads_shapes:
+            return None
+        places: list[int] = []
+        sources: list[int] = []
+        for array in arrays:
+            if isinstance(array, View) or not array.flags.c_contiguous:
+                return None
+            if array.base is not None and array.nbytes >= PINNED and (address := self.pinned_at(array)):
+                places.append(-address)
+            else:
+                places.append(STAGED)
+                sources.append(start(array))
+        replay = bound.graphs.get((*places, *bound.staged))
+        if replay is None:
+            return None
+        prepared = replay.prepared or self._prepare(replay, bound, places)
+        words = prepared.stretch.words
+        for word, address in zip(prepared.sources, sources):
+            words[word] = address
+        found: dict[str, Any] = {}
+        for (name, shape, dtype), word in zip(bound.results, prepared.targets):
+            value = out.get(name) if out is not None else None
+            if value is None:
+                value = np.empty(shape, dtype)
+            elif isinstance(value, View) or value.shape != shape or not value.flags.c_contiguous:
+                return None
+            words[word] = start(value)
+            found[name] = value
+        self._dirty = True
+        if turn.during(prepared.stretch):
+            self.settle(None)
+            return None
+        self._dirty = False
+        replay.used = self.bindings.calls
+        self.replays += 1
+        if example is not None:
+            for name in found.keys() - (out or {}).keys():
+                found[name] = like_host(example, found[name])
+        return found
+
+    def _prepare(self, replay: Replay, bound: Binding, places: Sequence[int]) -> Prepared:
+        staging = [to for to, place in zip(bound.staging, places) if place == STAGED]
+        landing = [source for source in bound.landing if source is not None]
+        replay.prepared = self.prepare(replay.address, staging, landing)
+        return replay.prepared
+
+    def prepare(self, graph: int, staging: Sequence[NDArray[Any]], landing: Sequence[NDArray[Any]]) -> Prepared:
+        """The whole of a call that launches the graph at that address."""
+        assert self._held is not None
+        work = [calling(self._held.launching, graph, self.own), calling(self._held.synchronize, self.own)]
+        return prepare(staging, work, landing)
 
     def _run(
         self,
+        bound: Binding,
         arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
         out: Mapping[str, Source] | None,
         stream: int | None,
         example: Any,
-        turn: Baton | None,
+        turn: Turn | None,
     ) -> dict[str, Any]:
         self.device.enter()
-        if self._dirty or self._behind is not None or self.shared:
-            self.settle(stream)
-        bound = self.bindings.bind(arrays, shapes)
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
         on_gpu = View in map(type, arrays)
-        # Copies and launch are made together with the wait, in one stretch without the GIL: fewer turns at it.
-        together = turn if stream is None and not on_gpu else None
-        found = self.place(bound, arrays, target, together)
+        found = self.place(bound, arrays, target, turn)
         results: Sequence[Block | Source | None] = bound.fresh
         waits = True
         if out is None and not on_gpu:  # the common case, short
@@ -125,17 +192,14 @@ class Lane:
         if replay is None and min(places, default=0) < COPIED:
             places = self.uploaded(arrays, places, target)
             replay = self.bindings.replay(bound, arrays, places)
-        lined_up = None
         if replay is not None:
-            lined_up = self.launch(replay.raw, replay.address, raw, target, together)
+            self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
         else:
-            if together is not None:
-                together.during()
             self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
-        return self._finish(bound, results, raw, target, waits, example, turn, lined_up)
+        return self._finish(bound, results, raw, target, waits, example, turn)
 
     def _targets(
         self, bound: Binding, out: Mapping[str, Source] | None, on_gpu: bool, target: int
@@ -163,10 +227,9 @@ class Lane:
         target: int,
         waits: bool,
         example: Any,
-        turn: Baton | None,
-        lined_up: Any,
+        turn: Turn | None,
     ) -> dict[str, Any]:
-        """Make the results, and wait for them; or not, where they stay in the order of the stream. `lined_up`: as `wait`."""
+        """Make the results, and wait for them; or not, where they stay in the order of the stream."""
         free = None if waits else target
         wrapped: dict[str, Any] = {}
         copies: list[Copy] = []
@@ -188,7 +251,7 @@ class Lane:
                 if landing is None:
                     landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
-                if turn is None and back is not None and value.flags.c_contiguous:
+                if back is not None and value.flags.c_contiguous:
                     small.append((as_bytes(value), back))
                 else:
                     copies.append((value, landing))
@@ -197,52 +260,28 @@ class Lane:
         if free is not None:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
-        elif lent and self.blocks.wait():
-            for array, landing in copies:
-                np.copyto(array, landing)
-        else:
-            self.wait(raw, target, turn, lined_up, copies)
+        elif not (lent and self.blocks.wait()):
+            self.wait(raw, target, turn)
+        for array, landing in copies:
+            copy(array, landing, turn)
         for there, here in small:
             there[:] = here
         self._dirty = False
         return wrapped
 
-    def launch(self, graph: Any, address: int, raw: Any, stream: int, together: Baton | None) -> Any:
-        """Launch a graph, or line that up. `graph` and `raw`, the stream, are as the runtime takes them.
-
-        Returns: what `wait` has to know then: the graph, if `together` is to launch it.
-        """
-        if together is not None:
-            together.then(self._launching, address, stream)
-            return graph
+    def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
+        """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
         if self._held is None or stream != self.own or self._held.launch(address, stream):
-            self._launch_plainly(graph, raw)
-        return None
+            (code,) = self._launch(graph, raw)
+            if code:
+                self._cuda.check("cudaGraphLaunch", code)
 
-    def _launch_plainly(self, graph: Any, raw: Any) -> None:
-        (code,) = self._launch(graph, raw)
-        if code:
-            self._cuda.check("cudaGraphLaunch", code)
-
-    def wait(self, raw: Any, stream: int, turn: Baton | None, lined_up: Any, copies: Sequence[Copy]) -> None:
-        """Until what was given to the stream, `raw` to the runtime, is done, and then the copies.
-
-        Args:
-            lined_up: from `launch`; None also for what was enqueued.
-        """
-        late = copies
-        if turn is not None:
-            turn.then(self._synchronize, stream)
-            late = [(to, source) for to, source in copies if not line_up(to, source, turn)]
-        if turn is None or turn.during():
-            if lined_up is not None:
-                self._launch_plainly(lined_up, raw)
+    def wait(self, raw: Any, stream: int, turn: Turn | None) -> None:
+        """Until what was given to the stream, `raw` to the runtime, is done."""
+        if turn is None or stream != self.own or self._waiting is None or turn.during(self._waiting):
             (code,) = self._wait(raw)
             if code:
                 self._cuda.check("cudaStreamSynchronize", code)
-            late = copies
-        for to, source in late:
-            np.copyto(to, source)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -258,9 +297,8 @@ class Lane:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Baton | None = None) -> list[int]:
-        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory. With
-        `turn`, copies are lined up there."""
+    def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Turn | None = None) -> list[int]:
+        """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
@@ -272,7 +310,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                stage(staging, array, None if tensor.on_host else turn)
+                copy(staging, array, turn)
                 places.append(STAGED)
         return places
 
@@ -352,16 +390,12 @@ class Lane:
         self.stream.free()
 
 
-def stage(to: NDArray[Any], source: NDArray[Any], turn: Baton | None) -> None:
-    """Copy an input into pinned memory, or let `turn`."""
-    if turn is None or not line_up(to, source, turn, stream=True):
+def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None) -> None:
+    """Copy an array; with `turn` so that the GIL is had again in turn."""
+    if turn is not None and source.flags.c_contiguous and to.flags.c_contiguous:
+        turn.copy(start(to), start(source), source.nbytes)
+    else:
         np.copyto(to, source)
-
-
-def line_up(to: NDArray[Any], source: NDArray[Any], turn: Baton, *, stream: bool = False) -> bool:
-    """Let `turn` make the copy, if it can; the arrays must live until then. Returns whether it will."""
-    plain = source.flags.c_contiguous and to.flags.c_contiguous
-    return plain and turn.copy(start(to), start(source), source.nbytes, stream=stream)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:

@@ -18,20 +18,21 @@ GRACE = 50_000  # nanoseconds: about what it costs to wake the thread that would
 # many may look, and the addresses of C's functions.
 WAITING, LEFT = 8, 16
 MOST, CLOCK, YIELD, MEMCPY = 64, 72, 80, 88
-# At a thread's number: a timespec, and then its calls: a function's address, or `COPY` or `STREAM`, and three arguments.
-FIRST, SIZE = 16, 32
+# A row is four words: a function's address, or `COPY` or `STREAM`, and its arguments.
+WIDTH = 4
 COPY, STREAM = 0, 1
+TIME = 16  # bytes of the timespec at a thread's number
 _LOOKS = 32  # at the baton, before a waiter looks at the clock and offers its core to others: about a microsecond
 _AHEAD = 1024  # bytes: what a streaming copy fetches beforehand
 _MONOTONIC = 1  # CLOCK_MONOTONIC
 
-Wait = Callable[[int, int, int], int]
+Wait = Callable[[int, int, int, int], int]
 
 
 @functools.cache
 def compiled() -> Wait | None:
-    """`wait(word, number, count)`: give the baton in `word` back if it is that thread's, make `count` of its calls, and look
-    for the baton until it is that thread's; as `Baton.during`. None where there is no numba, or no such clock."""
+    """`wait(word, number, rows, count)`: give the baton in `word` back if it is that thread's, do what so many rows say, and
+    look for the baton until it is that thread's; as `Turn.during`. None where there is no numba, or no such clock."""
     if not sys.platform.startswith("linux") or importlib.util.find_spec("numba") is None:
         return None
     try:
@@ -123,11 +124,11 @@ def compiled() -> Wait | None:
 
         return numba.types.void(), emit
 
-    def wait(word: int, number: int, count: int) -> int:
+    def wait(word: int, number: int, rows: int, count: int) -> int:
         clock, memcpy = loaded(word + CLOCK), loaded(word + MEMCPY)
         swapped(word, number, 0)
         result: int = int32(0)
-        for row in range(number + FIRST, number + FIRST + SIZE * count, SIZE):
+        for row in range(rows, rows + 8 * WIDTH * count, 8 * WIDTH):
             function, a, b, c = loaded(row), loaded(row + 8), loaded(row + 16), loaded(row + 24)
             if function == COPY:
                 called(memcpy, a, b, c)
@@ -169,7 +170,7 @@ def compiled() -> Wait | None:
         added(word + WAITING, -1)
         return result
 
-    signature = int32(int64, int64, int64)
+    signature = int32(int64, int64, int64, int64)
     try:
         made: Wait = numba.njit(signature, nogil=True, cache=True)(wait)
     except (RuntimeError, OSError):  # no folder to keep machine code in
