@@ -90,7 +90,6 @@ class Bench:
         return result.engine
 
     def bare_engine(self, path: Path) -> Any:
-        self.cuda.cudaSetDevice(0)  # a session on several GPUs may have left another one current
         runtime = self.trt.Runtime(self.logger)
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         self._kept = [*getattr(self, "_kept", []), runtime]  # it must outlive its engines

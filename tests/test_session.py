@@ -280,7 +280,7 @@ def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_sess
         first, second = inputs_of(4), inputs_of(4, 1)
         x, row = OnGpu(device, first["x"]), OnGpu(device, first["row"])
         with session.bind({"x": x, "row": row}) as bound:
-            launches, sets = cuda.calls.count("cudaGraphLaunch"), cuda.calls.count("cudaSetDevice")
+            launches = cuda.calls.count("cudaGraphLaunch")
             for inputs in (first, second, first):
                 ctypes.memmove(x.buffer.handle, inputs["x"].ctypes.data, inputs["x"].nbytes)
                 ctypes.memmove(row.buffer.handle, inputs["row"].ctypes.data, inputs["row"].nbytes)
@@ -288,7 +288,6 @@ def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_sess
                 assert results is bound.outputs
                 np.testing.assert_array_equal(results["y"].numpy(), inputs["x"] + inputs["row"])
             assert cuda.calls.count("cudaGraphLaunch") == launches + 3
-            assert cuda.calls.count("cudaSetDevice") == sets
             check_run(session, second)  # other calls take another context
             kept = bound.outputs["y"]
         with pytest.raises(DeviceError, match="closed"):

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fake_session import (
     FakeContext,
     FakeCuda,
     FakeEngine,
+    OnGpu,
     Open,
     adding_engine,
     busy,
@@ -265,9 +267,10 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
         return int(cuda.cudaMemcpyAsync(to, source, nbytes, 1, stream)[0]) if works else 201
 
     asked: list[str] = []
+    none, _kept = driver(cuda, [], False)
     monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: None)  # other tests may have made it
     with open_session(large_engine(cuda)) as session:
-        hold(session, Held(launch, upload, 0, 0), 1)
+        hold(session, replace(none, launch=launch, upload=upload), 1)
         x = session.pinned("x", (2, 40_000))
         for round_ in range(5):
             x[:] = np.random.default_rng(round_).normal(size=x.shape)
@@ -311,7 +314,11 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Held, Any]:
         asked.append("wait")
         return int(cuda.cudaStreamSynchronize(stream)[0]) if works else 201
 
-    return Held(lambda *_: 201, lambda *_: 201, address_of(launch), address_of(synchronize)), (launch, synchronize)
+    def fails(*_: Any) -> int:
+        return 201
+
+    addresses = address_of(launch), address_of(synchronize)
+    return Held(fails, fails, fails, cuda.get_current, cuda.set_current, *addresses), (launch, synchronize)
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -368,9 +375,45 @@ def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
         assert in_threads(3, work) == []
 
 
+@pytest.mark.parametrize("before", [None, 101])
+@pytest.mark.parametrize("one", [True, False])
+def test_calls_leave_the_threads_current_device_as_it_was(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, before: int | None, one: bool
+) -> None:
+    held, _kept = driver(cuda, [], True)
+    x = np.ones((2, 40_000), np.float32)
+    if one:
+        monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: None)
+    with open_session(large_engine(cuda), contexts=3) as session:
+        hold(session, held, 3)
+
+        def work(_: int) -> None:
+            def check(result: Any) -> None:
+                y = result["y"]
+                assert ((y if isinstance(y, np.ndarray) else y.numpy()) == 2).all()
+                assert held.current() == before
+
+            cuda.set_current(before)
+            for given in (x, OnGpu(session._gpus[0].device, x), np.asfortranarray(x)):
+                for _ in range(4):
+                    check(session.run({"x": given}))
+                with session.bind({"x": given}) as bound:
+                    check(bound())
+            check(session.run({"x": x}, out={"y": np.empty_like(x)}))
+            check({"y": session.pinned("x", x.shape) * 0 + 2})
+            session.time({"x": x}, 2)
+            session.memory()
+            assert held.current() == before
+
+        assert in_threads(3, work) == []
+        cuda.set_current(before)
+    assert held.current() == before
+
+
 def hold(session: Session, held: Held, contexts: int) -> None:
     """Give the session's GPU driver's functions, and lanes that know of them."""
-    session._gpus[0].device.held = held
+    device = session._gpus[0].device
+    device.held, device.context = held, held.current()
     session._lanes.close()  # made before
     session._lanes = Turns(lambda number: session._gpus[0].lane(), contexts, owned=True)
 

@@ -79,13 +79,13 @@ class GpuEngine:
         self, device: Device, generation: Generation, plan: bytes, path: Path, graphs: int, limit: int | None
     ) -> None:
         self.device, self._graphs = device, graphs
-        device.use()
         self.notes: list[str] = []
         self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
-        self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept, capture=graphs > 0)
-        self.signature: Signature = signature(self._loaded.engine)
         self.memory = Memory(device, limit)
-        self.shares = not self.signature.dynamic or self._second_context()
+        with device.current():
+            self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept, capture=graphs > 0)
+            self.signature: Signature = signature(self._loaded.engine)
+            self.shares = not self.signature.dynamic or self._second_context()
 
     def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
         """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
@@ -107,15 +107,17 @@ class GpuEngine:
         return shares
 
     def lane(self) -> Lane:
-        self.device.use()
         if self._loaded is None:
             raise DeviceError(CLOSED)
-        return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+        with self.device.current():
+            return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None and self._store is not None and (cache := loaded.runtime_cache()):
+        with self.device.current():
+            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
+            self._loaded = None
+        if self._store is not None and cache:
             try:
                 write_bytes(self._store, cache)
             except OutputError as error:

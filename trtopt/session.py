@@ -100,8 +100,8 @@ class Session:
     Args:
         engine: a plan file; its manifest, where there is one beside it, is checked.
         device: the GPU's number.
-        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. As
-            with other CUDA libraries the GPU of a thread's last call is its current device then.
+        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
+            call changes which device is the calling thread's current one.
         backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
             that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
@@ -306,7 +306,8 @@ class Session:
             shapes = self._accept(arrays)
             places = {name: view(array, target) for name, array in (out or {}).items()}
             check_out(self._signature, places, out or {})
-            fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
+            with lane.device.current():
+                fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
             release = self._lanes.keep(lane)
         except BaseException:
             self._lanes.give(lane)
@@ -555,7 +556,8 @@ class Session:
         try:
             if not isinstance(lane, Lane):
                 raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
-            return time_lane(lane, arrays, shapes, iterations, warmup)
+            with lane.device.current():
+                return time_lane(lane, arrays, shapes, iterations, warmup)
         finally:
             self._lanes.give(lane)
 

@@ -11,7 +11,7 @@ from lite0 import Builds, Inputs, rows
 
 from trtopt.errors import DeviceError, UsageError
 from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.device import Device
+from trtopt.runtime.device import Device, probe
 from trtopt.session import Session
 
 
@@ -24,6 +24,32 @@ def test_every_shape_gives_the_same_by_graph_as_by_enqueue(gpu: Device, builds: 
             for batch, logits in expected.items():
                 np.testing.assert_array_equal(session.run({"input": photos[:batch]})["logits"], logits)
         assert session._lanes._free[0][0].replays >= 8  # type: ignore[attr-defined]
+
+
+def test_no_call_changes_the_threads_current_device(gpu: Device, builds: Builds, inputs: Inputs) -> None:
+    image = {"input": inputs.photos["input"][:2]}
+    others = [Device(info.ordinal) for info in probe().devices[1:2]]
+    everywhere = [None] if not others else [None, "all"]
+    wrong: list[object] = []
+
+    def work(before: int | None) -> None:
+        assert gpu.held is not None
+        gpu.held.set_current(before)
+        for devices in everywhere:
+            with Session(builds["fp16"].engine, devices=devices) as session, session.bind(image) as bound:
+                expected = bound()["logits"].copy()
+                wrong.extend((session.run(image)["logits"] == expected).all() or "a result" for _ in range(6))
+                session.time(image, 5)
+                session.pinned("input", (1, 3, 224, 224))
+                wrong.append(gpu.held.current() == before or f"in the session, devices={devices}")
+            wrong.append(gpu.held.current() == before or f"closed, devices={devices}")
+
+    for before in (None, gpu.context, *(other.context for other in others)):
+        thread = threading.Thread(target=work, args=(before,))
+        thread.start()
+        thread.join()
+    assert len(wrong) == 8 * len(everywhere) * (2 + len(others))
+    assert [what for what in wrong if not isinstance(what, (bool, np.bool_))] == []
 
 
 def test_cupy_arrays_stay_on_the_gpu(gpu: Device, builds: Builds, inputs: Inputs) -> None:

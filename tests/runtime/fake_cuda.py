@@ -100,11 +100,22 @@ class FakeCuda:
             raise CudaFailure(Code.cudaErrorInvalidDevice)
         self._thread.device = ordinal
 
+    # The driver's, which answer with a code alone. A context's handle is 100 and the device's number, as an integer.
+
+    def get_current(self, where: Any) -> int:
+        device = getattr(self._thread, "device", None)
+        where._obj.value = None if device is None else 100 + device
+        return 0
+
+    def set_current(self, context: int | None) -> int:
+        self._thread.device = None if context is None else context - 100
+        return 0
+
     def cudaMemGetInfo(self) -> tuple[int, int]:
         return self.left, 1 << 30
 
     def _on_device(self) -> None:
-        if getattr(self._thread, "device", None) is None:
+        if getattr(self._thread, "device", None) != 0:
             raise CudaFailure(Code.cudaErrorInvalidDevice)
 
     # Memory

@@ -149,7 +149,7 @@ class Bindings:
         bound = self._fixed.get(key)
         self.calls += 1
         if bound is None or bound.key != key or bound.epoch != self._epoch:
-            with _SLOWLY:
+            with _SLOWLY, self._device.current():
                 bound = bound or self._another(key)
                 if bound.key != key or bound.epoch != self._epoch:
                     self._set_up(bound, key, arrays)
@@ -195,7 +195,6 @@ class Bindings:
         bound.apart.clear()
 
     def _set_up(self, bound: Binding, key: Key, arrays: Sequence[Source]) -> None:
-        self._device.use()
         bound.key = None  # until it is complete: an error on the way must not leave half of it in force
         self._drop(bound)
         bound.addresses.clear()
@@ -449,7 +448,6 @@ class Bindings:
             return None, "plain enqueues: TensorRT-RTX captures graphs itself"
         if None in bound.outputs:
             return None, "plain enqueues: an output's shape depends on data"
-        self._device.use()
         try:
             with _SLOWLY, self._device.capturing:
                 return self._stream.capture(lambda: self._enqueue(bound, arrays, places, self._stream.handle)), ""

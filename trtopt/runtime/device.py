@@ -4,7 +4,8 @@
 would (TensorRT 8.6's Runtime() segfaults without a GPU). `Device` then wraps the CUDA runtime: each call's return code
 is checked, each resource frees itself once, is a context manager, and refuses to be used after it was freed.
 
-CUDA's current device belongs to the thread: `Device` sets it before it allocates, streams and graphs carry their own.
+CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what needs it sets it and puts back what was
+there (`Device.current`); streams and graphs carry their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -352,40 +354,89 @@ class Stream(Resource):
         return captured
 
 
-class _Thread(threading.local):
-    ordinal = -1  # of the device that `Device.use` made current last
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.context = ctypes.c_void_p()
+        self.reference = ctypes.byref(self.context)
 
 
-_thread = _Thread()
+_here = _Here()
 
 
 @dataclass(frozen=True)
 class Held:
-    """The driver's calls on addresses, with Python's GIL held; the code that they give is for the caller to look at.
+    """The driver's functions, called on addresses; the code that they give is for the caller to look at.
 
-    A launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that may be
-    full: Python code that the GPU waits for couldn't run. They need a current device, and may fail where another library has
-    changed it since `Device.enter`: then the runtime's call of the same purpose says what is wrong, or works.
+    Launches, replays and waits of streams that were made on a device need no current one. All but `synchronize` keep Python's
+    GIL: a launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that
+    may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
+    what is wrong, or works.
     """
 
     launch: Callable[[int, int], int]  # graph, stream
     upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
-    # Addresses of the driver's functions, for calls without the GIL.
+    synchronize: Callable[[int], int]  # stream
+    get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
+    set_current: Callable[[int | None], int]  # context
+    # Addresses of the driver's functions, for calls in machine code.
     launching: int  # graph, stream
-    synchronize: int  # stream
+    synchronizing: int  # stream
 
     @classmethod
     def load(cls) -> Held | None:
         pointer = ctypes.c_void_p
         for name in _DRIVERS:
             with contextlib.suppress(OSError, AttributeError):
-                library = ctypes.PyDLL(name)
-                library.cuGraphLaunch.argtypes = (pointer, pointer)
+                library, free = ctypes.PyDLL(name), ctypes.CDLL(name)
+                launch, synchronize = library.cuGraphLaunch, free.cuStreamSynchronize
+                launch.argtypes, synchronize.argtypes = (pointer, pointer), (pointer,)
                 library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
-                launch = library.cuGraphLaunch
-                wait = address_of(library.cuStreamSynchronize)
-                return cls(launch, library.cuMemcpyHtoDAsync_v2, address_of(launch), wait)
+                library.cuCtxSetCurrent.argtypes = (pointer,)
+                return cls(
+                    launch,
+                    library.cuMemcpyHtoDAsync_v2,
+                    synchronize,
+                    library.cuCtxGetCurrent,
+                    library.cuCtxSetCurrent,
+                    address_of(launch),
+                    address_of(synchronize),
+                )
         return None
+
+    def current(self) -> int | None:
+        """The thread's current context."""
+        self.get_current(_here.reference)
+        return _here.context.value
+
+
+def _primary_context(ordinal: int) -> int | None:
+    """The GPU's context that libraries share; None if there can be none. (`cudaSetDevice` would also change what the CUDA
+    runtime takes where a thread has no current context, for good.)"""
+    library, found = _driver_library(), ctypes.c_void_p()
+    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(found), ordinal):
+        return None
+    return found.value
+
+
+class _Current:
+    """While it is entered, a device is the thread's current one; see `Device.current`."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: Device, before: int | None) -> None:
+        self._device, self._before = device, before
+
+    def __enter__(self) -> None:
+        device = self._device
+        if device.held is None or device.held.set_current(device.context):
+            device.use()  # without the driver's functions; or it says what is wrong
+
+    def __exit__(self, *_: object) -> None:
+        if (held := self._device.held) is not None:
+            held.set_current(self._before)
+
+
+_STAYS = contextlib.nullcontext()
 
 
 def address_of(function: Any) -> int:
@@ -401,7 +452,8 @@ class Device:
         functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
 
     Attributes:
-        held: calls that keep Python's GIL; None where there is no driver.
+        held: the driver's functions; None without a driver, in tests.
+        context: what `Held.current` gives where this device is current; None without `held`.
 
     Raises:
         DeviceError: there is no such GPU, or CUDA can't use it.
@@ -416,12 +468,20 @@ class Device:
         self.held = Held.load() if functions is None else None
         # Held during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
-        self.use()
-
-    def enter(self) -> None:
-        """`use` it, unless this thread did so last. Enough for streams, copies and graphs, which know their device."""
-        if _thread.ordinal != self._ordinal:
+        self.context = None if self.held is None else _primary_context(self._ordinal)
+        if self.context is None:
+            self.held = None
             self.use()
+
+    def current(self) -> AbstractContextManager[None]:
+        """In the block it is this thread's current device; after it, that is what it was before. (Without `held` it stays.)
+
+        Raises: as `use`.
+        """
+        before = None if self.held is None else self.held.current()
+        if before is not None and before == self.context:
+            return _STAYS
+        return _Current(self, before)
 
     def use(self) -> None:
         """Make it this thread's current device.
@@ -434,17 +494,15 @@ class Device:
         (code,) = self._set(self._ordinal)
         if code:
             self.cuda.check("cudaSetDevice", code)
-        _thread.ordinal = self._ordinal
 
     def free_memory(self) -> int:
         """Bytes not in use by any process."""
-        self.use()
-        return int(self.cuda("cudaMemGetInfo")[0])
+        with self.current():
+            return int(self.cuda("cudaMemGetInfo")[0])
 
     def synchronize(self) -> None:
         """Wait until all work given to this GPU is done."""
-        self.use()
-        with self.capturing:
+        with self.current(), self.capturing:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
@@ -453,21 +511,22 @@ class Device:
 
     def is_pinned(self, address: int) -> bool:
         """Whether host memory is page-locked, so that the GPU copies straight from it."""
-        kind = self.cuda("cudaPointerGetAttributes", address).type
+        with self.current():
+            kind = self.cuda("cudaPointerGetAttributes", address).type
         return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 
     def buffer(self, nbytes: int) -> DeviceBuffer:
-        self.use()
-        return DeviceBuffer(self.cuda, nbytes)
+        with self.current():
+            return DeviceBuffer(self.cuda, nbytes)
 
     def pinned(self, nbytes: int) -> HostBuffer:
-        self.use()
-        return HostBuffer(self.cuda, nbytes)
+        with self.current():
+            return HostBuffer(self.cuda, nbytes)
 
     def stream(self) -> Stream:
-        self.use()
-        return Stream(self.cuda)
+        with self.current():
+            return Stream(self.cuda)
 
     def event(self, timing: bool = True) -> Event:
-        self.use()
-        return Event(self.cuda, timing)
+        with self.current():
+            return Event(self.cuda, timing)

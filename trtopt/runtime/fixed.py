@@ -53,7 +53,6 @@ def fix(
     Raises:
         UsageError: an output's shape depends on the data.
     """
-    lane.device.use()
     lane.settle(None)
     lane.shared = True
     binding = lane.bindings.bind(arrays, shapes)
@@ -90,7 +89,6 @@ def fix(
     there = tuple(places)
 
     def enqueue() -> None:
-        lane.device.use()
         lane.bindings.enqueue(binding, arrays, there, own)
 
     enqueue()  # TensorRT wants one before a capture
@@ -146,16 +144,18 @@ def _call(
     def call() -> None:
         turn = lane.turn()
         try:
-            for other in others:
-                if not idle(other):
-                    lane.follow(other, lane.own)
+            if others:
+                with lane.device.current():  # the default stream is its own
+                    for other in others:
+                        if not idle(other):
+                            lane.follow(other, lane.own)
             if turn is not None and at_once is not None and not turn.during(at_once):
                 return
-            lane.device.enter()
             for target, source in stages:
                 np.copyto(target, source)
             if known is None:
-                enqueue()
+                with lane.device.current():
+                    enqueue()
             else:
                 lane.launch(known, address, raw, stream)
             if waits:

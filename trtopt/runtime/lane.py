@@ -51,7 +51,7 @@ class Lane:
         self._ordinal = device.info.ordinal
         self._held = device.held
         # What threads do without the GIL; None where the driver's functions aren't known.
-        self._waiting = None if device.held is None else Stretch([calling(device.held.synchronize, self.own)])
+        self._waiting = None if device.held is None else Stretch([calling(device.held.synchronizing, self.own)])
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -83,11 +83,11 @@ class Lane:
             if self._dirty or self._behind is not None or self.shared:
                 self.settle(stream)
             bound = self.bindings.bind(arrays, shapes)
-            if turn is not None and stream is None:
-                found = self._at_once(bound, arrays, out, example, turn)
-                if found is not None:
-                    return found
-            return self._run(bound, arrays, out, stream, example, turn)
+            found = self._again(bound, arrays, out, example, turn) if stream is None else None
+            if found is None:
+                with self.device.current():
+                    found = self._run(bound, arrays, out, stream, example, turn)
+            return found
         finally:
             if turn is not None:
                 turn.leave()
@@ -98,50 +98,58 @@ class Lane:
         made = baton() if self._waiting is not None else None
         return None if made is None else made.taken()
 
-    def _at_once(
+    def _again(
         self,
         bound: Binding,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         example: Any,
-        turn: Turn,
+        turn: Turn | None,
     ) -> dict[str, Any] | None:
-        """Infer from arrays in host memory, by a graph that was captured before, in one stretch without the GIL.
+        """Infer from arrays in host memory by a graph that was captured before: the common case, short. It needs no current
+        device.
 
-        Returns: None if this is no such call, or if it failed: then another way says why, or works.
+        Returns: None if this is no such call, or if threads' way failed: then the other says why, or works.
         """
-        if self.bindings.reads_shapes:
+        if self.bindings.reads_shapes or (out and not _fits(bound, out)):
             return None
         places: list[int] = []
-        sources: list[int] = []
-        for array in arrays:
+        copies: list[Copy] = []
+        for array, staging in zip(arrays, bound.staging):
             if isinstance(array, View) or not array.flags.c_contiguous:
                 return None
             if array.base is not None and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
                 places.append(STAGED)
-                sources.append(start(array))
+                copies.append((staging, array))
         replay = bound.graphs.get((*places, *bound.staged))
         if replay is None:
             return None
-        prepared = replay.prepared or self._prepare(replay, bound, places)
-        words = prepared.stretch.words
-        for word, address in zip(prepared.sources, sources):
-            words[word] = address
-        found: dict[str, Any] = {}
-        for (name, shape, dtype), word in zip(bound.results, prepared.targets):
-            value = out.get(name) if out is not None else None
-            if value is None:
-                value = np.empty(shape, dtype)
-            elif isinstance(value, View) or value.shape != shape or not value.flags.c_contiguous:
-                return None
-            words[word] = start(value)
-            found[name] = value
         self._dirty = True
-        if turn.during(prepared.stretch):
-            self.settle(None)
-            return None
+        if turn is None:
+            for to, source in copies:
+                np.copyto(to, source)
+            self.launch(replay.raw, replay.address, self._raw, self.own)
+            found = {name: _result(out, name, shape, dtype) for name, shape, dtype in bound.results}
+            targets = [None if back is None else as_bytes(value) for value, back in zip(found.values(), bound.backs)]
+            self.wait(self._raw, self.own, None)
+            for value, target, landing, back in zip(found.values(), targets, bound.landing, bound.backs):
+                if target is not None and back is not None:
+                    target[:] = back
+                elif landing is not None:
+                    np.copyto(value, landing)
+        else:
+            prepared = replay.prepared or self._prepare(replay, bound, copies)
+            words, found = prepared.stretch.words, {}
+            for word, (_, source) in zip(prepared.sources, copies):
+                words[word] = start(source)
+            for word, (name, shape, dtype) in zip(prepared.targets, bound.results):
+                value = found[name] = np.empty(shape, dtype) if out is None else _result(out, name, shape, dtype)
+                words[word] = start(value)
+            if turn.during(prepared.stretch):
+                self.settle(None)
+                return None
         self._dirty = False
         replay.used = self.bindings.calls
         self.replays += 1
@@ -150,16 +158,15 @@ class Lane:
                 found[name] = like_host(example, found[name])
         return found
 
-    def _prepare(self, replay: Replay, bound: Binding, places: Sequence[int]) -> Prepared:
-        staging = [to for to, place in zip(bound.staging, places) if place == STAGED]
+    def _prepare(self, replay: Replay, bound: Binding, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound.landing if source is not None]
-        replay.prepared = self.prepare(replay.address, staging, landing)
+        replay.prepared = self.prepare(replay.address, [to for to, _ in copies], landing)
         return replay.prepared
 
     def prepare(self, graph: int, staging: Sequence[NDArray[Any]], landing: Sequence[NDArray[Any]]) -> Prepared:
         """The whole of a call that launches the graph at that address."""
         assert self._held is not None
-        work = [calling(self._held.launching, graph, self.own), calling(self._held.synchronize, self.own)]
+        work = [calling(self._held.launching, graph, self.own), calling(self._held.synchronizing, self.own)]
         return prepare(staging, work, landing)
 
     def _run(
@@ -171,7 +178,6 @@ class Lane:
         example: Any,
         turn: Turn | None,
     ) -> dict[str, Any]:
-        self.device.enter()
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
         on_gpu = View in map(type, arrays)
@@ -196,7 +202,6 @@ class Lane:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
         else:
-            self.device.use()
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
         return self._finish(bound, results, raw, target, waits, example, turn)
@@ -233,10 +238,8 @@ class Lane:
         free = None if waits else target
         wrapped: dict[str, Any] = {}
         copies: list[Copy] = []
-        small: list[tuple[memoryview, memoryview]] = []
         lent = False
-        known = zip(self.signature.outputs, bound.outputs, bound.landing, bound.backs, results)
-        for tensor, shape, landing, back, result in known:
+        for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
@@ -251,10 +254,7 @@ class Lane:
                 if landing is None:
                     landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
-                if back is not None and value.flags.c_contiguous:
-                    small.append((as_bytes(value), back))
-                else:
-                    copies.append((value, landing))
+                copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
             wrapped[tensor.name] = value
         if free is not None:
@@ -264,8 +264,6 @@ class Lane:
             self.wait(raw, target, turn)
         for array, landing in copies:
             copy(array, landing, turn)
-        for there, here in small:
-            there[:] = here
         self._dirty = False
         return wrapped
 
@@ -278,13 +276,20 @@ class Lane:
 
     def wait(self, raw: Any, stream: int, turn: Turn | None) -> None:
         """Until what was given to the stream, `raw` to the runtime, is done."""
-        if turn is None or stream != self.own or self._waiting is None or turn.during(self._waiting):
-            (code,) = self._wait(raw)
-            if code:
-                self._cuda.check("cudaStreamSynchronize", code)
+        if self._held is not None and self._waiting is not None and stream == self.own:
+            failed = self._held.synchronize(stream) if turn is None else turn.during(self._waiting)
+            if not failed:
+                return
+        (code,) = self._wait(raw)
+        if code:
+            self._cuda.check("cudaStreamSynchronize", code)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
+        with self.device.current():
+            self._settle(stream)
+
+    def _settle(self, stream: int | None) -> None:
         if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
             self.shared = False
@@ -361,10 +366,11 @@ class Lane:
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
         done = None if stream is None else self._ready(block.address, stream)
-        cuda, to_host = self._cuda, self._to_host
+        device, to_host = self.device, self._to_host
 
         def fetch(target: NDArray[Any], address: int) -> None:
-            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
+            with device.current():
+                device.cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
         return DeviceArray(
             block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=fetch
@@ -382,12 +388,26 @@ class Lane:
         """Free everything; waits for what still runs."""
         if self.stream.freed:
             return
-        self.device.use()
-        self.settle(None)
-        self.stream.synchronize()
-        self.bindings.close()
-        self._done.free()
-        self.stream.free()
+        with self.device.current():
+            self._settle(None)
+            self.stream.synchronize()
+            self.bindings.close()
+            self._done.free()
+            self.stream.free()
+
+
+def _fits(bound: Binding, out: Mapping[str, Source]) -> bool:
+    """Whether results can be copied as they are into those arrays of the caller's."""
+    given = [(out[name], shape) for name, shape, _ in bound.results if name in out]
+    return not any(
+        isinstance(array, View) or array.shape != shape or not array.flags.c_contiguous for array, shape in given
+    )
+
+
+def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np.dtype[Any]) -> Any:
+    """The caller's array for a result, or a new one."""
+    given = out.get(name) if out else None
+    return np.empty(shape, dtype) if given is None else given
 
 
 def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None) -> None:

@@ -227,13 +227,13 @@ def device_upload() -> Upload:
 
     def upload(name: str, array: NDArray[Any]) -> int:
         array = np.ascontiguousarray(array)
-        device.use()  # TensorRT calls from its own threads, each with a current device of its own
         if name not in buffers or buffers[name][0].nbytes < array.nbytes:
             buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
         target, host = buffers[name]
         host.array(array.dtype, array.shape)[...] = array
-        stream.to_device(target, host, array.nbytes)
-        stream.synchronize()
+        with device.current():  # TensorRT calls from its own threads, each with a current device of its own
+            stream.to_device(target, host, array.nbytes)
+            stream.synchronize()
         return int(target.handle)
 
     return upload
