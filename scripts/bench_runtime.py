@@ -389,9 +389,9 @@ class Bench:
             mix = references(lambda array: session.run({name: array})[output], self.photos, 8, 4)
         for pinned in (False, True):
             what, best = "arrays from session.pinned" if pinned else "ordinary arrays", {}
-            for devices, numbers in (([0], (8, 16)), ("all", (8, 6 * gpus, 8 * gpus))):
+            for devices, count in (([0], 1), ("all", gpus)):
                 rates = []
-                for threads in numbers:
+                for threads in sorted({8, *(each * count for each in (8, 12, 16))}):
                     with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
                         load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
                         load.warm(threads)

@@ -21,6 +21,7 @@ ROOMS = (
     ("classnames",),
     ("data",),
     ("graph",),
+    ("runtime.driver",),
     ("runtime.device",),
     ("trt",),
     ("exporter", "calibration"),

@@ -31,7 +31,7 @@ from fake_session import (
 
 from trtopt.errors import Busy, DeviceError, UsageError
 from trtopt.runtime.baton import Baton, Turn
-from trtopt.runtime.device import Held, address_of
+from trtopt.runtime.driver import Driver, address_of
 from trtopt.runtime.lane import Lane
 from trtopt.runtime.machinecode import compiled
 from trtopt.runtime.turns import Turns
@@ -301,7 +301,7 @@ def turn(monkeypatch: pytest.MonkeyPatch) -> Baton:
     return made
 
 
-def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Held, Any]:
+def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
     """Its functions, for calls without the GIL; and what must live as long as they."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -317,8 +317,11 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Held, Any]:
     def fails(*_: Any) -> int:
         return 201
 
+    def query(stream: int) -> int:
+        return int(cuda.cudaStreamQuery(stream)[0])
+
     addresses = address_of(launch), address_of(synchronize)
-    return Held(fails, fails, fails, cuda.get_current, cuda.set_current, *addresses), (launch, synchronize)
+    return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *addresses), (launch, synchronize)
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -378,12 +381,19 @@ def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
 @pytest.mark.parametrize("before", [None, 101])
 @pytest.mark.parametrize("one", [True, False])
 def test_calls_leave_the_threads_current_device_as_it_was(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, before: int | None, one: bool
+    cuda: FakeCuda,
+    open_session: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    before: int | None,
+    one: bool,
 ) -> None:
     held, _kept = driver(cuda, [], True)
     x = np.ones((2, 40_000), np.float32)
     if one:
         monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: None)
+    else:
+        request.getfixturevalue("turn")
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
 
@@ -410,10 +420,10 @@ def test_calls_leave_the_threads_current_device_as_it_was(
     assert held.current() == before
 
 
-def hold(session: Session, held: Held, contexts: int) -> None:
+def hold(session: Session, held: Driver, contexts: int) -> None:
     """Give the session's GPU driver's functions, and lanes that know of them."""
-    device = session._gpus[0].device
-    device.held, device.context = held, held.current()
+    at = session._gpus[0].device.cuda
+    at.driver, at.context = held, held.current()
     session._lanes.close()  # made before
     session._lanes = Turns(lambda number: session._gpus[0].lane(), contexts, owned=True)
 

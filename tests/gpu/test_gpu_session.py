@@ -33,18 +33,19 @@ def test_no_call_changes_the_threads_current_device(gpu: Device, builds: Builds,
     wrong: list[object] = []
 
     def work(before: int | None) -> None:
-        assert gpu.held is not None
-        gpu.held.set_current(before)
+        driver = gpu.cuda.driver
+        assert driver is not None
+        driver.set_current(before)
         for devices in everywhere:
             with Session(builds["fp16"].engine, devices=devices) as session, session.bind(image) as bound:
                 expected = bound()["logits"].copy()
                 wrong.extend((session.run(image)["logits"] == expected).all() or "a result" for _ in range(6))
                 session.time(image, 5)
                 session.pinned("input", (1, 3, 224, 224))
-                wrong.append(gpu.held.current() == before or f"in the session, devices={devices}")
-            wrong.append(gpu.held.current() == before or f"closed, devices={devices}")
+                wrong.append(driver.current() == before or f"in the session, devices={devices}")
+            wrong.append(driver.current() == before or f"closed, devices={devices}")
 
-    for before in (None, gpu.context, *(other.context for other in others)):
+    for before in (None, gpu.cuda.context, *(other.cuda.context for other in others)):
         thread = threading.Thread(target=work, args=(before,))
         thread.start()
         thread.join()
@@ -116,15 +117,15 @@ def test_threads_mix_shapes_and_mistakes(gpu: Device, builds: Builds, inputs: In
 
 def test_memory_comes_back_after_close(gpu: Device, builds: Builds, inputs: Inputs) -> None:
     image = inputs.photos["input"][:1]
-    with Session(builds["fp16"].engine) as session:
-        session.run({"input": image})
-    gc.collect()
-    before = gpu.free_memory()
-    for _ in range(3):
+    before = 0
+    for number in range(5):
+        if number == 2:  # by then the driver has what it keeps
+            gc.collect()
+            before = gpu.free_memory()
         with Session(builds["fp16"].engine) as session:
             for _ in range(5):
                 session.run({"input": image})
         with pytest.raises(DeviceError, match="closed"):
             session.run({"input": image})
     gc.collect()
-    assert gpu.free_memory() >= before - (8 << 20)
+    assert gpu.free_memory() >= before - (2 << 20)

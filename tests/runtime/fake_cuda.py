@@ -61,6 +61,7 @@ class FakeCuda:
         self.last = Code.cudaSuccess
         self._handles = itertools.count(1000)
         self._thread = threading.local()
+        self._running = threading.RLock()  # who waits for a stream that another thread is running waits for that
 
     def __getattribute__(self, name: str) -> Any:
         value = object.__getattribute__(self, name)
@@ -202,9 +203,10 @@ class FakeCuda:
         if stream in self.capturing:
             self.broken.add(stream)
             raise CudaFailure(Code.cudaErrorStreamCaptureUnsupported)
-        work, self.streams[stream] = self.streams[stream], []
-        for step in work:
-            step()
+        with self._running:
+            work, self.streams[stream] = self.streams[stream], []
+            for step in work:
+                step()
 
     def cudaStreamQuery(self, stream: int) -> None:
         if self.streams.get(stream):

@@ -178,7 +178,7 @@ class FakeDriver:
 
 
 def test_probe_describes_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_driver_library", lambda: FakeDriver(2))
+    monkeypatch.setattr(module, "driver_library", lambda: FakeDriver(2))
     found = probe()
     assert found
     assert found.driver == (12, 6)
@@ -199,14 +199,14 @@ def test_probe_describes_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_probe_gives_the_reason_for_no_gpu(monkeypatch: pytest.MonkeyPatch, driver: Any, reason: str) -> None:
-    monkeypatch.setattr(module, "_driver_library", lambda: driver)
+    monkeypatch.setattr(module, "driver_library", lambda: driver)
     assert not probe()
     with pytest.raises(DeviceError, match=f"a test needs an NVIDIA GPU: .*{reason}"):
         require_gpu("a test")
 
 
 def test_probe_survives_a_library_that_is_not_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_driver_library", lambda: ctypes.CDLL(None))
+    monkeypatch.setattr(module, "driver_library", lambda: ctypes.CDLL(None))
     found = probe()
     assert not found
     assert "cuInit" in found.reason

@@ -22,7 +22,7 @@ import time
 from collections.abc import Sequence
 
 from trtopt.machine import cores
-from trtopt.runtime.device import address_of
+from trtopt.runtime.driver import address_of
 from trtopt.runtime.machinecode import (
     CLOCK,
     COPY,

@@ -5,7 +5,7 @@ would (TensorRT 8.6's Runtime() segfaults without a GPU). `Device` then wraps th
 is checked, each resource frees itself once, is a context manager, and refuses to be used after it was freed.
 
 CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what needs it sets it and puts back what was
-there (`Device.current`); streams and graphs carry their own.
+there (`Cuda.current`); streams and graphs carry their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import ctypes
 import math
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,10 +26,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from trtopt.errors import DeviceError, require
+from trtopt.runtime.driver import Driver, driver_library, primary_context
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
 _UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
-_DRIVERS = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
 _CUDA_RUNTIME = "cuda.bindings.runtime"
 
 
@@ -64,7 +63,7 @@ class Probe:
 
 def probe() -> Probe:
     """Look for GPUs without creating a CUDA context. Never raises."""
-    library = _driver_library()
+    library = driver_library()
     if library is None:
         return Probe(reason="no NVIDIA driver is installed (libcuda can't be loaded)")
     try:
@@ -89,13 +88,6 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
 
 class _DriverError(Exception):
     """A libcuda function returned an error; the text names both."""
-
-
-def _driver_library() -> ctypes.CDLL | None:
-    for name in _DRIVERS:
-        with contextlib.suppress(OSError):
-            return ctypes.CDLL(name)
-    return None
 
 
 def _ask(library: ctypes.CDLL) -> Probe:
@@ -128,22 +120,80 @@ def _ask(library: ctypes.CDLL) -> Probe:
     return Probe(tuple(devices), driver, "" if devices else "the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES?)")
 
 
-class Cuda:
-    """The CUDA runtime's functions, each return code checked. `functions` replaces the real ones in tests."""
+class _Current:
+    """While it is entered, a device is the thread's current one; see `Cuda.current`."""
 
-    def __init__(self, functions: Any = None) -> None:
+    __slots__ = ("_before", "_cuda")
+
+    def __init__(self, cuda: Cuda, before: int | None) -> None:
+        self._cuda, self._before = cuda, before
+
+    def __enter__(self) -> None:
+        cuda = self._cuda
+        if cuda.driver is None or cuda.driver.set_current(cuda.context):
+            cuda.use()  # without the driver's functions; or it says what is wrong
+
+    def __exit__(self, *_: object) -> None:
+        if (driver := self._cuda.driver) is not None:
+            driver.set_current(self._before)
+
+
+_STAYS = contextlib.nullcontext()
+
+
+class Cuda:
+    """The CUDA runtime's functions on one device, each return code checked.
+
+    Args:
+        functions: replaces the real ones in tests.
+
+    Attributes:
+        driver: its functions; None without one, in tests.
+        context: what `Driver.current` gives where this device is current; None without `driver`.
+    """
+
+    def __init__(self, ordinal: int, functions: Any = None) -> None:
         self.functions = functions or require(_CUDA_RUNTIME, "gpu", "running an engine")
+        self._ordinal, self._process = ordinal, os.getpid()
+        self.driver = Driver.load() if functions is None else None
+        self.context = None if self.driver is None else primary_context(ordinal)
+        if self.context is None:
+            self.driver = None
+            self.use()
 
     def __call__(self, function: str, *arguments: Any) -> Any:
-        """Call it; give its value (None, one value, or a tuple).
+        """Call it with the device as the current one; give its value (None, one value, or a tuple).
 
         Raises:
             DeviceError: it returned an error code.
         """
-        code, *values = getattr(self.functions, function)(*arguments)
+        with self.current():
+            code, *values = getattr(self.functions, function)(*arguments)
         if code:
             self.check(function, code)
         return values[0] if len(values) == 1 else tuple(values) or None
+
+    def current(self) -> AbstractContextManager[None]:
+        """In the block the device is this thread's current one; after it, that is what it was. (Without `driver` it stays.)
+
+        Raises: as `use`.
+        """
+        before = None if self.driver is None else self.driver.current()
+        if before is not None and before == self.context:
+            return _STAYS
+        return _Current(self, before)
+
+    def use(self) -> None:
+        """Make the device this thread's current one.
+
+        Raises:
+            DeviceError: it can't be used; or this process was forked from the one that opened it.
+        """
+        if os.getpid() != self._process:
+            raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
+        (code,) = self.functions.cudaSetDevice(self._ordinal)
+        if code:
+            self.check("cudaSetDevice", code)
 
     def check(self, function: str, code: Any) -> None:
         """Raise DeviceError if `function` answered with an error code."""
@@ -354,96 +404,6 @@ class Stream(Resource):
         return captured
 
 
-class _Here(threading.local):
-    def __init__(self) -> None:
-        self.context = ctypes.c_void_p()
-        self.reference = ctypes.byref(self.context)
-
-
-_here = _Here()
-
-
-@dataclass(frozen=True)
-class Held:
-    """The driver's functions, called on addresses; the code that they give is for the caller to look at.
-
-    Launches, replays and waits of streams that were made on a device need no current one. All but `synchronize` keep Python's
-    GIL: a launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that
-    may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
-    what is wrong, or works.
-    """
-
-    launch: Callable[[int, int], int]  # graph, stream
-    upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
-    synchronize: Callable[[int], int]  # stream
-    get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
-    set_current: Callable[[int | None], int]  # context
-    # Addresses of the driver's functions, for calls in machine code.
-    launching: int  # graph, stream
-    synchronizing: int  # stream
-
-    @classmethod
-    def load(cls) -> Held | None:
-        pointer = ctypes.c_void_p
-        for name in _DRIVERS:
-            with contextlib.suppress(OSError, AttributeError):
-                library, free = ctypes.PyDLL(name), ctypes.CDLL(name)
-                launch, synchronize = library.cuGraphLaunch, free.cuStreamSynchronize
-                launch.argtypes, synchronize.argtypes = (pointer, pointer), (pointer,)
-                library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
-                library.cuCtxSetCurrent.argtypes = (pointer,)
-                return cls(
-                    launch,
-                    library.cuMemcpyHtoDAsync_v2,
-                    synchronize,
-                    library.cuCtxGetCurrent,
-                    library.cuCtxSetCurrent,
-                    address_of(launch),
-                    address_of(synchronize),
-                )
-        return None
-
-    def current(self) -> int | None:
-        """The thread's current context."""
-        self.get_current(_here.reference)
-        return _here.context.value
-
-
-def _primary_context(ordinal: int) -> int | None:
-    """The GPU's context that libraries share; None if there can be none. (`cudaSetDevice` would also change what the CUDA
-    runtime takes where a thread has no current context, for good.)"""
-    library, found = _driver_library(), ctypes.c_void_p()
-    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(found), ordinal):
-        return None
-    return found.value
-
-
-class _Current:
-    """While it is entered, a device is the thread's current one; see `Device.current`."""
-
-    __slots__ = ("_before", "_device")
-
-    def __init__(self, device: Device, before: int | None) -> None:
-        self._device, self._before = device, before
-
-    def __enter__(self) -> None:
-        device = self._device
-        if device.held is None or device.held.set_current(device.context):
-            device.use()  # without the driver's functions; or it says what is wrong
-
-    def __exit__(self, *_: object) -> None:
-        if (held := self._device.held) is not None:
-            held.set_current(self._before)
-
-
-_STAYS = contextlib.nullcontext()
-
-
-def address_of(function: Any) -> int:
-    """Of a function of a library that ctypes loaded."""
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
 class Device:
     """One GPU of this process.
 
@@ -452,8 +412,8 @@ class Device:
         functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
 
     Attributes:
-        held: the driver's functions; None without a driver, in tests.
-        context: what `Held.current` gives where this device is current; None without `held`.
+        cuda: the runtime's functions on it.
+        current: `Cuda.current`, for what isn't called through `cuda`.
 
     Raises:
         DeviceError: there is no such GPU, or CUDA can't use it.
@@ -462,71 +422,39 @@ class Device:
 
     def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
         self.info = info or require_gpu("running an engine", ordinal)
-        self.cuda = Cuda(functions)
-        self._set, self._query = self.cuda.functions.cudaSetDevice, self.cuda.functions.cudaStreamQuery
-        self._ordinal, self._process = self.info.ordinal, os.getpid()
-        self.held = Held.load() if functions is None else None
-        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
+        self.cuda = Cuda(self.info.ordinal, functions)
+        self.current = self.cuda.current
+        # Driver during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
-        self.context = None if self.held is None else _primary_context(self._ordinal)
-        if self.context is None:
-            self.held = None
-            self.use()
-
-    def current(self) -> AbstractContextManager[None]:
-        """In the block it is this thread's current device; after it, that is what it was before. (Without `held` it stays.)
-
-        Raises: as `use`.
-        """
-        before = None if self.held is None else self.held.current()
-        if before is not None and before == self.context:
-            return _STAYS
-        return _Current(self, before)
-
-    def use(self) -> None:
-        """Make it this thread's current device.
-
-        Raises:
-            DeviceError: this process was forked from the one that opened the device.
-        """
-        if os.getpid() != self._process:
-            raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
-        (code,) = self._set(self._ordinal)
-        if code:
-            self.cuda.check("cudaSetDevice", code)
 
     def free_memory(self) -> int:
         """Bytes not in use by any process."""
-        with self.current():
-            return int(self.cuda("cudaMemGetInfo")[0])
+        return int(self.cuda("cudaMemGetInfo")[0])
 
     def synchronize(self) -> None:
         """Wait until all work given to this GPU is done."""
-        with self.current(), self.capturing:
+        with self.capturing:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
-        """Whether all work given to a stream of anybody's is done."""
-        return not self._query(stream)[0]  # else an error or "not ready": take it as busy
+        """Whether all work given to a stream of anybody's is done. The default stream is the current device's."""
+        driver = self.cuda.driver
+        # Another answer than 0 is an error or "not ready": take it as busy.
+        return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
 
     def is_pinned(self, address: int) -> bool:
         """Whether host memory is page-locked, so that the GPU copies straight from it."""
-        with self.current():
-            kind = self.cuda("cudaPointerGetAttributes", address).type
+        kind = self.cuda("cudaPointerGetAttributes", address).type
         return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
 
     def buffer(self, nbytes: int) -> DeviceBuffer:
-        with self.current():
-            return DeviceBuffer(self.cuda, nbytes)
+        return DeviceBuffer(self.cuda, nbytes)
 
     def pinned(self, nbytes: int) -> HostBuffer:
-        with self.current():
-            return HostBuffer(self.cuda, nbytes)
+        return HostBuffer(self.cuda, nbytes)
 
     def stream(self) -> Stream:
-        with self.current():
-            return Stream(self.cuda)
+        return Stream(self.cuda)
 
     def event(self, timing: bool = True) -> Event:
-        with self.current():
-            return Event(self.cuda, timing)
+        return Event(self.cuda, timing)

@@ -137,7 +137,6 @@ def _call(
     graph: what is launched; None: `enqueue` is called.
     raw: the stream as the runtime takes it.
     """
-    idle = lane.device.idle
     known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
     at_once = _at_once(lane, address, stages, copies) if known is not None and stream == lane.own else None
 
@@ -145,10 +144,7 @@ def _call(
         turn = lane.turn()
         try:
             if others:
-                with lane.device.current():  # the default stream is its own
-                    for other in others:
-                        if not idle(other):
-                            lane.follow(other, lane.own)
+                lane.after(others)
             if turn is not None and at_once is not None and not turn.during(at_once):
                 return
             for target, source in stages:
@@ -171,7 +167,9 @@ def _call(
 
 def _at_once(lane: Lane, graph: int, stages: Sequence[Copy], copies: Sequence[Copy]) -> Stretch | None:
     """The whole of a call as machine code; None where there is none, or an array isn't contiguous."""
-    if lane.device.held is None or not all(array.flags.c_contiguous for pair in (*stages, *copies) for array in pair):
+    if lane.device.cuda.driver is None or not all(
+        array.flags.c_contiguous for pair in (*stages, *copies) for array in pair
+    ):
         return None
     prepared = lane.prepare(graph, [target for target, _ in stages], [source for _, source in copies])
     for word, (_, source) in zip(prepared.sources, stages):

@@ -49,9 +49,9 @@ class Lane:
         # id of an array of `Session.pinned` → where it lies.
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
-        self._held = device.held
+        self._driver = device.cuda.driver
         # What threads do without the GIL; None where the driver's functions aren't known.
-        self._waiting = None if device.held is None else Stretch([calling(device.held.synchronizing, self.own)])
+        self._waiting = None if self._driver is None else Stretch([calling(self._driver.synchronizing, self.own)])
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -165,8 +165,8 @@ class Lane:
 
     def prepare(self, graph: int, staging: Sequence[NDArray[Any]], landing: Sequence[NDArray[Any]]) -> Prepared:
         """The whole of a call that launches the graph at that address."""
-        assert self._held is not None
-        work = [calling(self._held.launching, graph, self.own), calling(self._held.synchronizing, self.own)]
+        assert self._driver is not None
+        work = [calling(self._driver.launching, graph, self.own), calling(self._driver.synchronizing, self.own)]
         return prepare(staging, work, landing)
 
     def _run(
@@ -269,15 +269,15 @@ class Lane:
 
     def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
         """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
-        if self._held is None or stream != self.own or self._held.launch(address, stream):
+        if self._driver is None or stream != self.own or self._driver.launch(address, stream):
             (code,) = self._launch(graph, raw)
             if code:
                 self._cuda.check("cudaGraphLaunch", code)
 
     def wait(self, raw: Any, stream: int, turn: Turn | None) -> None:
         """Until what was given to the stream, `raw` to the runtime, is done."""
-        if self._held is not None and self._waiting is not None and stream == self.own:
-            failed = self._held.synchronize(stream) if turn is None else turn.during(self._waiting)
+        if self._driver is not None and self._waiting is not None and stream == self.own:
+            failed = self._driver.synchronize(stream) if turn is None else turn.during(self._waiting)
             if not failed:
                 return
         (code,) = self._wait(raw)
@@ -286,10 +286,6 @@ class Lane:
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
-        with self.device.current():
-            self._settle(stream)
-
-    def _settle(self, stream: int | None) -> None:
         if self.shared:  # given to a stream of the caller's, nobody knows until when
             self.device.synchronize()
             self.shared = False
@@ -327,7 +323,7 @@ class Lane:
             if found[index] < COPIED:
                 assert isinstance(array, np.ndarray)
                 inside, address, size = self.bindings.gpu[tensor.name].address, -found[index], array.nbytes
-                if self._held is None or target != self.own or self._held.upload(inside, address, size, target):
+                if self._driver is None or target != self.own or self._driver.upload(inside, address, size, target):
                     self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
                 found[index] = COPIED
         return tuple(found)
@@ -359,6 +355,13 @@ class Lane:
         if array.stream is not None and array.stream != target and not self.device.idle(array.stream):
             self.follow(array.stream, target)
 
+    def after(self, streams: Sequence[int]) -> None:
+        """What the lane's own stream is given from now on comes after what those have to do by now."""
+        with self.device.current():  # whose default stream is meant
+            for stream in streams:
+                if not self.device.idle(stream):
+                    self.follow(stream, self.own)
+
     def follow(self, stream: int, target: int) -> None:
         """What is given to `target` from now on comes after what `stream` has to do by now."""
         self._cuda("cudaEventRecord", self._done.raw, stream)
@@ -366,11 +369,10 @@ class Lane:
 
     def wrap(self, tensor: Tensor, block: Block, shape: Shape, stream: int | None) -> DeviceArray:
         done = None if stream is None else self._ready(block.address, stream)
-        device, to_host = self.device, self._to_host
+        cuda, to_host = self._cuda, self._to_host
 
         def fetch(target: NDArray[Any], address: int) -> None:
-            with device.current():
-                device.cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
+            cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
         return DeviceArray(
             block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=fetch
@@ -389,7 +391,7 @@ class Lane:
         if self.stream.freed:
             return
         with self.device.current():
-            self._settle(None)
+            self.settle(None)
             self.stream.synchronize()
             self.bindings.close()
             self._done.free()

@@ -1,0 +1,92 @@
+"""The NVIDIA driver's functions through ctypes: no package is needed, and an error is a code that they give."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_NAMES = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+
+
+def driver_library() -> ctypes.CDLL | None:
+    """None where no driver is installed."""
+    for name in _NAMES:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return None
+
+
+def address_of(function: Any) -> int:
+    """Of a function of a library that ctypes loaded."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.context = ctypes.c_void_p()
+        self.reference = ctypes.byref(self.context)
+
+
+_here = _Here()
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Functions that are called on addresses; the code that they give is for the caller to look at.
+
+    Launches, copies and waits on streams that were made on a device need no current one. All but `synchronize` keep Python's
+    GIL: a launch takes 1.5 us; letting the GIL go for that costs tens where other threads queue for it. Not for streams that
+    may be full: Python code that the GPU waits for couldn't run. Where one fails, the runtime's call of the same purpose says
+    what is wrong, or works.
+    """
+
+    launch: Callable[[int, int], int]  # graph, stream
+    upload: Callable[[int, int, int, int], int]  # to, from, bytes, stream
+    synchronize: Callable[[int], int]  # stream
+    query: Callable[[int], int]  # stream
+    get_current: Callable[[Any], int]  # where to write the thread's current context: 0, if it has none
+    set_current: Callable[[int | None], int]  # context
+    # Addresses of functions, for calls in machine code.
+    launching: int  # graph, stream
+    synchronizing: int  # stream
+
+    @classmethod
+    def load(cls) -> Driver | None:
+        pointer = ctypes.c_void_p
+        for name in _NAMES:
+            with contextlib.suppress(OSError, AttributeError):
+                library, free = ctypes.PyDLL(name), ctypes.CDLL(name)
+                launch, synchronize, query = library.cuGraphLaunch, free.cuStreamSynchronize, library.cuStreamQuery
+                launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
+                library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
+                library.cuCtxSetCurrent.argtypes = (pointer,)
+                return cls(
+                    launch,
+                    library.cuMemcpyHtoDAsync_v2,
+                    synchronize,
+                    query,
+                    library.cuCtxGetCurrent,
+                    library.cuCtxSetCurrent,
+                    address_of(launch),
+                    address_of(synchronize),
+                )
+        return None
+
+    def current(self) -> int | None:
+        """The thread's current context."""
+        self.get_current(_here.reference)
+        return _here.context.value
+
+
+def primary_context(ordinal: int) -> int | None:
+    """The GPU's context that libraries share; None if there can be none. (`cudaSetDevice` would also change what the CUDA
+    runtime takes where a thread has no current context, for good.)"""
+    library, found = driver_library(), ctypes.c_void_p()
+    if library is None or library.cuDevicePrimaryCtxRetain(ctypes.byref(found), ordinal):
+        return None
+    return found.value
