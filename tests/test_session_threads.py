@@ -8,6 +8,7 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -417,6 +418,26 @@ def test_calls_leave_the_threads_current_device_as_it_was(
 
         assert in_threads(3, work) == []
         cuda.set_current(before)
+    assert held.current() == before
+
+
+@pytest.mark.parametrize("before", [None, 101])
+def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_session: Open, before: int | None) -> None:
+    held, _kept = driver(cuda, [], True)
+    seen: list[int | None] = []
+    with open_session(large_engine(cuda), contexts=3) as session:
+        hold(session, held, 3)
+        weakref.finalize(session._gpus[0]._loaded, lambda: seen.append(held.current()))
+
+        def work(_: int) -> None:
+            for _ in range(3):
+                session.run({"x": np.ones((2, 40_000), np.float32)})
+
+        assert in_threads(3, work) == []
+        with session.bind({"x": np.ones((2, 40_000), np.float32)}):
+            pass
+        cuda.set_current(before)
+    assert seen == [100]
     assert held.current() == before
 
 

@@ -580,9 +580,10 @@ class Session:
             self._workers.shutdown(wait=not inside, cancel_futures=not finish)
         for bound in tuple(self._bound):
             bound.close()
-        for lane in self._lanes.close(finish):
-            lane.close()
-        for gpu in self._gpus:
+        lanes = self._lanes.close(finish)
+        while lanes:
+            lanes.pop().close()
+        for gpu in self._gpus:  # only these have the engine now, so that it goes while its GPU is current
             self.notes += gpu.close()
 
     def __enter__(self) -> Session:
