@@ -14,6 +14,7 @@ import gc
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import multiprocessing
 import os
@@ -388,32 +389,37 @@ class Bench:
             (name,), (output,) = [item.name for item in session.inputs], [item.name for item in session.outputs]
             mix = references(lambda array: session.run({name: array})[output], self.photos, 8, 4)
         for pinned in (False, True):
-            what, best = "arrays from session.pinned" if pinned else "ordinary arrays", {}
-            for devices, count in (([0], 1), ("all", gpus)):
-                rates = []
-                for threads in sorted({8, *(each * count for each in (8, 12, 16))}):
-                    with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
-                        load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
-                        load.warm(threads)
-                        found = load.threads(threads, calls, together=True)
-                    note(
-                        f"{what}, devices={devices}, {threads} threads",
-                        f"{found.rate:.0f} calls/s",
-                        "right",
-                        found.right,
-                    )
-                    self._errors(found)
-                    rates.append(found.rate)
-                best[str(devices)] = max(rates)
+            what = "arrays from session.pinned" if pinned else "ordinary arrays"
+            rates: dict[tuple[int, int], float] = {}  # GPUs and threads for each → calls a second
+            for count, each in itertools.product(sorted({1, gpus}), (8, 12, 16)):
+                devices: Any = [0] if count == 1 else "all"
+                with Session(path, devices=devices) as session, watchdog(PATIENCE, f"devices={devices}", show):
+                    load = Load(session, name, output, _pinned(session, name, mix) if pinned else mix, DeviceError)
+                    load.warm(each * count)
+                    found = load.threads(each * count, calls, together=True)
+                note(
+                    f"{what}, devices={devices}, {each * count} threads",
+                    f"{found.rate:.0f} calls/s",
+                    "right",
+                    found.right,
+                )
+                self._errors(found)
+                rates[count, each] = found.rate
             if gpus > 1:
-                at_least(f"{what}: {gpus} GPUs against one, one process", best["all"] / best["[0]"], 0.95 * gpus)
-            rates = []
+                at_least(
+                    f"{what}: {gpus} GPUs against one, one process, 8 threads for each",
+                    rates[gpus, 8] / rates[1, 8],
+                    0.95 * gpus,
+                )
+                best = [max(rates[count, each] for each in (8, 12, 16)) for count in (1, gpus)]
+                note("the same, each with as many as it is fastest with", f"{best[1] / best[0]:.3f}×")
+            apart = []
             for count in sorted({1, gpus}):
                 with watchdog(PATIENCE, f"{count} processes", show):
-                    rates.append(_processes(count, path, name, output, mix, calls, pinned))
-                note(f"{what}, {count} processes of 8 threads, a GPU each", f"{rates[-1]:.0f} calls/s")
+                    apart.append(_processes(count, path, name, output, mix, calls, pinned))
+                note(f"{what}, {count} processes of 8 threads, a GPU each", f"{apart[-1]:.0f} calls/s")
             if gpus > 1:
-                at_least(f"{what}: {gpus} GPUs against one, a process each", rates[-1] / rates[0], 0.95 * gpus)
+                at_least(f"{what}: {gpus} GPUs against one, a process each", apart[-1] / apart[0], 0.95 * gpus)
 
 
 def _pinned(session: Any, name: str, mix: Any) -> Any:
