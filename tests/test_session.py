@@ -408,6 +408,16 @@ def test_output_shapes_that_depend_on_the_data(cuda: FakeCuda, open_session: Ope
             np.testing.assert_array_equal(session.run({"x": values})["where"], np.flatnonzero(values > 0))
         with pytest.raises(UsageError, match="depends on the data"):
             session.bind({"x": values})
+        expected = np.flatnonzero(values > 0)
+        given = np.zeros(len(expected), np.int32)
+        assert session.run({"x": values}, out={"where": given})["where"] is given
+        np.testing.assert_array_equal(given, expected)
+        for size in (len(expected) + 1, max(0, len(expected) - 1)):
+            with pytest.raises(UsageError, match=rf"out\['where'\] has shape {size}; this call gives {len(expected)}"):
+                session.run({"x": values}, out={"where": np.zeros(size, np.int32)})
+        with pytest.raises(UsageError, match="comes in host memory"):
+            session.run({"x": values}, out={"where": OnGpu(session._gpus[0].device, given)})
+        np.testing.assert_array_equal(session.run({"x": values})["where"], expected)
     assert "cudaStreamBeginCapture" not in cuda.calls
 
 

@@ -184,7 +184,7 @@ class Lane:
         found = self.place(bound, arrays, target, turn)
         results: Sequence[Block | Source | None] = bound.fresh
         waits = True
-        if out is None and not on_gpu:  # the common case, short
+        if out is None and not on_gpu:
             found += bound.staged
         else:
             waits = stream is None or min(found, default=1) <= STAGED
@@ -214,7 +214,13 @@ class Lane:
         for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
             given = out.get(tensor.name) if out else None
             if given is not None:
-                check_shape(tensor, given, shape)
+                if shape is not None:
+                    check_shape(tensor, given, shape)
+                elif isinstance(given, View):
+                    raise UsageError(
+                        f"the shape of output {tensor.name!r} depends on the data, so it comes in host memory: give a NumPy "
+                        "array of the shape that it will have, or leave it out of out"
+                    )
                 results.append(given)
             elif on_gpu and shape is not None and not tensor.on_host:
                 results.append(self.blocks.take(size))
@@ -253,6 +259,8 @@ class Lane:
             else:
                 if landing is None:
                     landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
+                    if result is not None:
+                        check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
                 copies.append((value, landing))
                 value = value if example is None or result is not None else like_host(example, value)
@@ -413,7 +421,7 @@ def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np
 
 
 def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None) -> None:
-    """Copy an array; with `turn` so that the GIL is had again in turn."""
+    """Copy an array to one of its shape and type; with `turn` so that the GIL is had again in turn."""
     if turn is not None and source.flags.c_contiguous and to.flags.c_contiguous:
         turn.copy(start(to), start(source), source.nbytes)
     else:
@@ -424,8 +432,8 @@ def wanted_on_host(tensor: Tensor) -> UsageError:
     return UsageError(f"input {tensor.name!r} gives a shape: TensorRT reads it on the host; give a NumPy array")
 
 
-def check_shape(tensor: Tensor, given: Source, shape: Shape | None) -> None:
-    if shape is not None and tuple(given.shape) != shape:
+def check_shape(tensor: Tensor, given: Source, shape: Shape) -> None:
+    if tuple(given.shape) != shape:
         raise UsageError(f"out[{tensor.name!r}] has shape {x(given.shape)}; this call gives {x(shape)}")
 
 
