@@ -319,7 +319,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                copy(staging, array, turn)
+                copy(staging, array, turn, stream=True)
                 places.append(STAGED)
         return places
 
@@ -420,10 +420,10 @@ def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np
     return np.empty(shape, dtype) if given is None else given
 
 
-def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None) -> None:
-    """Copy an array to one of its shape and type; with `turn` so that the GIL is had again in turn."""
+def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None, *, stream: bool = False) -> None:
+    """Copy an array to one of its shape and type; with `turn` so that the GIL is had again in turn. `stream`: as `copying`."""
     if turn is not None and source.flags.c_contiguous and to.flags.c_contiguous:
-        turn.copy(start(to), start(source), source.nbytes)
+        turn.copy(start(to), start(source), source.nbytes, stream=stream)
     else:
         np.copyto(to, source)
 
