@@ -422,6 +422,41 @@ def test_calls_leave_the_threads_current_device_as_it_was(
 
 
 @pytest.mark.parametrize("before", [None, 101])
+def test_a_stream_of_the_callers_is_met_on_its_device(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, before: int | None
+) -> None:
+    """It may be the default one, of which every device has its own."""
+    held, _kept = driver(cuda, [], True)
+    there: list[int | None] = []
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: FakeCuda, *arguments: Any) -> Any:
+            if int(arguments[-1]) == number:
+                there.append(held.current())
+            return real(self, *arguments)
+
+        return call
+
+    with open_session(large_engine(cuda)) as session:
+        mine = session._gpus[0].device.stream()
+        number = mine.handle
+        for name in ("cudaGraphLaunch", "cudaStreamSynchronize"):
+            monkeypatch.setattr(FakeCuda, name, watched(getattr(FakeCuda, name)))
+        hold(session, held, 1)
+        x = np.ones((2, 40_000), np.float32)
+        cuda.set_current(before)
+        with session.bind({"x": x}, stream=number) as bound:
+            assert (bound()["y"] == 2).all()
+        for _ in range(3):
+            assert (session.run({"x": x}, stream=number)["y"] == 2).all()
+        assert set(there) == {100}
+        assert len(there) >= 8
+        assert held.current() == before
+        mine.free()
+        del bound
+
+
+@pytest.mark.parametrize("before", [None, 101])
 def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_session: Open, before: int | None) -> None:
     held, _kept = driver(cuda, [], True)
     seen: list[int | None] = []

@@ -74,7 +74,7 @@ class Binding:
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
     results: tuple[
         tuple[str, Shape, np.dtype[Any]], ...
-    ] = ()  # their names, shapes and types, as far as shapes are known
+    ] = ()  # names, shapes and types of outputs, where the shape is known
     staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
     backs: tuple[memoryview | None, ...] = ()  # the same as bytes, of small ones

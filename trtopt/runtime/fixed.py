@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host, start
-from trtopt.runtime.baton import Stretch
+from trtopt.runtime.baton import Stretch, Turn
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
 from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
@@ -138,7 +138,20 @@ def _call(
     raw: the stream as the runtime takes it.
     """
     known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    at_once = _at_once(lane, address, stages, copies) if known is not None and stream == lane.own else None
+    alone = known is not None and stream == lane.own  # needs no current device
+    at_once = _at_once(lane, address, stages, copies) if alone else None
+
+    def infer(turn: Turn | None) -> None:
+        for target, source in stages:
+            np.copyto(target, source)
+        if known is None:
+            enqueue()
+        else:
+            lane.launch(known, address, raw, stream)
+        if waits:
+            lane.wait(raw, stream, turn)
+        for target, source in copies:
+            np.copyto(target, source)
 
     def call() -> None:
         turn = lane.turn()
@@ -147,17 +160,11 @@ def _call(
                 lane.after(others)
             if turn is not None and at_once is not None and not turn.during(at_once):
                 return
-            for target, source in stages:
-                np.copyto(target, source)
-            if known is None:
-                with lane.device.current():
-                    enqueue()
+            if alone:
+                infer(turn)
             else:
-                lane.launch(known, address, raw, stream)
-            if waits:
-                lane.wait(raw, stream, turn)
-            for target, source in copies:
-                np.copyto(target, source)
+                with lane.device.current():  # a stream of the caller's may be its default one
+                    infer(turn)
         finally:
             if turn is not None:
                 turn.leave()
