@@ -85,7 +85,7 @@ def test_our_cache_is_taken_and_no_batch_is_asked_for(
     )
     rows.append(("tensors without a scale in our cache", str(len(lacking)), "; ".join(lacking)[:300]))
     assert lacking == []
-    assert result.precision["int8"] >= 40  # TensorRT takes FP16 kernels that it finds as fast
+    assert result.precision["int8"] >= 49
 
 
 @pytest.mark.parametrize("name", [OURS, THEIRS])

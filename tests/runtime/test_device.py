@@ -4,6 +4,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import multiprocessing
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from fake_cuda import FakeCuda
 from trtopt.errors import DeviceError
 from trtopt.runtime import device as module
 from trtopt.runtime.device import Device, DeviceInfo, probe, require_gpu
+from trtopt.runtime.driver import Driver
 
 INFO = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
 
@@ -130,7 +132,23 @@ def _child(gpu: Device, queue: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork exists on POSIX only")
-def test_a_forked_process_is_refused(gpu: Device) -> None:
+@pytest.mark.parametrize("driver", [False, True])
+def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda, driver: bool) -> None:
+    if driver:  # what its last answer wrote is still there in the child, where each is an error
+        here = os.getpid()
+
+        def fails(*_: Any) -> int:
+            return 3
+
+        def get(where: Any) -> int:
+            return cuda.get_current(where) if os.getpid() == here else 3
+
+        def put(context: int | None) -> int:
+            return cuda.set_current(context) if os.getpid() == here else 3
+
+        gpu.cuda.driver, gpu.cuda.context = Driver(fails, fails, fails, fails, get, put, 0, 0), 100
+        cuda.set_current(100)
+        assert gpu.cuda.driver.current() == 100
     context = multiprocessing.get_context("fork")
     queue: Any = context.Queue()
     process = context.Process(target=_child, args=(gpu, queue))

@@ -72,9 +72,7 @@ class Binding:
     profile: int | None = None
     outputs: tuple[Shape | None, ...] = ()
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
-    results: tuple[
-        tuple[str, Shape, np.dtype[Any]], ...
-    ] = ()  # names, shapes and types of outputs, where the shape is known
+    results: tuple[tuple[str, Shape, np.dtype[Any]], ...] = ()  # name, shape and type of outputs of known shape
     staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
     backs: tuple[memoryview | None, ...] = ()  # the same as bytes, of small ones

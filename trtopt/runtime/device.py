@@ -424,7 +424,7 @@ class Device:
         self.info = info or require_gpu("running an engine", ordinal)
         self.cuda = Cuda(self.info.ordinal, functions)
         self.current = self.cuda.current
-        # Driver during captures: to synchronize the whole device then would be an error, and break the capture.
+        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
         self.capturing = threading.Lock()
 
     def free_memory(self) -> int:

@@ -57,30 +57,23 @@ class Driver:
 
     @classmethod
     def load(cls) -> Driver | None:
-        pointer = ctypes.c_void_p
-        for name in _NAMES:
-            with contextlib.suppress(OSError, AttributeError):
-                library, free = ctypes.PyDLL(name), ctypes.CDLL(name)
-                launch, synchronize, query = library.cuGraphLaunch, free.cuStreamSynchronize, library.cuStreamQuery
-                launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
-                library.cuMemcpyHtoDAsync_v2.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer)
-                library.cuCtxSetCurrent.argtypes = (pointer,)
-                return cls(
-                    launch,
-                    library.cuMemcpyHtoDAsync_v2,
-                    synchronize,
-                    query,
-                    library.cuCtxGetCurrent,
-                    library.cuCtxSetCurrent,
-                    address_of(launch),
-                    address_of(synchronize),
-                )
-        return None
+        """None where no driver is installed, or one that lacks some of them."""
+        free, pointer = driver_library(), ctypes.c_void_p
+        if free is None:
+            return None
+        library = ctypes.PyDLL(free._name)
+        try:
+            launch, synchronize, query = library.cuGraphLaunch, free.cuStreamSynchronize, library.cuStreamQuery
+            upload, get, put = library.cuMemcpyHtoDAsync_v2, library.cuCtxGetCurrent, library.cuCtxSetCurrent
+        except AttributeError:
+            return None
+        launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
+        upload.argtypes, put.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer), (pointer,)
+        return cls(launch, upload, synchronize, query, get, put, address_of(launch), address_of(synchronize))
 
     def current(self) -> int | None:
-        """The thread's current context."""
-        self.get_current(_here.reference)
-        return _here.context.value
+        """The thread's current context; None also in a forked process, whose driver gives an error."""
+        return None if self.get_current(_here.reference) else _here.context.value
 
 
 def primary_context(ordinal: int) -> int | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import View, like, like_host, start
-from trtopt.runtime.baton import Stretch, Turn
+from trtopt.runtime.baton import Stretch, copying
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.device import Graph
 from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
@@ -138,20 +138,7 @@ def _call(
     raw: the stream as the runtime takes it.
     """
     known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    alone = known is not None and stream == lane.own  # needs no current device
-    at_once = _at_once(lane, address, stages, copies) if alone else None
-
-    def infer(turn: Turn | None) -> None:
-        for target, source in stages:
-            np.copyto(target, source)
-        if known is None:
-            enqueue()
-        else:
-            lane.launch(known, address, raw, stream)
-        if waits:
-            lane.wait(raw, stream, turn)
-        for target, source in copies:
-            np.copyto(target, source)
+    at_once = _at_once(lane, address, stages, copies) if known is not None and stream == lane.own else None
 
     def call() -> None:
         turn = lane.turn()
@@ -160,11 +147,17 @@ def _call(
                 lane.after(others)
             if turn is not None and at_once is not None and not turn.during(at_once):
                 return
-            if alone:
-                infer(turn)
+            for target, source in stages:
+                np.copyto(target, source)
+            if known is None:
+                with lane.device.current():
+                    enqueue()
             else:
-                with lane.device.current():  # a stream of the caller's may be its default one
-                    infer(turn)
+                lane.launch(known, address, raw, stream)
+            if waits:
+                lane.wait(raw, stream, turn)
+            for target, source in copies:
+                np.copyto(target, source)
         finally:
             if turn is not None:
                 turn.leave()
@@ -173,17 +166,12 @@ def _call(
 
 
 def _at_once(lane: Lane, graph: int, stages: Sequence[Copy], copies: Sequence[Copy]) -> Stretch | None:
-    """The whole of a call as machine code; None where there is none, or an array isn't contiguous."""
-    if lane.device.cuda.driver is None or not all(
-        array.flags.c_contiguous for pair in (*stages, *copies) for array in pair
-    ):
+    """The whole of a call as machine code; None where there can be none, or an array isn't contiguous."""
+    work = lane.work(graph)
+    if not work or not all(array.flags.c_contiguous for pair in (*stages, *copies) for array in pair):
         return None
-    prepared = lane.prepare(graph, [target for target, _ in stages], [source for _, source in copies])
-    for word, (_, source) in zip(prepared.sources, stages):
-        prepared.stretch.words[word] = start(source)
-    for word, (target, _) in zip(prepared.targets, copies):
-        prepared.stretch.words[word] = start(target)
-    return prepared.stretch
+    into = [copying(start(to), start(source), source.nbytes, stream=True) for to, source in stages]
+    return Stretch([*into, *work, *(copying(start(to), start(source), source.nbytes) for to, source in copies)])
 
 
 def bare(lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:

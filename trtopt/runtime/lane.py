@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, writable
-from trtopt.runtime.baton import Stretch, Turn, baton, calling
+from trtopt.runtime.baton import Row, Stretch, Turn, baton, calling
 from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
@@ -41,7 +41,6 @@ class Lane:
         self._cuda = device.cuda
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
-        self._launch, self._wait = self._cuda.functions.cudaGraphLaunch, self._cuda.functions.cudaStreamSynchronize
         self.stream = device.stream()
         self.own, self._raw = self.stream.handle, self.stream.raw
         self._done = device.event(timing=False)
@@ -160,14 +159,14 @@ class Lane:
 
     def _prepare(self, replay: Replay, bound: Binding, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound.landing if source is not None]
-        replay.prepared = self.prepare(replay.address, [to for to, _ in copies], landing)
+        replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
-    def prepare(self, graph: int, staging: Sequence[NDArray[Any]], landing: Sequence[NDArray[Any]]) -> Prepared:
-        """The whole of a call that launches the graph at that address."""
-        assert self._driver is not None
-        work = [calling(self._driver.launching, graph, self.own), calling(self._driver.synchronizing, self.own)]
-        return prepare(staging, work, landing)
+    def work(self, graph: int) -> list[Row]:
+        """For machine code: launch the graph at that address, and wait for it. Empty if the driver's functions aren't known."""
+        if self._driver is None:
+            return []
+        return [calling(self._driver.launching, graph, self.own), calling(self._driver.synchronizing, self.own)]
 
     def _run(
         self,
@@ -278,9 +277,7 @@ class Lane:
     def launch(self, graph: Any, address: int, raw: Any, stream: int) -> None:
         """Launch a graph. It and `raw`, the stream, are as the runtime takes them."""
         if self._driver is None or stream != self.own or self._driver.launch(address, stream):
-            (code,) = self._launch(graph, raw)
-            if code:
-                self._cuda.check("cudaGraphLaunch", code)
+            self._cuda("cudaGraphLaunch", graph, raw)
 
     def wait(self, raw: Any, stream: int, turn: Turn | None) -> None:
         """Until what was given to the stream, `raw` to the runtime, is done."""
@@ -288,9 +285,7 @@ class Lane:
             failed = self._driver.synchronize(stream) if turn is None else turn.during(self._waiting)
             if not failed:
                 return
-        (code,) = self._wait(raw)
-        if code:
-            self._cuda.check("cudaStreamSynchronize", code)
+        self._cuda("cudaStreamSynchronize", raw)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -409,8 +404,8 @@ class Lane:
 def _fits(bound: Binding, out: Mapping[str, Source]) -> bool:
     """Whether results can be copied as they are into those arrays of the caller's."""
     given = [(out[name], shape) for name, shape, _ in bound.results if name in out]
-    return not any(
-        isinstance(array, View) or array.shape != shape or not array.flags.c_contiguous for array, shape in given
+    return all(
+        not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in given
     )
 
 

@@ -231,9 +231,8 @@ def device_upload() -> Upload:
             buffers[name] = (device.buffer(array.nbytes), device.pinned(array.nbytes))
         target, host = buffers[name]
         host.array(array.dtype, array.shape)[...] = array
-        with device.current():  # TensorRT calls from its own threads, each with a current device of its own
-            stream.to_device(target, host, array.nbytes)
-            stream.synchronize()
+        stream.to_device(target, host, array.nbytes)
+        stream.synchronize()
         return int(target.handle)
 
     return upload
