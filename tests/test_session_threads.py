@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from fake_session import (
 )
 
 from trtopt.errors import Busy, DeviceError, UsageError
+from trtopt.runtime.arrays import start
 from trtopt.runtime.baton import Baton, Turn
 from trtopt.runtime.driver import Driver, address_of
 from trtopt.runtime.lane import Lane
@@ -315,14 +318,20 @@ def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
         asked.append("wait")
         return int(cuda.cudaStreamSynchronize(stream)[0]) if works else 201
 
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+    def query(stream: int) -> int:
+        asked.append("query")
+        return int(cuda.cudaStreamQuery(stream)[0])
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    def get(where: Any) -> int:
+        return cuda.get_current(SimpleNamespace(_obj=where.contents))
+
     def fails(*_: Any) -> int:
         return 201
 
-    def query(stream: int) -> int:
-        return int(cuda.cudaStreamQuery(stream)[0])
-
-    addresses = address_of(launch), address_of(synchronize)
-    return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *addresses), (launch, synchronize)
+    native = launch, synchronize, query, get
+    return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -419,6 +428,55 @@ def test_calls_leave_the_threads_current_device_as_it_was(
         assert in_threads(3, work) == []
         cuda.set_current(before)
     assert held.current() == before
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("current", [None, 100, 101])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
+    cuda: FakeCuda,
+    open_session: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    turn: Baton,
+    alone: bool,
+    current: int | None,
+    busy: bool,
+) -> None:
+    """In one stretch of machine code where that stream is idle and the GPU is current."""
+    asked: list[str] = []
+    held, _kept = driver(cuda, asked, True)
+    cuda.streams[1] = []  # the default one
+    if alone:
+        monkeypatch.setattr(Lane, "turn", lambda _: None)
+    with open_session(large_engine(cuda)) as session:
+        hold(session, held, 1)
+        device, values = session._gpus[0].device, np.ones((2, 40_000), np.float32)
+        with device.stream() as maker:
+            x = OnGpu(device, values, maker.handle)
+            with session.bind({"x": x}) as bound:
+                to, values[:] = x.buffer.handle, 3
+                for stream in (1, maker.handle) if busy else ():
+                    cuda.push(stream, partial(ctypes.memmove, to, start(values), values.nbytes))
+                    cuda.set_current(current)
+                    asked.clear()
+                    cuda.calls.clear()
+                    y = bound()["y"]
+                    assert held.current() == current
+                    assert cuda.calls.count("cudaStreamWaitEvent") == 1
+                    cuda.set_current(100)
+                    assert (y.numpy() == values * 2).all()
+                    values += 1
+                cuda.set_current(current)
+                asked.clear()
+                cuda.calls.clear()
+                y = bound()["y"]
+                assert (asked == ["query", "query", "launch", "wait"]) == (current == 100)
+                assert cuda.calls == ["cudaStreamQuery"] * 2 + ["cudaGraphLaunch", "cudaStreamSynchronize"]
+                assert held.current() == current
+                cuda.set_current(100)
+        assert turn.word.value == 0 if alone else turn.word.value & 1
+        del x, y, bound
+    del cuda.streams[1]
 
 
 @pytest.mark.parametrize("before", [None, 101])

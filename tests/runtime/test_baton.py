@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from trtopt.runtime import baton as module
 from trtopt.runtime.arrays import start
-from trtopt.runtime.baton import Baton, Row, Stretch, Turn, calling, copying
+from trtopt.runtime.baton import Baton, Row, Stretch, Turn, calling, copying, same
 from trtopt.runtime.driver import address_of
 from trtopt.runtime.machinecode import GRACE, PATIENCE, WIDTH, compiled
 
@@ -212,6 +212,24 @@ def test_nothing_is_done_after_a_call_that_failed(baton: Baton) -> None:
     source, target = np.ones(9), np.zeros(9)
     assert baton._own.turn.during(Stretch([calling(ABS, -201), calling(ABS, -7), copied(target, source)])) == 201
     assert not target.any()
+
+
+def test_a_word_that_is_another_ends_it(baton: Baton) -> None:
+    word, target = ctypes.c_int64(5), np.zeros(9)
+    at = ctypes.addressof(word)
+    assert baton._own.turn.during(Stretch([same(at, 6), calling(ABS, -7), copied(target, np.ones(9))])) != 0
+    assert baton._own.turn.during(Stretch([same(at, 5), calling(ABS, 0), copied(target, np.full(9, 4.0))])) == 0
+    assert (target == 4).all()
+
+
+def test_a_turn_apart_waits_for_nobody(baton: Baton) -> None:
+    baton.word.value = LOST
+    apart = baton.apart()
+    start_ns = time.monotonic_ns()
+    for number in range(100):
+        assert apart.during(Stretch([calling(ABS, -number)])) == number
+    assert time.monotonic_ns() - start_ns < 100 * PATIENCE / 2
+    assert holder(baton) == LOST
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda, driver: bool) 
         def put(context: int | None) -> int:
             return cuda.set_current(context) if os.getpid() == here else 3
 
-        gpu.cuda.driver, gpu.cuda.context = Driver(fails, fails, fails, fails, get, put, 0, 0), 100
+        gpu.cuda.driver, gpu.cuda.context = Driver(fails, fails, fails, fails, get, put, 0, 0, 0, 0), 100
         cuda.set_current(100)
         assert gpu.cuda.driver.current() == 100
     context = multiprocessing.get_context("fork")

@@ -29,6 +29,7 @@ from trtopt.runtime.machinecode import (
     LEFT,
     MEMCPY,
     MOST,
+    SAME,
     STREAM,
     TIME,
     WAITING,
@@ -57,6 +58,11 @@ def copying(to: int, source: int, nbytes: int, *, stream: bool = False) -> Row:
             the thread has the GIL again.
     """
     return STREAM if stream and nbytes >= _LARGE else COPY, to, source, nbytes
+
+
+def same(at: int, value: int) -> Row:
+    """Fails unless the word at that address is `value`."""
+    return SAME, at, value, 0
 
 
 class Stretch:
@@ -125,6 +131,10 @@ class Baton:
             field.value = value
         self._last = 0
         self._own = _Own(self)
+
+    def apart(self) -> Turn:
+        """A turn at a baton of its own, for stretches of one thread that nobody waits for."""
+        return Turn(Baton(self.wait, 0))
 
     # This and `Turn.leave` run with the GIL. They aren't atomic beside machine code that runs without; two holders at once do
     # no harm.

@@ -54,6 +54,8 @@ class Driver:
     # Addresses of functions, for calls in machine code.
     launching: int  # graph, stream
     synchronizing: int  # stream
+    querying: int  # stream
+    getting: int  # where to write the thread's current context
 
     @classmethod
     def load(cls) -> Driver | None:
@@ -69,7 +71,8 @@ class Driver:
             return None
         launch.argtypes, synchronize.argtypes, query.argtypes = (pointer, pointer), (pointer,), (pointer,)
         upload.argtypes, put.argtypes = (ctypes.c_uint64, pointer, ctypes.c_size_t, pointer), (pointer,)
-        return cls(launch, upload, synchronize, query, get, put, address_of(launch), address_of(synchronize))
+        addresses = map(address_of, (launch, synchronize, query, get))
+        return cls(launch, upload, synchronize, query, get, put, *addresses)
 
     def current(self) -> int | None:
         """The thread's current context; None also in a forked process, whose driver gives an error."""

@@ -138,15 +138,15 @@ def _call(
     raw: the stream as the runtime takes it.
     """
     known, address = (None, 0) if graph is None else (graph.raw, graph.handle)
-    at_once = _at_once(lane, address, stages, copies) if known is not None and stream == lane.own else None
+    at_once = _at_once(lane, others, address, stages, copies) if known is not None and stream == lane.own else None
 
     def call() -> None:
         turn = lane.turn()
         try:
+            if at_once is not None and (way := turn or lane.alone()) is not None and not way.during(at_once):
+                return
             if others:
                 lane.after(others)
-            if turn is not None and at_once is not None and not turn.during(at_once):
-                return
             for target, source in stages:
                 np.copyto(target, source)
             if known is None:
@@ -165,9 +165,11 @@ def _call(
     return call
 
 
-def _at_once(lane: Lane, graph: int, stages: Sequence[Copy], copies: Sequence[Copy]) -> Stretch | None:
+def _at_once(
+    lane: Lane, others: Sequence[int], graph: int, stages: Sequence[Copy], copies: Sequence[Copy]
+) -> Stretch | None:
     """The whole of a call as machine code; None where there can be none, or an array isn't contiguous."""
-    work = lane.work(graph)
+    work = lane.work(graph, others)
     if not work or not all(array.flags.c_contiguous for pair in (*stages, *copies) for array in pair):
         return None
     into = [copying(start(to), start(source), source.nbytes, stream=True) for to, source in stages]

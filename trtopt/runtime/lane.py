@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import weakref
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from trtopt.errors import UsageError
 from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, writable
-from trtopt.runtime.baton import Row, Stretch, Turn, baton, calling
+from trtopt.runtime.baton import Row, Stretch, Turn, baton, calling, same
 from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
 from trtopt.runtime.device import Device, Event, HostBuffer
 from trtopt.runtime.memory import Block, Blocks, Memory
@@ -51,6 +52,8 @@ class Lane:
         self._driver = device.cuda.driver
         # What threads do without the GIL; None where the driver's functions aren't known.
         self._waiting = None if self._driver is None else Stretch([calling(self._driver.synchronizing, self.own)])
+        self._alone: Turn | None = None
+        self._here = ctypes.c_int64()  # the thread's current context, where machine code looks
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -96,6 +99,12 @@ class Lane:
         end. Else None."""
         made = baton() if self._waiting is not None else None
         return None if made is None else made.taken()
+
+    def alone(self) -> Turn | None:
+        """For stretches of a thread that nobody waits for. None as long as there is no machine code."""
+        if self._alone is None and (made := baton()) is not None:
+            self._alone = made.apart()
+        return self._alone
 
     def _again(
         self,
@@ -162,11 +171,20 @@ class Lane:
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
-    def work(self, graph: int) -> list[Row]:
-        """For machine code: launch the graph at that address, and wait for it. Empty if the driver's functions aren't known."""
-        if self._driver is None:
+    def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
+        """For machine code: launch the graph at that address, and wait for it. Empty if the driver's functions aren't known.
+
+        Args:
+            after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
+                this fails before the launch; the method of that name orders it then.
+        """
+        driver, here = self._driver, ctypes.addressof(self._here)
+        if driver is None or self._cuda.context is None:
             return []
-        return [calling(self._driver.launching, graph, self.own), calling(self._driver.synchronizing, self.own)]
+        current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
+        idle = [calling(driver.querying, stream) for stream in after]
+        launched = calling(driver.launching, graph, self.own)
+        return [*current, *idle, launched, calling(driver.synchronizing, self.own)]
 
     def _run(
         self,

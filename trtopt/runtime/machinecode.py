@@ -18,9 +18,9 @@ GRACE = 50_000  # nanoseconds: about what it costs to wake the thread that would
 # many may look, and the addresses of C's functions.
 WAITING, LEFT = 8, 16
 MOST, CLOCK, YIELD, MEMCPY = 64, 72, 80, 88
-# A row is four words: a function's address, or `COPY` or `STREAM`, and its arguments.
+# A row is four words: a function's address, or `COPY`, `STREAM` or `SAME`, and its arguments.
 WIDTH = 4
-COPY, STREAM = 0, 1
+COPY, STREAM, SAME = 0, 1, 2
 TIME = 16  # bytes of the timespec at a thread's number
 _LOOKS = 32  # at the baton, before a waiter looks at the clock and offers its core to others: about a microsecond
 _AHEAD = 1024  # bytes: what a streaming copy fetches beforehand
@@ -140,10 +140,12 @@ def compiled() -> Wait | None:
                     streamed(a + at, b + at)
                 called(memcpy, a + last, b + last, c - last)
                 fenced()
+            elif function == SAME:
+                result = int32(loaded(a) != b)
             else:
                 result = called(function, a, b, c)
-                if result != 0:
-                    break
+            if result != 0:
+                break
         if swapped(word, 0, number):
             return result
         if added(word + WAITING, 1) < loaded(word + MOST):
