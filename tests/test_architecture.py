@@ -18,7 +18,7 @@ ROOMS = (
     ("files", "progress"),
     ("spec",),
     ("recipes", "modules"),
-    ("classnames",),
+    ("classnames", "predictions"),
     ("data",),
     ("graph",),
     ("runtime.driver",),

@@ -23,10 +23,10 @@ from fake_session import (
 )
 
 from trtopt.errors import Busy, DeviceError, EngineError, EngineMismatch, UsageError
-from trtopt.runtime.arrays import DeviceArray
+from trtopt.runtime.arrays import DeviceArray, stream_handle
 from trtopt.runtime.device import Probe
 from trtopt.runtime.lane import Lane
-from trtopt.session import Session, stream_handle
+from trtopt.session import Session
 from trtopt.spec import ShapeRange, TensorInfo
 
 

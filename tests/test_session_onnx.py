@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import Busy, DataError, DeviceError, EngineMismatch, UsageError
+from trtopt.predictions import Prediction
 from trtopt.recipes import load_recipe
 from trtopt.runtime.device import Probe
-from trtopt.session import Prediction, Session
+from trtopt.session import Session
 from trtopt.spec import TensorInfo
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from trtopt.manifest import Manifest, load_manifest
     from trtopt.measure.inspection import EngineReport, inspect, version
     from trtopt.measure.verify import Agreement, verify
-    from trtopt.session import Prediction, Session
+    from trtopt.predictions import Prediction
+    from trtopt.session import Session
     from trtopt.stages import PipelineResult, pipeline
 
 _HOMES = {
@@ -49,7 +50,8 @@ _HOMES = {
     "manifest": ("Manifest", "load_manifest"),
     "measure.inspection": ("EngineReport", "inspect", "version"),
     "measure.verify": ("Agreement", "verify"),
-    "session": ("Prediction", "Session"),
+    "predictions": ("Prediction",),
+    "session": ("Session",),
     "stages": ("PipelineResult", "pipeline"),
     "about": ("__version__",),
 }

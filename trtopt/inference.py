@@ -23,9 +23,10 @@ from trtopt.data.images import EXTENSIONS
 from trtopt.errors import DataError, UsageError
 from trtopt.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.machine import cores
+from trtopt.predictions import Prediction
 from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.tensors import numpy_dtype, x
-from trtopt.session import Prediction, Session
+from trtopt.session import Session
 from trtopt.spec import TensorInfo
 
 Array = NDArray[Any]

@@ -25,13 +25,14 @@ from numpy.typing import NDArray
 from trtopt.bound import Bound
 from trtopt.data.decoding import pixels
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DeviceError, EngineError, UsageError
+from trtopt.errors import DeviceError, UsageError
 from trtopt.files import existing_file
 from trtopt.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.machine import cores
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
-from trtopt.runtime.arrays import gpu_of, view
+from trtopt.predictions import Prediction, best
+from trtopt.runtime.arrays import gpu_of, stream_handle, view
 from trtopt.runtime.baton import prepare
 from trtopt.runtime.bindings import Source
 from trtopt.runtime.fixed import fix
@@ -65,18 +66,6 @@ class MemoryReport:
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """One of the best classes of one image. `name` is None where the manifest has no names."""
-
-    index: int
-    score: float
-    name: str | None
-
-    def __str__(self) -> str:
-        return f"{self.name or f'class {self.index}'} {self.score:.1%}"
 
 
 class _Lane(Protocol):
@@ -451,7 +440,6 @@ class Session:
 
         Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
         """
-        self._signature.check_names(inputs)
         parts = [
             {
                 name: result if size == len(next(iter(batch.values()))) else result[:size]
@@ -469,21 +457,7 @@ class Session:
         Raises:
             UsageError: the inputs don't have one and the same number of samples.
         """
-        self._signature.check_names(inputs)
-        counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
-        count = next(iter(counts.values()))
-        if not count or len({*counts.values()}) > 1:
-            said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
-            raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
-        ranges = [profile[next(iter(inputs))] for profile in self.profiles]
-        most = max((item.max[0] for item in ranges), default=count)
-        least = min((item.min[0] for item in ranges), default=1)
-        for at in range(0, count, max(1, most)):
-            size = min(most, count - at)
-            batch = {name: array[at : at + size] for name, array in inputs.items()}
-            if size < least:
-                batch = {name: np.concatenate([part, *[part[-1:]] * (least - size)]) for name, part in batch.items()}
-            yield batch, size
+        return self._signature.batches(inputs)
 
     def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
         """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
@@ -491,19 +465,7 @@ class Session:
         Raises:
             EngineError: a score is NaN or plus infinity, so that none is the best.
         """
-        scores = np.asarray(scores, np.float64)
-        if not (scores < np.inf).all():
-            odd = int((~(scores < np.inf)).sum())
-            raise EngineError(
-                f"{self.engine.name} gives {odd} of {scores.size} scores as NaN or infinity: its arithmetic overflows, or the "
-                "input isn't finite; build it with --bf16, or with --precision-override"
-            )
-        shifted = np.exp(scores - scores.max())
-        already = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax
-        shares = scores if already else shifted / shifted.sum()
-        named = self.classes if self.classes and len(self.classes) == len(scores) else None
-        order = np.argsort(-scores, kind="stable")[:top]
-        return [Prediction(int(i), float(shares[i]), named[i] if named else None) for i in order]
+        return best(scores, top, self.classes, self.engine.name)
 
     # What it holds -------------------------------------------------------------------------------------------------
 
@@ -619,21 +581,3 @@ def _bytes(memory: str | int | None) -> int | None:
 def _wake(called: asyncio.Future[None]) -> None:
     if not called.done():
         called.set_result(None)
-
-
-def stream_handle(stream: Any) -> int:
-    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`.
-
-    Raises:
-        UsageError: it is nothing of that kind.
-    """
-    if isinstance(stream, int):
-        return stream or 1  # 0 is the legacy default stream too
-    for name in ("cuda_stream", "ptr", "handle"):
-        found = getattr(stream, name, None)
-        if isinstance(found, int):
-            return found or 1
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        return int(protocol()[1]) or 1
-    raise UsageError(f"stream is {type(stream).__name__}; a CUDA stream's handle or a torch or CuPy stream is needed")

@@ -141,6 +141,24 @@ def gpu_of(obj: Any) -> int | None:
     return _ordinal(obj) if hasattr(obj, "__cuda_array_interface__") else None
 
 
+def stream_handle(stream: Any) -> int:
+    """A stream's handle, from an integer, a torch or CuPy stream, or anything with `__cuda_stream__`.
+
+    Raises:
+        UsageError: it is nothing of that kind.
+    """
+    if isinstance(stream, int):
+        return stream or 1  # 0 is the legacy default stream too
+    for name in ("cuda_stream", "ptr", "handle"):
+        found = getattr(stream, name, None)
+        if isinstance(found, int):
+            return found or 1
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int(protocol()[1]) or 1
+    raise UsageError(f"stream is {type(stream).__name__}; a CUDA stream's handle or a torch or CuPy stream is needed")
+
+
 @functools.lru_cache(256)
 def _root(kind: type[Any]) -> str:
     """The library that a type or its ancestor comes from, if it is one that arrays are given back to."""

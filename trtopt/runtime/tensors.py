@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtopt.errors import EngineError, UsageError
 from trtopt.spec import ShapeRange, TensorInfo
@@ -97,6 +98,24 @@ class Signature:
             said = "; ".join(f"{name} {x(shape)}" for name, shape in given.items())
             raise UsageError(f"inputs {said} are outside the engine's shapes: {allowed}; build it with other --shapes")
         return min(fitting, key=lambda index: _distance(given, self.profiles[index]))
+
+    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+        """Samples in batches as large as the profiles allow, as `Session.batches`."""
+        self.check_names(inputs)
+        counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
+        count = next(iter(counts.values()))
+        if not count or len({*counts.values()}) > 1:
+            said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
+            raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
+        ranges = [profile[next(iter(inputs))] for profile in self.profiles]
+        most = max((item.max[0] for item in ranges), default=count)
+        least = min((item.min[0] for item in ranges), default=1)
+        for at in range(0, count, max(1, most)):
+            size = min(most, count - at)
+            batch = {name: array[at : at + size] for name, array in inputs.items()}
+            if size < least:
+                batch = {name: np.concatenate([part, *[part[-1:]] * (least - size)]) for name, part in batch.items()}
+            yield batch, size
 
     def _unranged(self, given: Mapping[str, Shape]) -> int:
         """The fixed dimensions are all that is known."""
