@@ -17,9 +17,12 @@ from trtopt import trt
 from trtopt.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.files import check_writable
 from trtopt.graph.compare import OnnxSession, difference, synthetic_inputs
+from trtopt.graph.expand import written_out
 from trtopt.graph.fold import FoldReport, fold
+from trtopt.graph.guard import invalid
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.opset import lower_opset
+from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
@@ -132,17 +135,13 @@ def check(
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     findings: list[Finding] = []
-    try:
-        folded, folding = fold(loaded.proto, reporter=reporter)
-        findings += _folding(folding)
-    except ModelError as error:
-        folded, folding = loaded.proto, None
-        findings.append(Finding("warning", "folding-failed", "", "", str(error), "the model is built as it is"))
+    folded, folding = fold(loaded.proto, reporter=reporter)
+    findings += _folding(folding)
     findings += find(folded)
     generation, reason = _generation(backend)
     findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
     with reporter.phase("ask the parser"):
-        asked, refused = _ask(generation, reason, folded)
+        asked, refused = _ask(generation, reason, loaded.proto, folded)
     findings += refused
     findings += _request(generation, loaded, targets, profiles)
     written, verified = None, None
@@ -172,6 +171,10 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         yield Finding("info", "pad-chain", "", "Pad", f"{pads} Pad nodes fold into the convolutions after them")
     if norms := removed.get("BatchNormalization"):
         yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
+    if report.problem:
+        yield Finding(
+            "warning", "folding-incomplete", "", "", report.warning, "it is built as it is; please report the model"
+        )
     if report.changed:
         yield Finding(
             "info", "foldable", "", "", str(report), "building does this by itself; --fix OUT writes the result"
@@ -187,35 +190,58 @@ def _generation(backend: str) -> tuple[trt.Generation | None, str]:
         return None, str(error)
 
 
-def _ask(generation: trt.Generation | None, reason: str, folded: ModelProto) -> tuple[bool, list[Finding]]:
-    """Whether the installed parser was asked, and what it refuses."""
-    if generation is not None:
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-            path = Path(folder) / "model.onnx"
-            save_model(folded, path)
+def _ask(
+    generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
+) -> tuple[bool, list[Finding]]:
+    """Whether the installed parser was asked, and what it refuses; operators that a build would write out aren't."""
+    if generation is None:
+        return False, [_not_asked(reason)]
+    graph, notes = folded, _Cautions()
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        path = Path(folder) / "model.onnx"
+        while True:
+            save_model(graph, path)
             try:
                 issues = generation.unsupported(path)
             except BackendError as error:
-                reason = str(error)
-            else:
-                hint = "replace it, build with another --backend, or move that part outside the engine"
-                return True, [
-                    Finding(
-                        "error", "unsupported-operator", issue.node, issue.op, f"{generation}: {issue.reason}", hint
-                    )
-                    for issue in issues
-                ]
-    return False, [
-        Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
-    ]
+                return False, [_not_asked(str(error))]
+            parts = written_out(graph, issues, notes) if issues else None
+            if parts is None:
+                break
+            graph = parts
+        values = () if issues else generation.shape_inputs(path)
+    origins = Origins(original, graph)
+    hint = "replace it, build with another --backend, or move that part outside the engine"
+    refused = []
+    for issue in issues:
+        origin = origins.of(issue.node)
+        text = f"{issue.reason} ({origin})" if origin else issue.reason
+        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, f"{generation}: {text}", hint))
+    written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
+    wanted = [
+        Finding(
+            "info", "shape-input", name, "", "its values decide shapes inside",
+            f"give their range (numbers, not a shape): --shapes {name}:{'x'.join('N' * count)},…",
+        )
+        for name, count in values
+    ]  # fmt: skip
+    return True, [*refused, *written, *wanted]
+
+
+def _not_asked(reason: str) -> Finding:
+    return Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
 
 
 class _Cautions(Reporter):
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.notes: list[str] = []
 
     def warn(self, text: str) -> None:
         self.texts.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def _request(
@@ -250,14 +276,16 @@ def _fix(
         except ModelError as error:
             findings.append(Finding("warning", "opset-kept", "", "", str(error)))
     _bound_slices(cleaned)
-    cleaned = load_model(cleaned).proto
+    if problem := invalid(cleaned):
+        text = f"the cleaned model isn't valid ({problem}); it wasn't written"
+        return [*findings, Finding("error", "fix-invalid", "", "", text, "report the model; build it as it is")], True
     try:
         gap = _unchanged(model, cleaned, profiles)
     except MissingDependency as error:
         findings.append(Finding("warning", "fix-not-verified", "", "", f"the cleaned model wasn't compared: {error}"))
         verified = False
     except ModelError as error:
-        text = f"the cleaned model wasn't compared: the original doesn't run on the sizes tried ({str(error)[:200]})"
+        text = f"the cleaned model wasn't compared: the original wasn't run ({str(error)[:200]})"
         findings.append(Finding("warning", "fix-not-verified", "", "", text, "give --shapes"))
         verified = False
     else:
@@ -288,22 +316,29 @@ def _bound_slices(proto: ModelProto) -> None:
 
 def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
     """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
-    before, after = OnnxSession(model.proto), OnnxSession(cleaned)
+    before = OnnxSession(model.proto)
+    try:
+        after = OnnxSession(cleaned)
+    except ModelError as error:
+        return str(error)
     bounded = frozenset(
         name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output
     )
     ran = False
     problem: ModelError | None = None
     for sizes in _trials(model.inputs, profiles):
-        inputs = synthetic_inputs(model.inputs, sizes)
         try:
+            inputs = synthetic_inputs(model.inputs, sizes)
             expected = before(inputs)
         except ModelError as error:
             problem = error
             if ran:
                 break
             continue
-        gap = difference(expected, after(inputs))
+        try:
+            gap = difference(expected, after(inputs))
+        except ModelError as error:
+            return str(error)
         if not gap.within(TOLERANCE, bounded=bounded):
             return str(gap)
         if ran:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 from typer.core import TyperCommand
 
+from trtopt.native_output import keep_apart, lines
+
 if TYPE_CHECKING:
     from trtopt.progress import Reporter
 
@@ -720,15 +722,29 @@ def version(json_output: Json = False) -> None:
 
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
+    keep_apart()
     try:
         status = app(prog_name="trtopt", standalone_mode=False)
     except Exception as error:
-        sys.exit(_failure(error))
+        status = _failure(error)
     except KeyboardInterrupt:
         status = 130
     if status == 130:
         print("stopped", file=sys.stderr)
+    _tell_of_native_lines(bool(status))
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _tell_of_native_lines(failed: bool) -> None:
+    """What native libraries printed: their internals, which may still explain a failure."""
+    debug = bool(os.environ.get("TRTOPT_DEBUG"))
+    if not failed and not debug:
+        return
+    found = lines()
+    if debug:
+        print(*(f"native: {line}" for line in found), sep="\n", end="\n" if found else "", file=sys.stderr)
+    elif found:
+        print(f"native libraries printed {len(found)} lines of their own: TRTOPT_DEBUG=1 shows them", file=sys.stderr)
 
 
 def _failure(error: Exception) -> int:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
-from trtopt.errors import ModelError, TrtoptError, UsageError
+from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
+from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.origin import Origins
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
-from trtopt.lowering import Lowered, judge, lower
+from trtopt.graph.work import macs
+from trtopt.lowering import Lowered, Verdict, judge, lower
 from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
@@ -40,6 +43,7 @@ from trtopt.spec import (
     Profile,
     ShapeRange,
     TensorInfo,
+    overriding,
     parse_profile,
     parse_size,
     parse_targets,
@@ -47,6 +51,8 @@ from trtopt.spec import (
 from trtopt.trt import BuiltPlan, Generation, select, validate_profiles
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
+LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+PARTS = "part of an operator that TensorRT takes only written out"
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class BuildResult:
 
     Attributes:
         precision: counts of the layers that do the arithmetic, as the engine reports them; `truth` says it in a line.
+        coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
         cached: the engine was up to date and wasn't built again.
         kept: nodes that stay in a higher precision than asked for, with the reason.
@@ -77,6 +84,7 @@ class BuildResult:
     table: Table | None = None
     comparison: Mapping[str, Any] | None = None
     not_measured: str = ""
+    coverage: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -84,6 +92,7 @@ class BuildResult:
             "manifest": str(self.manifest),
             "precision": dict(self.precision),
             "truth": self.truth,
+            "coverage": dict(self.coverage),
             "targets": list(self.targets),
             "kept": [_plain(item) for item in self.kept],
             "warnings": list(self.warnings),
@@ -183,36 +192,116 @@ def build(
         reporter.note(f"{output} is up to date")
         done = work.renamed(done, reporter)
         return work.result(done, time.monotonic() - started, cached=True)
-    folded, _ = fold(loaded.proto, reporter=reporter)
+    folded, folding = fold(loaded.proto, reporter=reporter)
+    if folding.problem:
+        reporter.warn(folding.warning)
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    lowered = lower(folded, spec, generation, table)
-    if lowered.merged:
-        count = f"{len(lowered.merged)} convolution{'s' if len(lowered.merged) > 1 else ''}"
+    made = _construct(work, folded, reporter)
+    if made.lowered.merged:
+        count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
         reporter.note(
             f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
         )
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        graph = Path(folder) / "model.onnx"
-        save_model(lowered.proto, graph)
-        try:
-            built = generation.build(
-                graph,
-                spec,
-                quantized=lowered.quantized,
-                layer_precision=lowered.layer_precision or None,
-                calibration=native,
-                calibration_batch=scales.native_batch(loaded),
-                calibration_cache=cache,
-                reporter=reporter,
-            )
-        except ModelError as error:  # it names the temporary file
-            raise type(error)(str(error).replace(str(graph), str(loaded.path or "the model"))) from error
-    judge(built.layers, lowered, spec, generation, reporter)
-    for warning in built.warnings:
+    for warning in made.built.warnings:
         reporter.warn(warning)
-    manifest = work.write(built, lowered, time.monotonic() - started)
+    manifest = work.write(made, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan and what is known of it."""
+
+    lowered: Lowered
+    built: BuiltPlan
+    verdict: Verdict
+
+
+def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Made:
+    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
+
+    Raises:
+        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
+    """
+    spec, generation = work.spec, work.generation
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        lowered, built = _planned(work, folded, {}, Path(folder), reporter)
+        asked = lowered.asked
+        arithmetic = macs(folded, work.opt_sizes())
+        verdict = judge(built, lowered, spec, arithmetic, asked)
+        named = [node for node in verdict.lost if work.names(node, folded)]
+        if verdict.lost and work.table is not None and not named and not spec.allow_precision_fallback:
+            some = ", ".join(list(verdict.lost)[:3]) + (", …" if len(verdict.lost) > 3 else "")
+            reporter.note(
+                f"{generation} runs {len(verdict.lost)} of {len(asked)} quantized layers in floating point ({some}): building "
+                f"again with these in {spec.base.upper()}"
+            )
+            reasons = {node: f"{generation} runs it in {found} when quantized" for node, found in verdict.lost.items()}
+            lowered, built = _planned(work, folded, reasons, Path(folder), reporter)
+            verdict = judge(built, lowered, spec, arithmetic, asked)
+    _accept(verdict, spec, generation, named, reporter)
+    return _Made(lowered, built, verdict)
+
+
+def _accept(
+    verdict: Verdict, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
+) -> None:
+    """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
+    anyway = "take it as it is with --allow-precision-fallback"
+    if verdict.unknown:
+        what = f"what the engine of {generation} runs isn't known: {verdict.unknown}"
+        if not spec.allow_precision_fallback:
+            raise PrecisionLost(f"{what}. Nothing was written; {anyway}")
+        reporter.warn(what)
+    if not verdict.problem:
+        return
+    if not spec.allow_precision_fallback and (verdict.share < LEAST_SHARE or named):
+        raise PrecisionLost(
+            f"{generation} built an engine without the precision asked for: {verdict.problem}. Nothing was written; {anyway}, "
+            "or keep these layers out with --precision-override"
+        )
+    reporter.warn(f"{verdict.problem}; {verdict.share:.0%} of the arithmetic asked for runs as asked")
+
+
+def _planned(
+    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
+) -> tuple[Lowered, BuiltPlan]:
+    """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+    try:
+        return _lowered_and_built(work, graph, unquantized, folder, reporter)
+    except UnsupportedOperator as error:
+        parts = written_out(graph, error.issues, reporter)
+        if parts is None:
+            origins = Origins(work.model.proto, graph)
+            raise (error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))) from error
+    except BackendError as error:
+        raise type(error)(Origins(work.model.proto, graph).explained(str(error))) from error
+    old = {node.name for node in graph.graph.node}
+    new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
+    return _planned(work, parts, {**unquantized, **new}, folder, reporter)
+
+
+def _lowered_and_built(
+    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
+) -> tuple[Lowered, BuiltPlan]:
+    spec, generation, path = work.spec, work.generation, folder / "model.onnx"
+    lowered = lower(graph, spec, generation, work.table, unquantized=unquantized)
+    save_model(lowered.proto, path)
+    if spec.timing_cache is None and generation.capabilities.timing_cache:
+        spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
+    built = generation.build(
+        path,
+        spec,
+        quantized=lowered.quantized,
+        layer_precision=lowered.layer_precision or None,
+        calibration=work.native,
+        calibration_batch=work.scales.native_batch(work.model),
+        calibration_cache=work.cache,
+        name=work.name,
+        reporter=reporter,
+    )
+    return lowered, built
 
 
 @dataclass(frozen=True)
@@ -230,6 +319,26 @@ class _Work:
     save_onnx: Path | None
     save_cache: Path | None = None
     classes: tuple[str, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        return str(self.model.path or "the model")
+
+    def opt_sizes(self) -> dict[str, int]:
+        """What the first profile is tuned for: sizes of the dynamic dimensions, by name."""
+        profile = self.spec.profiles[0] if self.spec.profiles else {}
+        return {
+            str(name): size
+            for item in self.model.inputs
+            if item.name in profile
+            for name, size in zip(item.shape, profile[item.name].opt)
+        }
+
+    def names(self, node: str, graph: onnx.ModelProto) -> bool:
+        """Whether the user asked for a precision of this very node, or of its operator."""
+        op = next((item.op_type for item in graph.graph.node if item.name == node), "")
+        return overriding(self.spec.overrides, node, op) is not None
 
     def key(self) -> str:
         """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
@@ -279,8 +388,9 @@ class _Work:
         except TrtoptError:
             return False
 
-    def write(self, built: BuiltPlan, lowered: Lowered, seconds: float) -> Manifest:
+    def write(self, made: _Made, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
+        built, lowered = made.built, made.lowered
         found = found_precision(built.layers, lowered.kept, built.layers_unknown)
         described, table = self.generation.describe(), self.table
         with writing(self.output) as partial, writing(manifest_path(self.output)) as partial_manifest:
@@ -291,6 +401,7 @@ class _Work:
                 spec=self.spec.describe(),
                 precision=found.counts,
                 truth=found.truth,
+                coverage={str(item): round(share, 4) for item, share in made.verdict.coverage.items()},
                 layers=[_plain(layer) for layer in found.layers],
                 kept=[_plain(item) for item in lowered.kept],
                 inputs=[asdict(item) for item in self.model.inputs],
@@ -322,6 +433,7 @@ class _Work:
             manifest=manifest_path(self.output),
             precision=manifest.precision,
             truth=manifest.truth,
+            coverage=manifest.coverage,
             seconds=seconds,
             cached=cached,
             targets=tuple(manifest.targets),

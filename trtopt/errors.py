@@ -29,7 +29,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 
 class TrtoptError(Exception):
@@ -63,7 +65,16 @@ class InvalidModel(ModelError):
 
 
 class UnsupportedOperator(ModelError):
-    pass
+    """`problem`, then `issues` line by line (`trtopt.spec.Issue`), then `advice`; `words`: the issues in other words."""
+
+    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
+        lines = [f"  {line}" for line in (words or map(str, issues))]
+        super().__init__("\n".join([f"{problem}:" if lines else problem, *lines, *filter(None, [advice])]))
+        self.problem, self.issues, self.advice = problem, tuple(issues), advice
+
+    def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
+        """The same, its issues in the words that `word` gives them."""
+        return UnsupportedOperator(self.problem, self.issues, self.advice, list(map(word, self.issues)))
 
 
 class ExportMismatch(ModelError):

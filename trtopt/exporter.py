@@ -15,12 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from trtopt.calibration.trained import Trained, producer_of, record
 from trtopt.data import Batches, open_data
-from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, UsageError, require
+from trtopt.errors import (
+    DataError,
+    ExportMismatch,
+    MissingDependency,
+    ModelError,
+    UnsupportedOperator,
+    UsageError,
+    require,
+)
 from trtopt.files import check_writable
 from trtopt.graph.compare import Difference, OnnxSession, difference, synthetic_inputs
+from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.opset import lower_opset
@@ -387,8 +397,19 @@ def _export(
         try:
             model = load_model(lower_opset(model.proto, target))
         except ModelError:
-            model = load_model(lower_opset(fold(model.proto)[0], target))  # folding turns computed axes into constants
+            model = load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
     return model
+
+
+def _lowered(proto: ModelProto, target: int) -> ModelProto:
+    """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
+    try:
+        return lower_opset(proto, target)
+    except UnsupportedOperator as error:
+        parts = written_out(proto, error.issues)
+        if parts is None:
+            raise
+    return _lowered(parts, target)
 
 
 def _record_training(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 
-from trtopt.calibration.importing import NO_SCALE, left_out, without_scales
+from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
-from trtopt.errors import PrecisionLost, UsageError
+from trtopt.errors import ModelError, UsageError
+from trtopt.graph.guard import invalid
 from trtopt.graph.opset import lower_opset
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.proto import forget_placeholders
@@ -17,9 +18,8 @@ from trtopt.graph.quantize import insert_qdq, is_quantized
 from trtopt.graph.rearrange import rearrange
 from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
-from trtopt.progress import Reporter
 from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision, overriding
-from trtopt.trt import Generation
+from trtopt.trt import BuiltPlan, Generation
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Lowered:
         quantized: the graph holds Q/DQ.
         layer_precision: node → precision, for weakly typed builds.
         merged: node → the one that computes it as well (`graph.rearrange`).
+        typed: the graph carries its precisions itself.
     """
 
     proto: onnx.ModelProto
@@ -40,15 +41,26 @@ class Lowered:
     quantized: bool
     layer_precision: Mapping[str, Precision]
     merged: Mapping[str, str]
+    typed: bool = True
 
 
-def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, table: Table | None) -> Lowered:
+def lower(
+    folded: onnx.ModelProto,
+    spec: BuildSpec,
+    generation: Generation,
+    table: Table | None,
+    *,
+    unquantized: Mapping[str, str] | None = None,
+) -> Lowered:
     """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
+
+    Args:
+        unquantized: nodes to leave out of INT8 or FP8, with the reason.
 
     Raises:
         UsageError: an override matches no node.
         CalibrationError: `table` lacks a tensor that the placement needs.
-        ModelError: the model can't be written in an opset that this generation reads.
+        ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
     """
     for override in spec.overrides:
         if not any(override.matches(node.name, node.op_type) for node in folded.graph.node):
@@ -67,60 +79,88 @@ def lower(folded: onnx.ModelProto, spec: BuildSpec, generation: Generation, tabl
     proto, points = folded, Points({})
     merged: Mapping[str, str] = {}
     if table is not None:
-        overrides = (*spec.overrides, *left_out(table, spec.base))
+        reasons = dict.fromkeys(without_scales(table), NO_SCALE) | dict(unquantized or {})
+        overrides = (*spec.overrides, *kept_out(reasons, spec.base))
         points = find_points(folded, spec.precision, base=spec.base, overrides=overrides, excluded=can.float_only)
-        left = set(without_scales(table))
-        kept = (replace(item, reason=NO_SCALE) if item.node in left else item for item in points.kept)
+        kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
         points = replace(points, kept=tuple(kept))
         base = spec.base if typed else Precision.FP32
         proto = insert_qdq(folded, points, table.amax, base=base)
         if generation.rearranges(spec):
             proto, merged = rearrange(proto, folded, fixed=named)
     layer_precision: dict[str, Precision] = {}
+    reduced: frozenset[str] = frozenset()
     if typed:
-        proto, in_fp32 = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
+        proto, in_fp32, reduced = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
     asked = {name: spec.precision for name in points.quantized if name not in merged}
     if typed and not spec.precision.quantized:
-        out = {item.node for item in in_fp32}
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
-        asked = {name: spec.base for name in heavy if name not in out}
+        asked = {name: spec.base for name in heavy if name in reduced}
     asked |= named
     forget_placeholders(proto)
-    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged)
+    if proto is not folded and (problem := invalid(proto)):
+        raise ModelError(
+            f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
+        )
+    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, typed)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an engine runs against what was asked for.
+
+    Attributes:
+        lost: node → what it runs in; empty: nothing was lost.
+        unknown: why what it runs isn't known; empty: it is.
+        share: of the multiply-accumulates that were asked for, those that run as asked.
+        problem: what to tell the user; empty: nothing.
+        coverage: precision → share of all multiply-accumulates that run in it, as far as layers name their nodes.
+    """
+
+    lost: Mapping[str, Precision]
+    unknown: str
+    share: float
+    problem: str
+    coverage: Mapping[Precision, float]
 
 
 def judge(
-    layers: Sequence[LayerInfo], lowered: Lowered, spec: BuildSpec, generation: Generation, reporter: Reporter
-) -> None:
+    built: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked: Collection[str]
+) -> Verdict:
     """Compare what the engine runs with what was asked for.
 
-    Raises:
-        PrecisionLost: it isn't there, and fallback wasn't allowed.
+    Args:
+        work: multiply-accumulates by node.
+        asked: nodes that were asked for at first, before a repair left some out.
     """
-    if not layers or spec.precision is Precision.FP32:
-        return
-    lost = lost_precision(layers, lowered.asked)
-    heavy = [layer for layer in layers if layer.kind in HEAVY]
-    # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
-    wanted = not lowered.asked or spec.precision in lowered.asked.values()
+    lost = lost_precision(built.layers, lowered.asked)
+    named = {node for layer in built.layers for node in layer.nodes}
+    unseen = [node for node in lowered.asked if node not in named]
+    heavy = [layer for layer in built.layers if layer.kind in HEAVY]
+    total = sum(work.get(node, 0) for node in asked)
+    unknown = built.layers_unknown if not built.layers or unseen else ""
+    if not unknown and built.layers and 2 * sum(work.get(node, 0) for node in unseen) > total:
+        unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
+    kept = sum(work.get(node, 0) for node in lowered.asked if node not in lost)
+    share = min(1.0, kept / total) if total else 1.0
+    problem = ""
     if lost:
         some = ", ".join(f"{node} ({lowered.asked[node]} → {found})" for node, found in list(lost.items())[:5])
         more = ", …" if len(lost) > 5 else ""
-        what = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}{more}"
-    elif heavy and wanted and not any(layer.precision is spec.precision for layer in heavy):
-        what = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
-        if lowered.kept:
-            what += f" (kept: {lowered.kept[0].node}: {lowered.kept[0].reason})"
-    else:
-        return
-    if spec.allow_precision_fallback:
-        reporter.warn(what)
-        return
-    raise PrecisionLost(
-        f"{generation} built an engine without the precision asked for: {what}. Nothing was written. "
-        "Take it as it is with --allow-precision-fallback, or keep these layers out with --precision-override"
-    )
+        problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}{more}"
+    elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
+        # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
+        problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
+        share = 0.0
+    return Verdict(lost, unknown, share, problem, _coverage(heavy, work))
+
+
+def _coverage(layers: Sequence[LayerInfo], work: Mapping[str, int]) -> dict[Precision, float]:
+    precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
+    total = sum(work.values())
+    shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}
+    return {item: done / total for item, done in shares.items() if done}

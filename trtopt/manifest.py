@@ -32,7 +32,7 @@ class Found:
     """What the built engine computes in.
 
     `counts` are over the layers that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine
-    itself reports them; all 0, with a reason in `unknown`, where it can't be read.
+    itself reports them; `unknown` says why some or all of them can't be read.
     """
 
     counts: Mapping[str, int]
@@ -42,9 +42,12 @@ class Found:
 
 
 def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "") -> Found:
-    """Count what the layers run in and say it in one line."""
-    if not layers:
-        unknown = unknown or "it reports none"
+    """Count what the layers run in and say it in one line.
+
+    Args:
+        unknown: why some or all of the layers aren't known.
+    """
+    if not layers and unknown:
         none = dict.fromkeys(("int8", "fp16", "fp32", "total"), 0)
         return Found(none, f"the engine's layers can't be read: {unknown}", (), unknown)
     heavy = [layer for layer in layers if layer.kind in HEAVY]
@@ -52,7 +55,8 @@ def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: 
     plain = {name: counts.get(name, 0) for name in ("int8", "fp16", "fp32")}
     plain |= {name: counts[name] for name in ("bf16", "fp8") if counts[name]}
     plain["total"] = len(heavy)
-    return Found(plain, _truth(heavy, kept), layers)
+    truth = _truth(heavy, kept)
+    return Found(plain, f"{truth}; {unknown}" if unknown else truth, layers, unknown)
 
 
 def _truth(heavy: Sequence[LayerInfo], kept: Sequence[Kept]) -> str:
@@ -111,6 +115,7 @@ class Manifest:
         classes: names of the classes that the outputs score, in order; None where not given.
         comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
             they weren't measured.
+        coverage: precision → share of the multiply-accumulates that run in it.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -136,6 +141,7 @@ class Manifest:
     graph_file: str | None = None
     classes: Sequence[str] | None = None
     comparison: Mapping[str, Any] | None = None
+    coverage: Mapping[str, float] = field(default_factory=dict)
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

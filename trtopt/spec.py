@@ -45,7 +45,7 @@ def choice(value: str, allowed: Iterable[str], option: str) -> str:
 
 @dataclass(frozen=True)
 class ShapeRange:
-    """The shapes one dynamic input may take: min ≤ opt ≤ max in every dimension.
+    """The shapes one dynamic input may take, or the values of a shape input: min ≤ opt ≤ max in every place.
 
     >>> ShapeRange((1, 3, 224, 224), (8, 3, 224, 224), (32, 3, 224, 224))
     """
@@ -58,10 +58,10 @@ class ShapeRange:
         if not len(self.min) == len(self.opt) == len(self.max):
             raise UsageError(f"min {_x(self.min)}, opt {_x(self.opt)} and max {_x(self.max)} differ in rank")
         for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max)):
-            if low < 0 or not low <= best <= high:
+            if not low <= best <= high:
                 raise UsageError(
                     f"min {_x(self.min)}, opt {_x(self.opt)}, max {_x(self.max)}: dimension {axis} has "
-                    f"{low}, {best}, {high}; needed: 0 ≤ min ≤ opt ≤ max"
+                    f"{low}, {best}, {high}; needed: min ≤ opt ≤ max"
                 )
 
     @property
@@ -94,7 +94,7 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
             not colon
             or not name
             or len(pieces) not in (1, 3)
-            or not all(re.fullmatch(r"\d+(x\d+)*", piece.strip()) for piece in pieces)
+            or not all(re.fullmatch(r"-?\d+(x-?\d+)*", piece.strip()) for piece in pieces)
         ):
             raise UsageError(
                 f"--shapes {part!r} can't be read; write NAME:MIN,OPT,MAX such as "
@@ -238,6 +238,29 @@ class Kept:
     op: str
     precision: Precision
     reason: str
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Something in a model that TensorRT can't take.
+
+    Attributes:
+        node: the node, or the tensor where there is no node; empty where the fault is nobody's.
+        op: the node's operator, or "".
+    """
+
+    node: str
+    op: str
+    reason: str
+
+    def text(self, origin: str = "") -> str:
+        """For people; `origin`: where the node comes from, if the model has none of that name."""
+        details = ", ".join(filter(None, (self.op, origin)))
+        where = f"{self.node} ({details})" if details and self.node else self.node or details
+        return f"{where}: {self.reason}" if where else self.reason
+
+    def __str__(self) -> str:
+        return self.text()
 
 
 @dataclass(frozen=True)

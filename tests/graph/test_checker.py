@@ -18,24 +18,26 @@ from trtopt.errors import NoBackend, OutputError, UsageError
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.rules import Finding, find
-from trtopt.spec import ShapeRange
-from trtopt.trt import ParserIssue
+from trtopt.spec import Issue, ShapeRange
 
 
 class FakeGeneration:
     """A TensorRT whose parser refuses what the test says."""
 
-    def __init__(self, *issues: ParserIssue, max_opset: int | None = None) -> None:
+    def __init__(self, *issues: Issue, max_opset: int | None = None) -> None:
         self.issues, self.capabilities = issues, type("Capabilities", (), {"max_opset": max_opset})()
         self.asked: list[Path] = []
 
     def __str__(self) -> str:
         return "TensorRT 8.6.0"
 
-    def unsupported(self, path: Path) -> tuple[ParserIssue, ...]:
+    def unsupported(self, path: Path) -> tuple[Issue, ...]:
         self.asked.append(Path(path))
         assert load_model(path).outputs
         return self.issues
+
+    def shape_inputs(self, path: Path) -> tuple[tuple[str, int], ...]:
+        return ()
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_an_invalid_model_is_a_finding_and_a_missing_file_an_error(tmp_path: Pat
 
 
 def test_every_refused_operator_is_an_error_with_node_and_reason(backend: Any) -> None:
-    fake = backend(FakeGeneration(ParserIssue("d", "Det", "no Det"), ParserIssue("n", "NonZero", "no NonZero")))
+    fake = backend(FakeGeneration(Issue("d", "Det", "no Det"), Issue("n", "NonZero", "no NonZero")))
     report = check(conv_relu())
     refused = [item for item in report.findings if item.code == "unsupported-operator"]
     assert [(item.node, item.op) for item in refused] == [("d", "Det"), ("n", "NonZero")]

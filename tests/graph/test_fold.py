@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, values
@@ -335,3 +336,144 @@ def test_the_garbage_collector_is_left_as_it_was(frozen: bool) -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     fold(load_model(rapidocr("rec")).proto)
     assert capfd.readouterr() == ("", "")
+
+
+# What libraries get wrong
+
+
+def body(nodes: list[Any], inputs: str, outputs: str) -> Any:
+    """A graph for a node's attribute; every tensor is a float."""
+    ends = [[helper.make_tensor_value_info(name, 1, None) for name in names.split()] for names in (inputs, outputs)]
+    return helper.make_graph(nodes, "body", *ends)
+
+
+def test_an_identity_between_outputs_stays() -> None:
+    proto = model([node("Relu", "x", "y"), node("Identity", "y", "z")], outputs={"y": None, "z": None})
+    result = folded(proto)
+    same_outputs(proto, result, {"x": values(1, 3, 8, 8)})
+    assert [item.name for item in result.graph.output] == ["y", "z"]
+
+
+def test_two_equal_outputs_stay_two() -> None:
+    proto = model([node("Relu", "x", "y"), node("Relu", "x", "z")], outputs={"y": None, "z": None})
+    same_outputs(proto, folded(proto), {"x": values(1, 3, 8, 8)})
+
+
+def test_a_scan_keeps_the_names_of_what_it_carries() -> None:
+    """onnx-ir's own pass gives both outputs of this body one name; ONNX Runtime then reads memory that nobody wrote."""
+    scan = body(
+        [node("Add", "sum_in next", "sum_out"), node("Identity", "sum_out", "out")], "sum_in next", "sum_out out"
+    )
+    nodes = [helper.make_node("Scan", ["start", "x"], ["last", "y"], "scan", body=scan, num_scan_inputs=1)]
+    proto = model(nodes, inputs={"start": [2], "x": [3, 2]}, outputs={"last": [2], "y": [3, 2]})
+    result = folded(proto)
+    inner = next(item.g for item in result.graph.node[0].attribute if item.name == "body")
+    assert len({value.name for value in inner.output}) == 2
+    same_outputs(proto, result, {"start": values(2), "x": values(3, 2)})
+
+
+def test_a_branch_may_give_an_outer_value() -> None:
+    nodes = [
+        node("Relu", "x", "r"),
+        node("ReduceSum", "x", "s", keepdims=0),
+        node("Greater", "s zero", "c"),
+        helper.make_node(
+            "If",
+            ["c"],
+            ["y"],
+            "choose",
+            then_branch=body([node("Identity", "r", "a")], "", "a"),
+            else_branch=body([node("Neg", "r", "b")], "", "b"),
+        ),
+    ]
+    proto = model(nodes, weights={"zero": np.array(0, np.float32)})
+    same_outputs(proto, folded(proto), {"x": values(1, 3, 8, 8)}, {"x": -values(1, 3, 8, 8)})
+
+
+def test_initializers_that_were_inputs_take_the_ir_version_along() -> None:
+    proto = conv_relu()
+    proto.ir_version = 3
+    for name in ("w", "b"):
+        shape = next(list(item.dims) for item in proto.graph.initializer if item.name == name)
+        proto.graph.input.append(helper.make_tensor_value_info(name, 1, shape))
+    result, report = fold(proto)
+    assert report.problem == "" and result.ir_version == 4
+    assert [value.name for value in load_model(result).proto.graph.input] == ["x"]
+
+
+@pytest.mark.parametrize("opset", [6, 9, 11])
+def test_operator_forms_newer_than_the_opset_raise_it(opset: int) -> None:
+    """onnxscript drops a Gemm's C of zeros, which had to be given before opset 11."""
+    legacy = {"broadcast": 1} if opset < 7 else {}
+    proto = model(
+        [node("Gemm", "x w c", "y", "g", **legacy)],
+        inputs={"x": [2, 4]},
+        outputs={"y": [2, 3]},
+        weights={"w": values(4, 3), "c": np.zeros(3, np.float32)},
+        opset=opset,
+    )
+    result, report = fold(proto)
+    x = values(2, 4)
+    found = OnnxSession(load_model(result).proto)({"x": x})["y"]
+    assert report.problem == ""
+    np.testing.assert_allclose(found, x @ values(4, 3), rtol=1e-5, atol=1e-6)
+
+
+def test_a_cast_that_does_not_saturate_stays_so() -> None:
+    proto = model(
+        [node("CastLike", "x like", "f", "c", saturate=0), node("Cast", "f", "y", to=1)],
+        weights={"like": np.zeros(1, ml_dtypes.float8_e4m3fn)},
+        opset=19,
+    )
+    result, report = fold(proto)
+    saturating = [item for item in result.graph.node if item.op_type in ("Cast", "CastLike")]
+    assert report.problem == "" and saturating
+    first = helper.get_node_attr_value(saturating[0], "saturate")
+    assert first == 0
+
+
+def test_a_library_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: ModelProto) -> ModelProto:
+        raise KeyError("a tensor")
+
+    monkeypatch.setattr("trtopt.graph.fold._evaluate", fails)
+    nodes = [
+        node("Identity", "x", "a"),
+        node("Conv", "a w", "h"),
+        node("BatchNormalization", "h one zero zero one", "y"),
+    ]
+    weights = {"w": values(4, 3, 1, 1), "one": np.ones(4, np.float32), "zero": np.zeros(4, np.float32)}
+    proto = model(nodes, weights=weights)
+    result, report = fold(proto)
+    assert "KeyError" in report.problem and "isn't folded as far" in report.warning
+    assert report.to_json()["problem"] == report.problem
+    assert "BatchNormalization" not in operators(result)  # the other library's part is done
+    same_outputs(proto, result, {"x": values(2, 3, 8, 8)})
+
+
+@pytest.mark.parametrize("step", ["_evaluate", "_fuse"])
+def test_a_library_that_changes_the_model_is_not_believed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(proto: ModelProto) -> ModelProto:
+        for item in proto.graph.node:
+            if item.op_type == "Relu":
+                item.op_type = "Neg"
+        return proto
+
+    monkeypatch.setattr(f"trtopt.graph.fold.{step}", wrong)
+    proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
+    result, report = fold(proto)
+    assert "has other values" in report.problem
+    assert "Relu" in operators(result)
+
+
+def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(proto: ModelProto) -> ModelProto:
+        del proto.graph.node[1:]
+        return proto
+
+    monkeypatch.setattr("trtopt.graph.fold._evaluate", cut)
+    monkeypatch.setattr("trtopt.graph.fold._fuse", cut)
+    proto = conv_relu()
+    result, report = fold(proto)
+    assert "'y' is computed by no node" in report.problem
+    assert len(result.graph.node) == len(proto.graph.node)

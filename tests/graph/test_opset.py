@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from graphs import model, node, values
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 
 from trtopt.errors import ModelError
 from trtopt.graph.compare import OnnxSession, difference
@@ -72,7 +72,7 @@ def test_an_old_model_is_given_back_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("proto", "word"),
     [
-        (model([node("Mish", "x", "y", "m")], opset=18), "Mish m: came with opset 18"),
+        (model([node("Mish", "x", "y", "m")], opset=18), "m (Mish): came with opset 18"),
         (model([node("ReduceMean", "x a", "y", "r")], inputs={"x": [2, 3], "a": [1]}, opset=18), "aren't constant"),
         (
             model([node("Split", "x", "a b", "s", num_outputs=2), node("Add", "a b", "y")], opset=18),
@@ -95,6 +95,64 @@ def test_an_old_model_is_given_back_as_it_is() -> None:
 def test_what_an_opset_cannot_express_is_named(proto: ModelProto, word: str) -> None:
     if "aren't" in word:
         proto.graph.input[1].type.tensor_type.elem_type = 7
+    with pytest.raises(ModelError) as caught:
+        lower_opset(proto, 17)
+    assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("proto", "word"),
+    [
+        (model([node("BitShift", "x x", "y", "b", direction="LEFT")], opset=18, dtype=TensorProto.UINT8), ""),
+        (
+            model(
+                [node("Cast", "x", "a", "c", to=TensorProto.FLOAT8E4M3FN), node("Cast", "a", "y", "d", to=1)], opset=19
+            ),
+            "c (Cast): its output 'a' is tensor(float8e4m3fn), which came later",
+        ),
+        (
+            model(
+                [node("Pad", "x p", "y", "p", mode="wrap")],
+                weights={"p": np.array([0, 0, 1, 1] * 2, np.int64)},
+                opset=19,
+            ),
+            'its mode "wrap" came with opset 19',
+        ),
+        (
+            model(
+                [node("GridSample", "x g", "y", "g", mode="linear")],
+                inputs={"x": [1, 1, 4, 4, 4], "g": [1, 2, 2, 2, 3]},
+                opset=20,
+            ),
+            "images of 4 dimensions",
+        ),
+        (
+            model([node("AveragePool", "x", "y", "a", kernel_shape=[2, 2], strides=[3, 3], ceil_mode=1)], opset=19),
+            "",
+        ),
+        (
+            model(
+                [node("AveragePool", "x", "y", "a", kernel_shape=[1, 1], strides=[3, 3], ceil_mode=1)],
+                inputs={"x": [1, 1, 9, 9]},
+                opset=19,
+            ),
+            "its last window would start behind the data",
+        ),
+        (
+            model(
+                [node("AveragePool", "x", "y", "a", kernel_shape=[2, 2], ceil_mode=1)],
+                inputs={"x": ["n", 1, "h", 9]},
+                opset=19,
+            ),
+            "its input's size is dynamic",
+        ),
+    ],
+    ids=["old type", "new type", "wrap", "volume", "window inside", "window behind", "size unknown"],
+)
+def test_types_and_values_that_an_older_opset_lacks(proto: ModelProto, word: str) -> None:
+    if not word:
+        assert load_model(lower_opset(proto, 17)).opset == 17
+        return
     with pytest.raises(ModelError) as caught:
         lower_opset(proto, 17)
     assert word in str(caught.value)

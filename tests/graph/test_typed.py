@@ -25,7 +25,7 @@ ONNX_TYPES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.B
 
 
 def _typed(proto: onnx.ModelProto, base: Precision = Precision.FP16, **options: Any) -> onnx.ModelProto:
-    made, _ = to_typed(proto, base, **options)
+    made = to_typed(proto, base, **options).proto
     onnx.checker.check_model(made, full_check=True)
     names = [item.name for item in made.graph.node]
     assert len(set(names)) == len(names)
@@ -62,7 +62,7 @@ def test_every_tensor_has_the_type_and_io_keeps_its_own(base: Precision, fp32_io
 
 def test_fp32_returns_the_graph_itself() -> None:
     proto = conv_relu()
-    assert to_typed(proto, Precision.FP32) == (proto, ())
+    assert to_typed(proto, Precision.FP32) == (proto, (), frozenset())
 
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
@@ -221,7 +221,7 @@ def test_bodies_of_control_flow_stay_as_they_are() -> None:
 
 def test_overrides_keep_nodes_in_fp32_by_name() -> None:
     proto = conv_relu()
-    made, kept = to_typed(proto, Precision.FP16, overrides=[Override("c", Precision.FP32)])
+    made, kept, _ = to_typed(proto, Precision.FP16, overrides=[Override("c", Precision.FP32)])
     assert [(item.node, item.precision) for item in kept] == [("c", Precision.FP32)]
     assert _types(made)["h"] == TensorProto.FLOAT
 

@@ -8,7 +8,7 @@ import pytest
 
 from trtopt.errors import EngineError
 from trtopt.spec import LayerInfo, Precision
-from trtopt.trt.layers import from_dump, from_inspector, onnx_nodes
+from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes
 
 # As TensorRT-RTX 1.7.1 writes them; strides shortened, one name made hard.
 DUMP = """Layers:
@@ -26,7 +26,8 @@ I/O Tensors:
 
 
 def test_dump() -> None:
-    assert from_dump(DUMP) == (
+    assert from_dump(DUMP).unread == ""
+    assert from_dump(DUMP).layers == (
         LayerInfo(
             "a, LayerType: b, [odd] conv_myl0_2",
             "convolution",
@@ -41,9 +42,30 @@ def test_dump() -> None:
     )
 
 
-def test_a_line_that_cannot_be_read_is_an_error() -> None:
-    with pytest.raises(EngineError, match="can't read a line"):
-        from_dump("Layers:\nName: conv, Kind: correlation, In: []\n")
+def test_keys_that_only_some_lines_have() -> None:
+    """Engines of several streams say which event a layer waits for, TensorRT-RTX 1.7.1."""
+    signal = (
+        "Name: s, LayerType: signal, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0, EventId: 1, "
+    )
+    signal += "Metadata: "
+    conv = DUMP.splitlines()[2].replace("StreamId: 0, ", "StreamId: 1, EventId: 7, New: [x], ")
+    report = from_dump(f"Layers:\n{signal}\n{conv}\n")
+    assert report == LayerReport(from_dump(DUMP).layers[:1])
+
+
+def test_a_line_that_cannot_be_read_takes_no_other_with_it() -> None:
+    report = from_dump(DUMP + "Name: conv, Kind: correlation, In: []\n")
+    assert report.layers == from_dump(DUMP).layers
+    assert report.unread.startswith("1 of 8 lines") and "Kind: correlation" in report.unread
+
+
+def test_a_convolution_without_types_is_unread() -> None:
+    line = (
+        "Name: c, LayerType: correlation, Inputs: [ { Name: x }], Constants: [], Outputs: [], StreamId: 0, Metadata: "
+    )
+    assert "LayerType: correlation" in from_dump(f"Layers:\n{line}\n").unread
+    integers = line.replace("{ Name: x }", "{ Name: x, Datatype: Int32, Format: y }")
+    assert from_dump(f"Layers:\n{integers}\n") == LayerReport()
 
 
 def _report(*layers: dict[str, object]) -> str:
@@ -92,7 +114,7 @@ def test_inspector_of_86() -> None:
     assert "\x1e" in text  # raw control characters, as TensorRT writes them
     ops = {"Conv_9": "Conv", "Relu_10": "Relu", "Gemm_20": "Gemm", "Relu_21": "Relu", "Sigmoid_3": "Sigmoid"}
     ops |= {"Mul_4": "Mul", "QuantizeLinear_7": "QuantizeLinear", "Deconv_5": "ConvTranspose"}
-    assert [(layer.kind, str(layer.precision), layer.nodes) for layer in from_inspector(text, ops)] == [
+    assert [(layer.kind, str(layer.precision), layer.nodes) for layer in from_inspector(text, ops).layers] == [
         ("convolution", "int8", ("QuantizeLinear_7", "Conv_9", "Relu_10")),
         ("matmul", "fp16", ("Gemm_20", "Relu_21")),  # run as a convolution, but a Gemm in the model
         ("other", "fp32", ()),
@@ -111,10 +133,16 @@ def test_inspector_of_10_and_later() -> None:
         },
         {"Name": "fc_myl0_3", "LayerType": "gemm", "Inputs": [{"Name": "x", "Datatype": "FP8", "Format": "Row major"}]},
     )
-    assert [(layer.kind, str(layer.precision)) for layer in from_inspector(text)] == [
+    assert [(layer.kind, str(layer.precision)) for layer in from_inspector(text).layers] == [
         ("convolution", "int8"),
         ("matmul", "fp8"),
     ]
+
+
+def test_an_entry_of_the_inspector_that_cannot_be_read() -> None:
+    conv = {"Name": "c", "LayerType": "CaskConvolution", "Inputs": [{"Name": "x", "Datatype": "Int8"}]}
+    report = from_inspector(json.dumps({"Layers": [conv, "conv2"]}))
+    assert [layer.name for layer in report.layers] == ["c"] and report.unread.startswith("1 of 2 layers")
 
 
 def test_inspector_without_detail_or_sense() -> None:

@@ -14,7 +14,7 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.trt.messages import Messages, translate
+from trtopt.trt.messages import Messages, tidy, translate
 
 BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
 
@@ -68,7 +68,29 @@ def test_known_texts(text: str, kind: type[TrtoptError], said: str) -> None:
     error = translate(("a line before", text), "TensorRT can't build m.onnx")
     assert type(error) is kind
     assert said in str(error) and str(error).startswith("TensorRT can't build m.onnx: ")
-    assert text[:60] in str(error)  # the original stays readable
+    assert tidy(text)[:60] in str(error)  # the original stays readable
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        (
+            "ModelImporter.cpp:151: ERROR: x:992 In function importInput:\n[8] Assertion failed: convertDtype(a, &b)",
+            "Assertion failed: convertDtype(a, &b)",
+        ),
+        (
+            "ITensor::getDimensions: Error Code 4: API Usage Error (PRelu_2: slope In validate at /_src/optimizer/a.cpp:57)",
+            "ITensor::getDimensions: Error Code 4: API Usage Error (PRelu_2: slope)",
+        ),
+        ("a [checkMacros.cpp::catchCudaError::250] Error Code 1: Cuda Runtime (In init at /_src/x.h:12)", "a"),
+        (
+            "[tacticSupply.cpp::getSupportedFormats::48] Error Code 2: nms has no runners",
+            "Error Code 2: nms has no runners",
+        ),
+    ],
+)
+def test_places_in_tensorrts_source_are_left_out(text: str, left: str) -> None:
+    assert tidy(text) == left
 
 
 def test_unknown_texts_are_quoted() -> None:

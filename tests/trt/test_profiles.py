@@ -53,10 +53,12 @@ def test_dimensions_of_one_name_are_one_size() -> None:
 def test_shape_inputs() -> None:
     assert profile_problems([SIZES], ({"sizes": same(7, 9)},)) == []  # without a parser: it may be one
     known = frozenset({"sizes"})
-    assert "no profile covers them: sizes" in profile_problems([SIZES], (), shape_inputs=known)[0]
+    assert "sizes:NxN with 2 numbers" in profile_problems([SIZES], (), shape_inputs=known)[0]
+    assert profile_problems([SIZES], ({"sizes": same(-1, 9)},), shape_inputs=known) == []  # values, not sizes
     assert profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=known) == []
     # the parser says it is an ordinary input of shape (2,)
     assert "rank 1" in profile_problems([SIZES], ({"sizes": same(7, 9)},), shape_inputs=frozenset())[0]
+    assert "negative" in profile_problems([TensorInfo("x", "float32", (-1, 3))], ({"x": same(-2, 3)},))[0]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data())

@@ -175,7 +175,7 @@ def test_shape_inputs_take_values(rtx: Generation, tmp_path: Path) -> None:
     assert rtx.build(model, BuildSpec(profiles=(good,)), quantized=False).layers
     with pytest.raises(UsageError, match="sizes is a shape input of 2 values, 1 were given"):
         rtx.build(model, BuildSpec(profiles=({"data": data, "sizes": ShapeRange((2,), (2,), (2,))},)), quantized=False)
-    with pytest.raises(UsageError, match=r"sizes .* is missing"):
+    with pytest.raises(UsageError, match=r"values of the shape input sizes .* are missing"):
         rtx.build(model, BuildSpec(profiles=({"data": data},)), quantized=False)
 
 

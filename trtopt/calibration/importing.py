@@ -18,7 +18,7 @@ import glob
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,7 @@ def import_table(
     known = {name: item for name, item in known.items() if name in ours}
     left: dict[str, None] = {}
     while True:
-        points = find_points(folded, overrides=(*overrides, *_kept_out(left)))
+        points = find_points(folded, overrides=(*overrides, *kept_out(left)))
         found = spread(graph, known, points.groups)
         lacking = [name for name in points.activations if name not in found]
         readers = [node for name in lacking for node, _ in points.reads[name] if node not in left]
@@ -206,12 +206,8 @@ def without_scales(table: Table) -> tuple[str, ...]:
     return tuple(map(str, table.data.get("unquantized", ())))
 
 
-def left_out(table: Table, base: Precision) -> tuple[Override, ...]:
-    """What keeps those nodes out of INT8 when the placement is decided."""
-    return tuple(_kept_out(dict.fromkeys(without_scales(table)), base))
-
-
-def _kept_out(nodes: Mapping[str, None], base: Precision = Precision.FP16) -> list[Override]:
+def kept_out(nodes: Iterable[str], base: Precision = Precision.FP16) -> list[Override]:
+    """What keeps nodes out of INT8 when the placement is decided."""
     return [Override(_only(node), base) for node in nodes]
 
 

@@ -59,6 +59,11 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
     worst = Difference(0.0, 0.0, 0.0, next(iter(reference), ""))
     for name, expected in reference.items():
         absolute = relative = float("inf")
+        if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
+            if _alike(expected, actual.get(name)):
+                absolute = relative = 0.0
+            worst = Difference(max(worst.absolute, absolute), max(worst.relative, relative), worst.scale, name)
+            continue
         finite = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
         scale = float(np.abs(finite).max(initial=0.0))
         found = actual.get(name)
@@ -76,6 +81,15 @@ def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArr
             name if relative >= worst.relative else worst.output,
         )
     return worst
+
+
+def _alike(expected: Any, found: Any) -> bool:
+    """Whether two sequences, optionals or arrays of text are the same; arrays of numbers to single precision."""
+    if isinstance(expected, (list, tuple)):
+        return isinstance(found, (list, tuple)) and len(expected) == len(found) and all(map(_alike, expected, found))
+    if isinstance(expected, np.ndarray) and isinstance(found, np.ndarray) and expected.dtype.kind not in "OUS":
+        return expected.shape == found.shape and np.allclose(expected, found, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return bool(np.all(np.asarray(expected == found)))
 
 
 def open_runtime(model: ModelProto | str | os.PathLike[str], options: Any, outputs: Sequence[str] | None = None) -> Any:
@@ -147,6 +161,11 @@ class OnnxSession:
             raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
 
+def is_numeric(info: TensorInfo) -> bool:
+    """Whether it is a tensor of numbers or truths."""
+    return info.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+
+
 def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
     """Seeded inputs that exercise a graph; for comparing two forms of one model, never for calibration.
 
@@ -154,6 +173,9 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
 
     Args:
         sizes: what a dynamic dimension becomes, by its name, else by "INPUT:AXIS".
+
+    Raises:
+        ModelError: an input isn't a tensor of numbers.
     """
     generator = np.random.default_rng(seed)
     arrays: dict[str, NDArray[Any]] = {}
@@ -162,6 +184,8 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
             size if isinstance(size, int) and size >= 0 else sizes.get(str(size), sizes.get(f"{info.name}:{axis}", 2))
             for axis, size in enumerate(info.shape)
         ]
+        if not is_numeric(info):
+            raise ModelError(f"the input {info.name} is of type {info.dtype}; made-up inputs are tensors of numbers")
         if info.dtype.startswith(("float", "bfloat")):
             arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
         else:

@@ -8,26 +8,41 @@ EfficientNet-Lite0). They are repeated until nothing changes, which also makes f
 copying weights, which few models need: heavy ones are folded without first (ResNet-50: 0.35 s instead of 1.3 to 2.0).
 
 Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
+
+Neither library is believed: what they give is validated and, where that is cheap, compared (`guard`). Where it won't do, the
+model's opset is raised first, then one of the two is left out, then both: check, calibrate and build go on with the same graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import io
-import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
-from trtopt.graph.proto import LARGE, all_nodes, fingerprint, infer_shapes, skeleton, tensor_size, whole_copy
+from trtopt.graph.guard import fault
+from trtopt.graph.opset import upgraded
+from trtopt.graph.proto import (
+    LARGE,
+    all_nodes,
+    fingerprint,
+    infer_shapes,
+    opset_version,
+    skeleton,
+    tensor_size,
+    whole_copy,
+)
 from trtopt.graph.stored import point
-from trtopt.progress import SILENT, Reporter
+from trtopt.library_output import quiet
+from trtopt.progress import SILENT, Phase, Reporter
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 ROUNDS = 12  # every model seen settles in two or three
 FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
@@ -37,6 +52,12 @@ APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; sma
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
+OLDEST = (
+    7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
+)
+RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
+
+_Step = Callable[[ModelProto], ModelProto]
 
 
 @dataclass(frozen=True)
@@ -46,11 +67,13 @@ class FoldReport:
     Attributes:
         before, after: number of nodes by operator.
         fingerprint: of the folded graph (`trtopt.graph.proto.fingerprint`).
+        problem: why the graph isn't folded, or not wholly; empty: it is.
     """
 
     before: dict[str, int]
     after: dict[str, int]
     fingerprint: str
+    problem: str = ""
 
     @property
     def removed(self) -> dict[str, int]:
@@ -62,8 +85,13 @@ class FoldReport:
     def changed(self) -> bool:
         return self.before != self.after
 
+    @property
+    def warning(self) -> str:
+        """What to tell the user where there is a problem."""
+        return f"the graph isn't folded as far as it could be: {self.problem}"
+
     def to_json(self) -> dict[str, Any]:
-        return {"before": self.before, "after": self.after, "removed": self.removed}
+        return {"before": self.before, "after": self.after, "removed": self.removed, "problem": self.problem}
 
     def __str__(self) -> str:
         before, after = sum(self.before.values()), sum(self.after.values())
@@ -76,45 +104,79 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
 
     Input and output names, their dimension names, and the model's own metadata stay. Nodes keep their names where they
     live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
-    same in every process, and folding it again gives the same bytes.
+    same in every process, and folding it again gives the same bytes. Where a library fails on the model, or changes it,
+    less is folded, down to nothing, and the report says why.
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
+    """
+    problem = ""
+    with reporter.phase("fold constants", None) as phase, _young_heap():
+        for original, steps in _attempts(proto):
+            try:
+                result, mark = _settled(original, steps, phase)
+                found = fault(original, result)
+            except Exception as error:
+                found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if not found:
+                break
+            problem = problem or found
+    return result, FoldReport(_count(proto), _count(result), mark, problem if len(steps) < 2 else "")
+
+
+def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
+    """What to fold and with which libraries; the last attempt, without any, always succeeds."""
+    opset = opset_version(proto)
+    if 0 < opset < OLDEST:
+        proto = _raised(proto, OLDEST) or proto
+    yield proto, (_evaluate, _fuse)
+    if 0 < opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
+        yield raised, (_evaluate, _fuse)
+    yield proto, (_fuse,)
+    yield proto, (_evaluate,)
+    yield proto, ()
+
+
+def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
+    """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
+    try:
+        raised = upgraded(whole_copy(proto), opset)
+    except Exception:  # the converter's errors have no common base
+        return None
+    raised.ir_version = max(raised.ir_version, proto.ir_version)
+    return None if fault(proto, raised) else raised
+
+
+def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> tuple[ModelProto, str]:
+    """`proto` after as many rounds of `steps` as change it, and its fingerprint.
 
     Raises:
-        ModelError: a library failed on this model (its message is quoted), or the graph doesn't settle.
+        ModelError: it doesn't settle; and whatever the libraries raise.
     """
-    heavy = sum(map(tensor_size, proto.graph.initializer)) > HEAVY
-    with reporter.phase("fold constants", None) as phase, _young_heap():
-        result = (_lightly(proto, LARGE) or _lightly(proto, APART)) if heavy else None
-        current, mark = ModelProto(), ""
-        if result is None:
-            current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
-            mark = "" if heavy else fingerprint(_restored(current, proto))
-        for _ in range(ROUNDS):
-            if result is not None:
-                break
-            try:
-                with _quiet():
-                    for step in (_evaluate, _fuse):
-                        current = step(current)
-                        if heavy:
-                            gc.collect()  # the libraries' graphs are cycles with all weights in them
-            except Exception as error:
-                what = f"{type(error).__name__}: {str(error)[:300]}"
-                raise ModelError(f"folding failed ({what}); is the model valid? trtopt check says more") from error
-            _restore(current, proto)
-            earlier, mark = mark, fingerprint(current)
-            result = current if mark == earlier else _lightly(current, APART, proto) if heavy else None
-            phase.advance()
-    if result is None:
-        raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes; report the model")
-    if result is not current:
-        mark = fingerprint(result)
-    return result, FoldReport(_count(proto), _count(result), mark)
+    heavy = bool(steps) and sum(map(tensor_size, proto.graph.initializer)) > HEAVY
+    result = (_lightly(proto, steps, LARGE) or _lightly(proto, steps, APART)) if heavy else None
+    if result is not None:
+        return result, fingerprint(result)
+    current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
+    mark = "" if heavy else fingerprint(_restored(current, proto))
+    for _ in range(ROUNDS):
+        with quiet():
+            for step in steps:
+                current = step(current)
+                if heavy:
+                    gc.collect()  # the libraries' graphs are cycles with all weights in them
+        _restore(current, proto)
+        earlier, mark = mark, fingerprint(current)
+        result = current if mark == earlier else _lightly(current, steps, APART, proto) if heavy else None
+        if result is not None:
+            return result, mark if result is current else fingerprint(result)
+        phase.advance()
+    raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes")
 
 
-def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) -> ModelProto | None:
+def _lightly(
+    proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto | None = None
+) -> ModelProto | None:
     """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
@@ -127,9 +189,10 @@ def _lightly(proto: ModelProto, apart: int, original: ModelProto | None = None) 
     large.sort()
     before, now = b"", _content(_restored(light, original or proto))
     try:
-        with _quiet():
+        with quiet():
             for _ in range(ROUNDS):
-                light = _fuse(_evaluate(light))
+                for step in steps:
+                    light = step(light)
                 _restore(light, original or proto)
                 before, now = now, _content(light)
                 constants = {tensor.name for tensor in light.graph.initializer}
@@ -174,6 +237,7 @@ def _evaluate(proto: ModelProto) -> ModelProto:
     model = onnx_ir.from_proto(proto)
     if model.functions:
         common.InlinePass()(model)
+    _cast_as_written(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     for _ in range(ROUNDS):
@@ -186,8 +250,8 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             output_size_limit=FOLD_LIMIT,
         )
         lift(model)
+        _remove_identities(model)
         for cleanup in (
-            common.IdentityEliminationPass(),
             common.CommonSubexpressionEliminationPass(),
             common.DeduplicateInitializersPass(),
             common.RemoveUnusedNodesPass(),
@@ -205,6 +269,45 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             None  # onnxscript's rules remember what they matched last, which would keep all weights alive
         )
     return result
+
+
+def _cast_as_written(model: onnx_ir.Model) -> None:
+    """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
+    import onnx_ir
+
+    nodes = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
+    for node in nodes:
+        saturate, like = node.attributes.get("saturate"), node.inputs[1]
+        if saturate is not None and not saturate.as_int() and like is not None and like.dtype is not None:
+            attributes = [onnx_ir.AttrInt64("to", int(like.dtype)), saturate]
+            cast = onnx_ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
+            onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+
+
+def _remove_identities(model: onnx_ir.Model) -> None:
+    """Drop Identity nodes, but for those that a graph needs to give one value under two names, or another graph's value.
+
+    onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
+    """
+    import onnx_ir
+
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
+            continue
+        (result,) = node.outputs
+        if result.is_graph_output():
+            taken = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
+            if taken or source.graph is not node.graph:
+                continue
+            name = result.name
+            result.name = None
+            source.name = name
+        source.type = source.type or result.type
+        if source.shape is None:
+            source.shape = result.shape
+        onnx_ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
 
 
 def _fuse(proto: ModelProto) -> ModelProto:
@@ -246,7 +349,8 @@ def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
 def _restore(proto: ModelProto, original: ModelProto) -> None:
     """What the libraries lose or vary: the model's own fields, its inputs and outputs, node names; drop debris."""
     graph = proto.graph
-    proto.ir_version, proto.model_version = original.ir_version, original.model_version
+    # Initializers that aren't inputs too came with version 4.
+    proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version
     proto.producer_name, proto.producer_version = original.producer_name, original.producer_version
     proto.domain, proto.doc_string = original.domain, original.doc_string
     graph.name, graph.doc_string = original.graph.name or "graph", original.graph.doc_string
@@ -311,21 +415,3 @@ def _young_heap() -> Iterator[None]:
     finally:
         if ours:
             gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' prints, warnings and logging from the user: they are about their internals."""
-    loggers = [logging.getLogger(name) for name in ("onnxslim", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    handlers = [list(logger.handlers) for logger in loggers]
-    disabled = [logger.disabled for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.disabled = True
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level, own, off in zip(loggers, levels, handlers, disabled):
-            logger.level, logger.handlers, logger.disabled = level, own, off

@@ -10,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.defs import OpSchema, SchemaError, get_schema
 
-from trtopt.errors import ModelError
-from trtopt.graph.proto import all_nodes, infer_shapes, node_label, opset_version
+from trtopt.errors import ModelError, UnsupportedOperator
+from trtopt.graph.guard import fault
+from trtopt.graph.proto import all_nodes, infer_shapes, node_label, opset_version, subgraphs
+from trtopt.spec import Issue
 
+_INSTEAD = "use the model at opset {}, with a generation that reads it"
 _IR = {opset: ir for ir, opset in ((7, 14), (8, 18), (9, 20), (10, 22))}
 
 
@@ -23,7 +27,8 @@ def lower_opset(proto: ModelProto, target: int) -> ModelProto:
     """The same model at opset `target` or older; a copy, unless it is that old already.
 
     Raises:
-        ModelError: an operator, or a way of using one, doesn't exist there; every such node is listed.
+        UnsupportedOperator: an operator, or a way of using one, doesn't exist there; every such node is listed.
+        ModelError: what comes out isn't valid, or computes something else.
     """
     if opset_version(proto) <= target:
         return proto
@@ -35,12 +40,10 @@ def lower_opset(proto: ModelProto, target: int) -> ModelProto:
         if node.domain in ("", "ai.onnx"):
             reason = _lower(node, opset_version(proto), target, context)
             if reason:
-                problems.append(f"{node_label(node)}: {reason}")
+                problems.append(Issue(node.name or node_label(node), node.op_type, reason))
     if problems:
-        raise ModelError(
-            f"opset {target} can't express {len(problems)} node(s):\n  " + "\n  ".join(problems) + "\n"
-            f"use the model at opset {opset_version(proto)}, with a generation that reads it"
-        )
+        what = f"opset {target} can't express {len(problems)} node(s)"
+        raise UnsupportedOperator(what, problems, _INSTEAD.format(opset_version(proto)))
     for entry in lowered.opset_import:
         if entry.domain in ("", "ai.onnx"):
             entry.version = target
@@ -50,7 +53,22 @@ def lower_opset(proto: ModelProto, target: int) -> ModelProto:
     kept = [tensor for tensor in lowered.graph.initializer if tensor.name in used]
     del lowered.graph.initializer[:]
     lowered.graph.initializer.extend(kept)
+    if problem := fault(proto, lowered):
+        raise ModelError(f"opset {target} can't express the model ({problem}); {_INSTEAD.format(opset_version(proto))}")
     return lowered
+
+
+def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
+    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter."""
+    import onnx.version_converter
+
+    version = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 1)
+    if version >= minimum:
+        return proto
+    converted = onnx.version_converter.convert_version(proto, minimum)
+    # The converter drops the model's own name; tools show it.
+    converted.graph.name = proto.graph.name
+    return converted
 
 
 class _Context:
@@ -62,10 +80,23 @@ class _Context:
         for node in all_nodes(proto.graph):
             if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
                 self.constants[node.output[0]] = node.attribute[0].t
-        inferred = infer_shapes(proto).graph
-        self.values: dict[str, ValueInfoProto] = {
-            value.name: value for value in [*inferred.input, *inferred.value_info, *inferred.output]
-        }
+        self.values: dict[str, ValueInfoProto] = {}
+        self._read(infer_shapes(proto).graph)
+
+    def _read(self, graph: GraphProto) -> None:
+        self.values.update({value.name: value for value in (*graph.input, *graph.value_info, *graph.output)})
+        for node in graph.node:
+            for body in subgraphs(node):
+                self._read(body)
+
+    def kind(self, name: str) -> str:
+        """A value's type as schemas write it, such as "tensor(float16)"; empty where it isn't known."""
+        if name in self.constants:
+            return _tensor_kind(self.constants[name].data_type)
+        value = self.values.get(name)
+        if value is None or value.type.WhichOneof("value") != "tensor_type":
+            return ""
+        return _tensor_kind(value.type.tensor_type.elem_type)
 
     def integers(self, name: str) -> list[int] | None:
         tensor = self.constants.get(name)
@@ -89,6 +120,10 @@ class _Context:
         return unique
 
 
+def _tensor_kind(data_type: int) -> str:
+    return f"tensor({TensorProto.DataType.Name(data_type).lower()})" if data_type else ""
+
+
 def _lower(node: NodeProto, present: int, target: int, context: _Context) -> str:
     """Rewrite one node in place; gives the reason it can't be, or ""."""
     try:
@@ -103,7 +138,19 @@ def _lower(node: NodeProto, present: int, target: int, context: _Context) -> str
         return f"came with opset {now.since_version}"
     rule = _RULES.get("Reduce" if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" else node.op_type)
     reason = rule(node, context) if rule else ""
-    return reason or _fits(node, now, old)
+    return reason or _fits(node, now, old) or _types_fit(node, old, context)
+
+
+def _types_fit(node: NodeProto, old: OpSchema, context: _Context) -> str:
+    """Why the older operator can't take the node's types, or give them; an empty string if it can."""
+    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in old.type_constraints}
+    for side, names, formal in (("input", node.input, old.inputs), ("output", node.output, old.outputs)):
+        for index, name in enumerate(names):
+            kind = context.kind(name) if name and formal else ""
+            wanted = formal[min(index, len(formal) - 1)].type_str if kind else ""
+            if kind and kind not in allowed.get(wanted, {wanted}):
+                return f"its {side} {name!r} is {kind}, which came later"
+    return ""
 
 
 def _fits(node: NodeProto, now: OpSchema, old: OpSchema) -> str:
@@ -128,6 +175,10 @@ def _take(node: NodeProto, name: str, default: int) -> int:
             node.attribute.remove(attribute)
             return int(attribute.i)
     return default
+
+
+def _text(node: NodeProto, name: str) -> str:
+    return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
 
 
 def _reduce(node: NodeProto, context: _Context) -> str:
@@ -161,7 +212,9 @@ def _split(node: NodeProto, context: _Context) -> str:
 
 
 def _pad(node: NodeProto, context: _Context) -> str:
-    """18: axes."""
+    """18: axes; 19: the mode "wrap"."""
+    if _text(node, "mode") == "wrap":
+        return 'its mode "wrap" came with opset 19'
     if len(node.input) < 4 or not node.input[3]:
         return ""
     pads, axes, shape = context.integers(node.input[1]), context.integers(node.input[3]), context.shape(node.input[0])
@@ -179,7 +232,9 @@ def _pad(node: NodeProto, context: _Context) -> str:
 
 
 def _grid_sample(node: NodeProto, context: _Context) -> str:
-    """20: modes renamed."""
+    """20: modes renamed, volumes."""
+    if (shape := context.shape(node.input[0])) is None or len(shape) != 4:
+        return "samples other than images of 4 dimensions, which came with opset 20"
     for attribute in node.attribute:
         if attribute.name == "mode":
             attribute.s = {b"linear": b"bilinear", b"cubic": b"bicubic"}.get(attribute.s, attribute.s)
@@ -194,11 +249,41 @@ def _scatter(node: NodeProto, context: _Context) -> str:
     return ""
 
 
+def _resize(node: NodeProto, context: _Context) -> str:
+    """19: half_pixel_symmetric."""
+    mode = _text(node, "coordinate_transformation_mode")
+    return f"its coordinate mode {mode} came with opset 19" if mode == "half_pixel_symmetric" else ""
+
+
+def _pool(node: NodeProto, context: _Context) -> str:
+    """19 (AveragePool), 22 (MaxPool): with ceil_mode, a window that would start behind the data is left out."""
+    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if not values.get("ceil_mode"):
+        return ""
+    kernel, shape = values["kernel_shape"], context.shape(node.input[0])
+    rank = len(kernel)
+    strides, dilations = values.get("strides", [1] * rank), values.get("dilations", [1] * rank)
+    pads = values.get("pads", [0] * 2 * rank)
+    for axis, size in enumerate(shape[2:] if shape else [None] * rank):
+        if size is None:
+            return (
+                "rounds the size of its result up, which meant something else before, and its input's size is dynamic"
+            )
+        covered = size + pads[axis] + pads[axis + rank] - (dilations[axis] * (kernel[axis] - 1) + 1)
+        last = -(-covered // strides[axis]) * strides[axis]
+        if last >= size + pads[axis]:
+            return "its last window would start behind the data, which counted before"
+    return ""
+
+
 _RULES: dict[str, Callable[[NodeProto, _Context], str]] = {
     "Reduce": _reduce,
     "Split": _split,
     "Pad": _pad,
     "GridSample": _grid_sample,
+    "Resize": _resize,
+    "AveragePool": _pool,
+    "MaxPool": _pool,
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
 }

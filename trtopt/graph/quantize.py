@@ -12,6 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from trtopt.errors import CalibrationError
+from trtopt.graph.opset import upgraded
 from trtopt.graph.placement import Points, Weight
 from trtopt.graph.view import constant, fresh_names, linked
 from trtopt.spec import Precision
@@ -127,19 +128,6 @@ def insert_qdq(
     minimum = 19 if points.precision is Precision.FP8 else 13  # first opset with per-axis (13) and float8 (19) Q/DQ
     result = ir.to_proto(model)
     return upgraded(result, minimum)
-
-
-def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
-    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter."""
-    import onnx.version_converter
-
-    version = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 1)
-    if version >= minimum:
-        return proto
-    converted = onnx.version_converter.convert_version(proto, minimum)
-    # The converter drops the model's own name; tools show it.
-    converted.graph.name = proto.graph.name
-    return converted
 
 
 def _dequantized_weight(writer: Writer, weight: Weight, base: Precision) -> ir.Value:

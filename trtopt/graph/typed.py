@@ -2,12 +2,16 @@
 
 TensorRT 10's strongly typed mode, 11 and TensorRT-RTX take precision from here and from nowhere else; 8.6 takes the
 same decisions (`keep_fp32`) as layer precisions beside its flags.
+
+Only tensors that are FP32 in the model change: what is FP16, BF16 or FP64 there is what its author wanted. Which of a node's
+tensors may change, and which go together, is read off ONNX's own operator schemas.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -15,8 +19,9 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from trtopt.graph.quantize import is_quantized, upgraded
-from trtopt.graph.view import constant, fresh_names, is_float, linked, outer_values, subgraphs
+from trtopt.graph.opset import upgraded
+from trtopt.graph.quantize import is_quantized
+from trtopt.graph.view import constant, fresh_names, int_attribute, is_float, linked, outer_values, subgraphs
 from trtopt.spec import Kept, Override, Precision, overriding
 
 FP16_MAX = 65504.0
@@ -41,29 +46,46 @@ _OVERFLOWS = {
     "GroupNormalization": "its variance sums squares, which pass 65504",
     "RMSNormalization": "sums of squares pass 65504",
     "MeanVarianceNormalization": "its variance sums squares, which pass 65504",
-    "BatchNormalization": "not folded into a convolution; its scale may not fit FP16",
+    "BatchNormalization": "not folded into a convolution, and its scale isn't constant or doesn't fit FP16",
 }
-_NO_BF16 = frozenset(  # refused in BF16 by TensorRT-RTX 1.7's parser or builder, each tried alone
-    ("HardSwish", "Mish", "LpNormalization", "GlobalLpPool", "MeanVarianceNormalization", "Shrink", "ConvTranspose")
-)
+# Refused in that type by the parser or builder of TensorRT-RTX 1.7, each tried alone.
+_WITHOUT = {
+    Precision.BF16: frozenset(
+        ("HardSwish", "Mish", "LpNormalization", "GlobalLpPool", "MeanVarianceNormalization", "Shrink", "ConvTranspose")
+    ),
+    Precision.FP16: frozenset(("Celu", "TensorScatter")),
+}
+_PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _CONTROL_FLOW = ("If", "Loop", "Scan")
-_PINNED_SLOTS = {  # float inputs that ONNX defines as FP32, whatever the data's type
+_PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
     "Resize": (1, 2),
     "Upsample": (1,),
     "NonMaxSuppression": (0, 1, 2, 3, 4),
-    "RandomNormal": (),
-    "RandomUniform": (),
     "Multinomial": (0,),
     "Bernoulli": (),
 }
-_TYPED_BY_ATTRIBUTE = ("RandomNormalLike", "RandomUniformLike", "EyeLike", "Bernoulli")  # "dtype", else their input's
+_CAST_OPSET = 17  # for models that import none: what every generation reads
 _ONNX_NAMES = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
 }
+
+
+class Typed(NamedTuple):
+    """What `to_typed` gives.
+
+    Attributes:
+        proto: the typed graph.
+        kept: nodes that were kept FP32, each with its reason.
+        reduced: names of the nodes of the main graph that compute in the reduced type.
+    """
+
+    proto: onnx.ModelProto
+    kept: tuple[Kept, ...] = ()
+    reduced: frozenset[str] = frozenset()
 
 
 def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
@@ -73,27 +95,26 @@ def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Overr
 
 def to_typed(
     proto: onnx.ModelProto, base: Precision, *, io_fp32: bool = True, overrides: Sequence[Override] = ()
-) -> tuple[onnx.ModelProto, tuple[Kept, ...]]:
-    """A copy of `proto` whose floating tensors are `base`, with FP32 kept where `keep_fp32` says.
+) -> Typed:
+    """A copy of `proto` whose FP32 tensors are `base`, with FP32 kept where `keep_fp32` says.
 
     Args:
         proto: FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need).
         base: FP16 or BF16; FP32 returns the graph as it is.
         io_fp32: leave the network's inputs and outputs FP32, with casts inside.
-
-    Returns:
-        The typed graph and the nodes that were kept FP32, each with its reason.
     """
     if base is Precision.FP32:
-        return proto, ()
+        return Typed(proto)
     if base is Precision.BF16:
         proto = upgraded(proto, 22)  # first opset whose Conv and pooling take BF16
     elif is_quantized(proto):
         proto = upgraded(proto, 19)  # first opset whose Q/DQ take FP16 scales
     model = linked(proto)
+    model.opset_imports.setdefault("", _CAST_OPSET)
     kept = _kept(model, base, overrides)
-    _Typing(model, base, io_fp32, kept).apply()
-    return ir.to_proto(model), tuple(kept.values())
+    typing = _Typing(model, base, io_fp32, kept)
+    typing.apply()
+    return Typed(ir.to_proto(model), tuple(kept.values()), frozenset(typing.reduced))
 
 
 def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> dict[str, Kept]:
@@ -103,7 +124,6 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
         kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
 
     from_shape = _shape_arithmetic(model.graph)
-    opset = model.opset_imports.get("", 1)
     for node in model.graph:
         asked = overriding(overrides, node.name or "", node.op_type)
         if asked is Precision.FP32:
@@ -112,16 +132,20 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
         if node.op_type in _CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
             continue
-        if not any(map(is_float, node.outputs)):
+        if not any(map(_is_fp32, node.outputs)):
             continue
-        if not _defined(node, base, opset):
-            keep(node, f"ONNX gives {node.op_type} no {str(base).upper()} type here")
+        if reason := _untyped(node, base, model.opset_imports):
+            keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
-        elif base is Precision.BF16 and node.op_type in _NO_BF16:
-            keep(node, f"TensorRT has no BF16 {node.op_type}")
+        elif node.op_type in _WITHOUT.get(base, ()) or (
+            base is Precision.FP16 and node.op_type == "LSTM" and _given(node, _PEEPHOLES)
+        ):
+            keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
         elif asked is not None or base is not Precision.FP16:
             continue
+        elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
+            continue  # one multiplication and addition per channel, whose factors fit
         elif node.op_type in _OVERFLOWS:
             keep(node, _OVERFLOWS[node.op_type])
         elif node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
@@ -133,23 +157,84 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
     return kept
 
 
-def _defined(node: ir.Node, base: Precision, opset: int) -> bool:
-    """Whether ONNX lets the node's FP32 operands be of type `base`; True where it doesn't say."""
-    if node.op_type in ("RandomNormal", "RandomUniform") or (
-        node.op_type in _TYPED_BY_ATTRIBUTE and "dtype" in node.attributes
-    ):
-        return False
-    if node.op_type == "Einsum":  # ONNX has it in FP16 only; TensorRT runs it in BF16 as well
-        return True
-    opset = max(opset, 19)  # older Q/DQ and normalizations are upgraded, or kept, where they must be
-    if node.domain or not onnx.defs.has(node.op_type, opset):
-        return True
-    schema, wanted = onnx.defs.get_schema(node.op_type, opset), f"tensor({_ONNX_NAMES[base]})"
-    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in schema.type_constraints}
-    pinned = _PINNED_SLOTS.get(node.op_type, ())
-    operands = [item for slot, item in enumerate(schema.inputs) if slot not in pinned] + list(schema.outputs)
-    kinds = [allowed.get(item.type_str, {item.type_str}) for item in operands]
-    return all(wanted in kind for kind in kinds if "tensor(float)" in kind)
+def _is_fp32(value: ir.Value | None) -> bool:
+    return is_float(value) and value is not None and value.dtype is ir.DataType.FLOAT
+
+
+def _given(node: ir.Node, slot: int) -> bool:
+    return len(node.inputs) > slot and node.inputs[slot] is not None
+
+
+class _Slots(NamedTuple):
+    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+
+    def may_be(self, kind: str, base: Precision) -> bool:
+        return f"tensor({_ONNX_NAMES[base]})" in self.allowed.get(kind, frozenset((kind,)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema(domain: str, op: str, opset: int, inputs: int, outputs: int) -> _Slots | None:
+    """None: ONNX has no such operator."""
+    try:
+        schema = onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+    def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
+        return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
+
+    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+    return _Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
+
+
+def _slots(node: ir.Node, opsets: Mapping[str, int]) -> _Slots | None:
+    return _schema(node.domain, node.op_type, opsets.get(node.domain, 1), len(node.inputs), len(node.outputs))
+
+
+def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
+    """Why the node's FP32 results can't be of type `base`, or an empty string."""
+    slots = _slots(node, opsets)
+    if slots is None or node.domain not in ("", "ai.onnx"):
+        return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
+    if any(value is not None and not isinstance(value.type, (ir.TensorType, type(None))) for value in node.inputs):
+        return "works on sequences, which TensorRT hasn't"
+    unknown = [value.name for value in node.inputs if value is not None and value.dtype is None]
+    if unknown:
+        return f"the type of {unknown[0]} isn't known"
+    if node.op_type in ("Cast", "CastLike", "Constant", "ConstantOfShape", "Einsum"):
+        return ""  # ONNX has Einsum in FP16 only; TensorRT runs it in BF16 as well
+    given = {kind for value, kind in zip(node.inputs, slots.inputs) if value is not None}
+    for value, kind in zip(node.outputs, slots.outputs):
+        if _is_fp32(value) and not slots.may_be(kind, base):
+            return f"ONNX gives {node.op_type} no {str(base).upper()} type here"
+        if _is_fp32(value) and kind not in given and node.op_type != "DequantizeLinear":
+            return f"the type of what {node.op_type} gives doesn't follow its inputs"
+    return ""
+
+
+def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Factor and summand per channel that a BatchNormalization comes to, each of shape (C,).
+
+    None: they aren't constant, or FP16 can't hold them.
+    """
+    mode = node.attributes.get("training_mode")
+    if len(node.outputs) > 1 or (mode is not None and mode.as_int()):
+        return None
+    constants = [constant(value) for value in node.inputs[1:5]]
+    if len(constants) < 4 or any(content is None for content in constants):
+        return None
+    gain, bias, mean, variance = (np.asarray(content, np.float64) for content in constants)
+    attribute = node.attributes.get("epsilon")
+    with np.errstate(all="ignore"):
+        factor = gain / np.sqrt(variance + (1e-5 if attribute is None else attribute.as_float()))
+        summand = bias - mean * factor
+    if not (np.abs(factor) <= FP16_MAX).all() or not (np.abs(summand) <= FP16_MAX).all():
+        return None
+    return factor.astype(np.float32), summand.astype(np.float32)
 
 
 def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
@@ -197,69 +282,113 @@ def _largest_constant(node: ir.Node) -> float:
 
 
 class _Typing:
-    """Assigns a type to every value, then writes casts and converted constants."""
+    """Assigns a type to every value, then writes casts and converted constants.
+
+    Attributes:
+        narrow: values that were FP32 and are of the reduced type now.
+        reduced: names of the nodes that compute in it.
+    """
 
     def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
         self.model, self.graph, self.io_fp32, self.kept = model, model.graph, io_fp32, kept
-        self.base = _IR_TYPES[base]
+        self.precision, self.base = base, _IR_TYPES[base]
         self.fresh = fresh_names(model.graph)
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self.converted: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self.narrow: set[ir.Value] = set()
+        self.reduced: set[str] = set()
 
     def apply(self) -> None:
         outputs = list(self.graph.outputs)
-        original = [value.dtype for value in outputs]
+        narrowed = {value for value in (*self.graph.inputs, *outputs) if _is_fp32(value)}
         if not self.io_fp32:
             for value in self.graph.inputs:
-                if value.dtype is ir.DataType.FLOAT:
-                    value.dtype = self.base
+                if _is_fp32(value):
+                    self._narrow(value)
         for node in list(self.graph):
             self._node(node)
         for index, value in enumerate(outputs):
-            wanted = original[index]
-            if self.io_fp32 and wanted is ir.DataType.FLOAT and value.dtype is not wanted:
-                self._keep_output(index, value, wanted)
+            if self.io_fp32 and value in narrowed and value in self.narrow:
+                self._keep_output(index, value, ir.DataType.FLOAT)
         for name in [
             name for name, value in self.graph.initializers.items() if not value.uses() and not value.is_graph_output()
         ]:
             del self.graph.initializers[name]
 
+    def _narrow(self, value: ir.Value) -> None:
+        value.dtype = self.base
+        self.narrow.add(value)
+
+    def _flexible(self, value: ir.Value | None) -> bool:
+        """Whether the value's type is ours to choose: it was FP32 in the model."""
+        return _is_fp32(value) or value in self.narrow
+
     def _type_of(self, node: ir.Node) -> ir.DataType:
-        if str(node.name) in self.kept:
+        if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
             return ir.DataType.FLOAT
-        if node.op_type == "QuantizeLinear" or any(map(is_float, node.outputs)):
+        if any(
+            value is not None and not isinstance(value.type, ir.TensorType) for value in (*node.inputs, *node.outputs)
+        ):
+            return ir.DataType.FLOAT  # sequences hold what they held
+        if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
             return self.base
         # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
-        varying = [value for value in node.inputs if value is not None and constant(value) is None]
-        return ir.DataType.FLOAT if any(value.dtype is ir.DataType.FLOAT for value in varying) else self.base
+        varying = [value for value in node.inputs if self._flexible(value) and constant(value) is None]
+        return ir.DataType.FLOAT if not varying or any(map(_is_fp32, varying)) else self.base
 
     def _node(self, node: ir.Node) -> None:
         wanted = self._type_of(node)
-        pinned = _PINNED_SLOTS.get(node.op_type, ())
+        slots = _slots(node, self.model.opset_imports)
         if node.op_type in _CONTROL_FLOW:
             self._body(node)
+        if node.op_type == "BatchNormalization" and wanted is not ir.DataType.FLOAT:
+            self._plain_norm(node)
+        followed = set[str]()  # types of the schema that are the reduced one in this node
         for slot, value in enumerate(node.inputs):
-            if value is None or value.dtype not in (ir.DataType.FLOAT, self.base):
+            if value is None or not self._flexible(value):
                 continue
-            needed = ir.DataType.FLOAT if slot in pinned else wanted
+            kind = slots.inputs[slot] if slots and slot < len(slots.inputs) else ""
+            pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (slots and slots.may_be(kind, self.precision))
+            needed = ir.DataType.FLOAT if pinned else wanted
+            if needed is self.base:
+                followed.add(kind)
             if value.dtype is not needed or value.is_initializer():
                 node.replace_input_with(slot, self._as(value, needed, node))
-        if node.op_type == "Cast" and node.outputs[0].dtype is ir.DataType.FLOAT:
+        if followed:
+            self.reduced.add(str(node.name))
+        if wanted is ir.DataType.FLOAT:
+            return
+        if node.op_type == "Cast" and _is_fp32(node.outputs[0]):
             node.attributes["to"] = ir.AttrInt64("to", int(wanted))
-        elif node.op_type in ("Constant", "ConstantOfShape") and node.outputs[0].dtype is ir.DataType.FLOAT:
+            self._narrow(node.outputs[0])
+        elif node.op_type in ("Constant", "ConstantOfShape") and _is_fp32(node.outputs[0]):
             self._constant_node(node, wanted)
-        for output in node.outputs:
-            if (
-                output.dtype is ir.DataType.FLOAT
-                and node.op_type not in _CONTROL_FLOW
-                and node.op_type != "NonMaxSuppression"
-            ):
-                output.dtype = wanted
+            self._narrow(node.outputs[0])
+        elif slots is not None:
+            if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
+                followed |= {slots.outputs[0]} if followed and not int_attribute(node, "output_dtype", 0) else set()
+            for output, kind in zip(node.outputs, slots.outputs):
+                if _is_fp32(output) and kind in followed:
+                    self._narrow(output)
+
+    def _plain_norm(self, node: ir.Node) -> None:
+        """A BatchNormalization that multiplies and adds, with factors that the reduced type holds: what remains of it."""
+        found = _scale_and_shift(node)
+        if found is None:
+            return
+        factor, summand = found
+        for slot, content in enumerate((factor, summand, np.zeros_like(factor), np.ones_like(factor)), 1):
+            name = self.fresh(f"{node.name}_{('scale', 'shift', 'mean', 'variance')[slot - 1]}")
+            tensor = ir.tensor(content, name=name)
+            value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+            self.graph.register_initializer(value)
+            node.replace_input_with(slot, value)
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
 
     def _body(self, node: ir.Node) -> None:
         """Bodies keep reading FP32: outer values that changed type are cast back for them."""
         for value in list(outer_values(node)):
-            if value.dtype is self.base:
+            if value in self.narrow:
                 replacement = self._as(value, ir.DataType.FLOAT, node)
                 for graph in subgraphs(node):
                     for inner in ir.traversal.RecursiveGraphIterator(graph):
@@ -284,9 +413,7 @@ class _Typing:
     def _as(self, value: ir.Value, wanted: ir.DataType, reader: ir.Node) -> ir.Value:
         """`value` in another type: a converted constant, or a cast shared by its readers."""
         if value.is_initializer():
-            if wanted is ir.DataType.FLOAT and value.dtype is ir.DataType.FLOAT:
-                return value
-            return self._initializer(value, wanted)
+            return value if value.dtype is wanted else self._initializer(value, wanted)
         key = (value, wanted)
         if key not in self.casts:
             name = self.fresh(f"{value.name}_{wanted.name.lower()}")

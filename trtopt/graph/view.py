@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -11,15 +10,42 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
+from trtopt.graph.proto import infer_shapes
+from trtopt.graph.proto import subgraphs as proto_bodies
+from trtopt.library_output import quiet
+
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 
 
 def linked(proto: onnx.ModelProto) -> ir.Model:
     """`proto` as an onnx-ir model with inferred types and shapes; `proto` itself stays as it is."""
     model = ir.from_proto(proto)
-    # Inference is best effort here (validity is graph.io's business): without a shape the passes stay conservative.
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)
-    return ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
+    with (
+        quiet()
+    ):  # inference is best effort here (validity is graph.io's business): without a shape passes stay conservative
+        model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
+    if any("Sequence" in node.op_type or "Optional" in node.op_type for node in model.graph.all_nodes()):
+        _restore_containers(model, proto)
+    return model
+
+
+def _restore_containers(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Give sequences and optionals their own types: onnx-ir's inference takes them for the tensors that they hold."""
+    found: dict[str, onnx.TypeProto] = {}
+
+    def read(graph: onnx.GraphProto) -> None:
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            if value.type.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
+                found[value.name] = value.type
+        for node in graph.node:
+            for body in proto_bodies(node):
+                read(body)
+
+    read(infer_shapes(proto).graph)
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value.name in found:
+                value.type, value.shape = ir.serde.deserialize_type_proto_for_type(found[str(value.name)]), None
 
 
 def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
@@ -38,7 +64,8 @@ def sizes(value: ir.Value | None) -> tuple[int | None, ...] | None:
 
 
 def is_float(value: ir.Value | None) -> bool:
-    return value is not None and value.dtype in FLOAT_TYPES
+    """Whether it is a floating tensor; a sequence of them isn't."""
+    return value is not None and isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES
 
 
 def int_attribute(node: ir.Node, name: str, default: int) -> int:

@@ -88,8 +88,8 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
     notes = ["no manifest beside the plan: how it was made isn't known"]
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
-        layers = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
-        found = found_precision(layers, ())
+        report = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
+        found = found_precision(report.layers, (), report.unread)
         return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
     except EngineMismatch:
         raise

@@ -18,7 +18,7 @@ from trtopt.runtime.device import probe
 from trtopt.spec import BACKENDS, choice
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.parsing import NetworkLayer, ParserIssue
+from trtopt.trt.parsing import NetworkLayer
 from trtopt.trt.plans import LoadedEngine, PlanHeader, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
@@ -33,7 +33,6 @@ __all__ = [
     "Generation",
     "LoadedEngine",
     "NetworkLayer",
-    "ParserIssue",
     "PlanHeader",
     "installed",
     "plan_header",

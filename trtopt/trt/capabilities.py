@@ -9,6 +9,14 @@ from typing import Any
 
 from trtopt.spec import HARDWARE_LEVELS, BuildSpec, Precision
 
+_TYPES = {
+    "UINT8": "uint8",
+    "BF16": "bfloat16",
+    "FP8": "float8_e4m3fn",
+    "INT4": "int4",
+    "FP4": "float4_e2m1fn",
+}
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -29,6 +37,8 @@ class Capabilities:
         parser_names_nodes: parser errors carry the node's name and operator (else only its index).
         max_opset: newest ONNX opset that its parser reads well; None: not known to be limited.
         float_only: operator → why it runs in floating point even between Q/DQ.
+        types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
+        absent: operator → why nothing runs it, though the parser takes it.
     """
 
     typed_graph: bool
@@ -51,12 +61,15 @@ class Capabilities:
     parser_names_nodes: bool
     max_opset: int | None
     float_only: Mapping[str, str] = field(default_factory=dict)
+    types: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
         plain = asdict(self)
         plain["precisions"] = sorted(map(str, self.precisions))
         plain["hardware_levels"] = sorted(self.hardware_levels)
+        plain["types"] = sorted(self.types)
         if self.compute_targets is not None:
             plain["compute_targets"] = [f"sm{target}" for target in sorted(self.compute_targets)]
         return plain
@@ -98,6 +111,10 @@ def read(trt: Any) -> Capabilities:
         progress_monitor=hasattr(trt, "IProgressMonitor") and hasattr(config, "progress_monitor"),
         parser_names_nodes=hasattr(trt.ParserError, "node_name"),
         max_opset=None,
+        types=frozenset(
+            {"float32", "float64", "float16", "int8", "int32", "int64", "bool"}
+            | {name for member, name in _TYPES.items() if hasattr(types, member) and (typed or member != "FP8")}
+        ),
     )
 
 

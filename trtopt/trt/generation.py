@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from trtopt.errors import (
     BackendError,
@@ -24,20 +25,21 @@ from trtopt.errors import (
     UsageError,
 )
 from trtopt.files import check_writable, existing_file
+from trtopt.graph import limits
+from trtopt.graph.proto import tensor_info
 from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.device import Probe, probe
-from trtopt.spec import BuildSpec, LayerInfo, Precision, TensorInfo
+from trtopt.spec import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.contexts import RuntimeSettings
-from trtopt.trt.layers import from_inspector
+from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
-from trtopt.trt.parsing import NetworkLayer, ParserIssue
+from trtopt.trt.parsing import NetworkLayer
 from trtopt.trt.plans import LoadedEngine, PlanHeader
-from trtopt.trt.profiles import is_dynamic, validate_profiles
+from trtopt.trt.profiles import is_dynamic, may_be_values, validate_profiles
 
-FoundLayers = tuple[tuple[LayerInfo, ...], str]
-"""The layers and "", or () and why they can't be read."""
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class BuiltPlan:
 
     Attributes:
         plan: the serialized engine, bytes-like.
-        layers: the engine's layers as it reports them; empty when it can't be asked, then `layers_unknown` says why.
+        layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: wall-clock time of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
@@ -138,12 +140,12 @@ class Generation:
         """How contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None
 
-    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
+    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
         try:
             loaded = self._deserialize(plan, "the new plan", host_code=True)
-            return from_inspector(loaded.inspect(), ops), ""
+            return from_inspector(loaded.inspect(), ops)
         except (EngineError, BackendError, DeviceError) as error:
-            return (), str(error)
+            return LayerReport(unread=str(error))
 
     # What callers ask
 
@@ -187,8 +189,8 @@ class Generation:
         for caution in self._cautions(spec):
             reporter.warn(caution)
 
-    def unsupported(self, model: Path) -> tuple[ParserIssue, ...]:
-        """Every node of `model` that the installed parser refuses, asked of the parser; empty: it takes them all.
+    def unsupported(self, model: Path) -> tuple[Issue, ...]:
+        """Everything in `model` that can't be built, by rules and asked of the installed parser; empty: it takes it all.
 
         Raises:
             DeviceError: this generation's parser needs a GPU and there is none.
@@ -196,14 +198,35 @@ class Generation:
         """
         model = existing_file(model, "the model")
         self._need_gpu("asking TensorRT's parser")
-        nodes = parsing.graph_nodes(model)
+        light = parsing.light_model(model)
+        ours = self._issues(light)
         held = _Objects()
         with self._lock, self._collector.collecting() as messages:
             try:
                 self._start(held, typed=self.capabilities.typed_graph, messages=messages)
-                return parsing.ask_support(held.parser, model, nodes)
+                theirs = parsing.ask_support(held.parser, model, parsing.graph_nodes(light))
             finally:
                 held.close()
+        known = {issue.node for issue in ours}
+        return (*ours, *(issue for issue in theirs if issue.node not in known and (issue.node or not ours)))
+
+    def shape_inputs(self, model: Path) -> tuple[tuple[str, int], ...]:
+        """Inputs of a model that the parser takes whose values decide shapes, and how many values each has.
+
+        Raises: as `network`.
+        """
+        light = parsing.light_model(existing_file(model, "the model"))
+        if light is None or not any(may_be_values(tensor_info(value)) for value in light.graph.input):
+            return ()
+
+        def read(held: _Objects) -> tuple[tuple[str, int], ...]:
+            inputs, names = parsing.network_inputs(self.module, held.network)
+            return tuple((info.name, int(info.shape[0]) if info.shape else 1) for info in inputs if info.name in names)
+
+        return self._parsed(model, read)
+
+    def _issues(self, light: ModelProto | None) -> tuple[Issue, ...]:
+        return () if light is None else limits.issues(light, self.capabilities.types, self.capabilities.absent)
 
     def network(self, model: Path) -> tuple[NetworkLayer, ...]:
         """The layers that the parser makes of `model`, in its order and with its tensor names.
@@ -213,16 +236,20 @@ class Generation:
             UsageError: there is no such file.
             UnsupportedOperator, InvalidModel: the parser refuses the model.
         """
+        return self._parsed(model, lambda held: parsing.network_layers(held.network))
+
+    def _parsed(self, model: Path, read: Callable[[_Objects], _Read]) -> _Read:
+        """What `read` makes of the network that the parser makes of `model`."""
         model = existing_file(model, "the model")
         self._need_gpu("asking TensorRT's parser")
-        nodes = parsing.graph_nodes(model)
+        nodes = parsing.graph_nodes(parsing.light_model(model))
         held = _Objects()
         with self._lock, self._collector.collecting() as messages:
             try:
                 self._start(held, typed=self.capabilities.typed_graph, messages=messages)
-                if problem := parsing.parse(held.parser, model, nodes, messages):
+                if problem := parsing.parse(held.parser, model, nodes, messages, str(model)):
                     raise problem
-                return parsing.network_layers(held.network)
+                return read(held)
             finally:
                 held.close()
 
@@ -236,6 +263,7 @@ class Generation:
         calibration: Iterable[Mapping[str, NDArray[Any]]] | None = None,
         calibration_batch: int = 8,
         calibration_cache: bytes | None = None,
+        name: str = "",
         reporter: Reporter = SILENT,
     ) -> BuiltPlan:
         """Parse `model` and build a plan.
@@ -247,6 +275,7 @@ class Generation:
             calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
             calibration_batch: samples that TensorRT's calibrator gets at a time.
             calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
+            name: what messages call the model; empty: its path.
 
         Raises:
             UnsupportedRequest: before any work, what this generation can't honour.
@@ -261,8 +290,9 @@ class Generation:
             check_writable(spec.timing_cache)
         if layer_precision and self.typed(spec):
             raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
+        pins = dict(layer_precision or {})
         request = _Request(
-            model, spec, quantized, dict(layer_precision or {}), calibration, calibration_batch, calibration_cache
+            model, name or str(model), spec, quantized, pins, calibration, calibration_batch, calibration_cache
         )
         cancel, started = threading.Event(), time.monotonic()
         stoppable = self.capabilities.progress_monitor
@@ -326,13 +356,17 @@ class Generation:
     def _build(self, request: _Request, messages: Messages, monitor: Any) -> dict[str, Any]:
         spec, held, warnings = request.spec, _Objects(), list[str]()
         try:
-            nodes = parsing.graph_nodes(request.model)
+            light = parsing.light_model(request.model)
+            if issues := self._issues(light):
+                raise parsing.refusal(request.name, issues)
+            nodes = parsing.graph_nodes(light)
             self._start(held, self.typed(spec), messages)
-            if problem := parsing.parse(held.parser, request.model, nodes, messages):
+            if problem := parsing.parse(held.parser, request.model, nodes, messages, request.name):
                 raise problem
             if held.network.num_outputs == 0:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
-                raise InvalidModel(f"{request.model} has no outputs, so no network; run `trtopt check {request.model}`")
+                raise InvalidModel(f"{request.name} has no outputs, so no network; run `trtopt check {request.name}`")
+            self._let_attention_be_parted(held.network)
             inputs, shape_inputs = parsing.network_inputs(self.module, held.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
             held.config = held.builder.create_builder_config()
@@ -348,7 +382,7 @@ class Generation:
             if plan is None:
                 if native is not None and native.error is not None:
                     raise native.error
-                raise translate(messages.errors, f"{self} can't build {request.model.name}", BuildFailed)
+                raise translate(messages.errors, f"{self} can't build {request.name}", BuildFailed)
             if spec.timing_cache is not None:
                 timing.save(held.config, spec.timing_cache)
         finally:
@@ -359,15 +393,25 @@ class Generation:
                 f"{request.batch}"
             )
         view = memoryview(plan).cast("B")
-        layers, unknown = self._found_layers(view, messages, dict(nodes))
+        report = self._found_layers(view, messages, dict(nodes))
         return {
             "plan": view,
-            "layers": layers,
-            "layers_unknown": unknown,
+            "layers": report.layers,
+            "layers_unknown": report.unread,
             "targets": self.targets(spec),
             "warnings": warnings,
             "native_cache": native.cache if native is not None else None,
         }
+
+    def _let_attention_be_parted(self, network: Any) -> None:
+        """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""
+        if not hasattr(self.module, "IAttention"):
+            return
+        for index in range(network.num_layers):
+            layer = network.get_layer(index)
+            if layer.type == self.module.LayerType.ATTENTION_INPUT:
+                layer.__class__ = self.module.IAttentionInputLayer  # the bindings give the base class
+                layer.attention.decomposable = True
 
     def _configure_common(self, config: Any, spec: BuildSpec, monitor: Any) -> None:
         trt = self.module
@@ -427,7 +471,7 @@ class Generation:
             native.attach(held.builder, held.config)
             return native
         if spec.precision.quantized and not request.quantized:
-            raise UsageError(f"{request.model} has no Q/DQ and no calibrator was given: nothing would run in INT8")
+            raise UsageError(f"{request.name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
         return None
 
     def _deserialize(
@@ -457,6 +501,7 @@ class _Request:
     """One build's arguments."""
 
     model: Path
+    name: str
     spec: BuildSpec
     quantized: bool
     layer_precision: Mapping[str, Precision]

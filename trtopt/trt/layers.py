@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trtopt.errors import EngineError
 from trtopt.spec import LayerInfo, Precision
 
-# One line of the dump. Names may hold any character, so each key is matched with the separators around it.
-_LINE = re.compile(
-    r"Name: (?P<name>.*), LayerType: (?P<type>\S+), Inputs: \[(?P<inputs>.*)\], Constants: \[(?P<constants>.*)\], "
-    r"Outputs: \[(?P<outputs>.*)\], TacticName: (?P<tactic>.*), StreamId: -?\d+, Metadata: ?(?P<metadata>.*)$"
-)
+# A line of the dump: `Name: …, LayerType: …, Inputs: […], …`, keys that some lines have ("EventId", where an engine has
+# several streams) and others don't. Names may hold any character, so the type is known by the key that follows it.
+_HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
+_KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=\[ONNX Layer: |\s*$|\x1e)")
 _TYPES = {
@@ -52,33 +52,64 @@ def onnx_nodes(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_METADATA.findall(metadata.replace("\x1f", "\x1e"))))
 
 
-def from_dump(text: str, ops: Mapping[str, str] | None = None) -> tuple[LayerInfo, ...]:
-    """Read TensorRT-RTX's `Layers:` message.
+@dataclass(frozen=True)
+class LayerReport:
+    """What an engine says of its layers.
+
+    Attributes:
+        layers: those that touch a floating or quantized tensor.
+        unread: why some or all of the report can't be read; empty: everything was.
+    """
+
+    layers: tuple[LayerInfo, ...] = ()
+    unread: str = ""
+
+
+def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
+    """Read TensorRT-RTX's `Layers:` message; a line that can't be read takes no other with it.
 
     Args:
         text: the whole message.
         ops: ONNX node name → operator, to tell a matrix product that runs as a 1×1 convolution from a convolution.
-
-    Raises:
-        EngineError: a layer's line can't be read (a newer TensorRT may write it differently).
     """
-    layers = []
-    for line in text.splitlines():
-        if not line.startswith("Name: "):
+    lines = [line for line in text.splitlines() if line.startswith("Name: ")]
+    layers, unread = [], []
+    for line in lines:
+        fields = _fields(line)
+        if fields is None:
+            unread.append(line)
             continue
-        match = _LINE.match(line)
-        if not match:
-            raise EngineError(f"can't read a line of TensorRT's layer report: {line[:200]!r}")
-        types = [_precision(match["inputs"], _DATATYPE), _precision(match["constants"], _DATATYPE)]
-        precision = types[0] or _precision(match["outputs"], _DATATYPE) or types[1]
+        tensors = [fields.get(key, "") for key in ("Inputs", "Outputs", "Constants")]
+        precision = next(filter(None, (_precision(part, _DATATYPE) for part in tensors)), None)
+        nodes = onnx_nodes(fields.get("Metadata", ""))
+        kind = _kind(fields["LayerType"], fields["Name"], "", nodes, ops)
         if precision is not None:
-            nodes = onnx_nodes(match["metadata"])
-            kind = _kind(match["type"], match["name"], "", nodes, ops)
-            layers.append(LayerInfo(match["name"], kind, precision, nodes))
-    return tuple(layers)
+            layers.append(LayerInfo(fields["Name"], kind, precision, nodes))
+        elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
+            unread.append(line)
+    if not unread:
+        return LayerReport(tuple(layers))
+    what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[0][:200]!r}"
+    return LayerReport(tuple(layers), what)
 
 
-def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> tuple[LayerInfo, ...]:
+def _fields(line: str) -> dict[str, str] | None:
+    """A line of the dump by its keys; None: it names no layer type."""
+    head = _HEAD.match(line)
+    if head is None:
+        return None
+    fields = {"Name": head["name"], "LayerType": head["type"]}
+    key, start = "", head.end()
+    for mark in _KEY.finditer(line, head.end()):
+        fields.setdefault(key, line[start : mark.start()])
+        key, start = mark[1], mark.end()
+        if key == "Metadata":  # the last one; names of nodes may hold anything
+            break
+    fields.setdefault(key, line[start:])
+    return fields
+
+
+def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
     """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`).
 
     Raises:
@@ -99,7 +130,9 @@ def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> tuple[Lay
             parameters = str(entry.get("ParameterType", ""))
             kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
             layers.append(LayerInfo(name, kind, precision, nodes))
-    return tuple(layers)
+    unread = [entry for entry in entries if not isinstance(entry, dict)]
+    what = f"{len(unread)} of {len(entries)} layers of the inspector's report can't be read, such as {unread[:1]!r}"
+    return LayerReport(tuple(layers), what if unread else "")
 
 
 def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:

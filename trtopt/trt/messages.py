@@ -114,6 +114,30 @@ class Collector:
                 self._sinks.remove(messages)
 
 
+# What only TensorRT's authors can use: where in its source a message was written, and by which check.
+_NOISE = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\[?\bcheckMacros\.cpp::\w+::\d+\]? ?Error Code \d+: Cuda Runtime \([^)]*\)?",
+        r"\bIn (?:function )?[\w:~<>]+ at \S+:\d+",
+        r"\[?\w+\.(?:cpp|h)::\w+::\d+\]",
+        r"\[?\b\w+\.(?:cpp|h):\d+(?:: ?\w+\]|\]|:)? ?(?:ERROR: )?(?:\w+:\d+ In function \w+:)?",
+        r"\(?/_src/\S+",
+        r"\[\d+\] (?=Assertion)",
+        r"\bIBuilder::buildSerializedNetwork: ",
+    )
+)
+
+
+def tidy(text: str) -> str:
+    """A message of TensorRT's on one line, without the places in its own source."""
+    line = " ".join(text.split())
+    for pattern in _NOISE:
+        line = pattern.sub("", line)
+    line = re.sub(r"\s+([.,;:)])", r"\1", " ".join(line.split()))
+    return re.sub(r"(?:[;:,]\s*)+$", "", line).strip()
+
+
 # Known error texts, first match wins: pattern, error class, our words ({0} and {1} are its groups).
 _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
     (r"BuildCancell?ed", BuildCancelled, "the build was cancelled"),
@@ -214,5 +238,5 @@ def translate(errors: tuple[str, ...], doing: str, default: type[TrtoptError] = 
             if match := re.search(pattern, line):
                 groups = [group for group in match.groups() if group] + ["", ""]
                 ours = words.replace("{0}", groups[0]).replace("{1}", groups[1])
-                return kind(f"{doing}: {ours} (TensorRT said: {line[:600]})")
-    return default(f"{doing}: {'; '.join(lines[:6]) or 'TensorRT gave no message'}")
+                return kind(f"{doing}: {ours} (TensorRT said: {tidy(line)[:600]})")
+    return default(f"{doing}: {'; '.join(filter(None, map(tidy, lines[:6]))) or 'TensorRT gave no message'}")

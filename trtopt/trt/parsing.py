@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto
+
 from trtopt.errors import InvalidModel, ModelError, UnsupportedOperator
-from trtopt.spec import TensorInfo
-from trtopt.trt.messages import Messages
+from trtopt.spec import Issue, TensorInfo
+from trtopt.trt.messages import Messages, tidy
 
 _NUMPY = {
     "FLOAT": "float32",
@@ -23,19 +27,6 @@ _NUMPY = {
     "FP8": "float8_e4m3fn",
     "INT4": "int4",
 }
-
-
-@dataclass(frozen=True)
-class ParserIssue:
-    """One node that the installed parser refuses. `node` is empty where the fault isn't a node's."""
-
-    node: str
-    op: str
-    reason: str
-
-    def __str__(self) -> str:
-        where = f"{self.node} ({self.op})" if self.op else self.node
-        return f"{where}: {self.reason}" if where else self.reason
 
 
 @dataclass(frozen=True)
@@ -65,20 +56,22 @@ def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
     )
 
 
-def graph_nodes(model: Path) -> tuple[tuple[str, str], ...]:
-    """(name, operator) of every node of the main graph, in file order; empty when onnx can't read the file."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
+def light_model(model: Path) -> ModelProto | None:
+    """A model without the weights that are stored beside it; None when onnx can't read the file."""
     try:
-        nodes = onnx.load(str(model), load_external_data=False).graph.node
+        return onnx.load(str(model), load_external_data=False)
     except (DecodeError, OSError, ValueError):
-        return ()
+        return None
+
+
+def graph_nodes(light: ModelProto | None) -> tuple[tuple[str, str], ...]:
+    """(name, operator) of every node of the main graph, in file order."""
+    nodes = light.graph.node if light is not None else ()
     # An unnamed node is known by what it gives.
     return tuple((node.name or (node.output[0] if node.output else ""), node.op_type) for node in nodes)
 
 
-def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[ParserIssue]:
+def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     """The parser's errors, each with its node."""
     issues = []
     for index in range(parser.num_errors):
@@ -87,12 +80,12 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[ParserI
         name, op = nodes[number] if 0 <= number < len(nodes) else ("", "")
         if hasattr(error, "node_name"):  # 8.6 has only the index; later ones also reach into local functions
             name, op = error.node_name() or name, error.node_operator() or op
-        issues.append(ParserIssue(name, op, _reason(error.desc(), op)))
+        issues.append(Issue(name, op, _reason(error.desc(), op)))
     return list(dict.fromkeys(issues))
 
 
 def _reason(description: str, op: str) -> str:
-    text = " ".join(str(description).split())
+    text = tidy(str(description))
     if text in ("", "false"):
         return f"TensorRT's parser has no {op}" if op else "TensorRT's parser refuses the model without a reason"
     if "Plugin not found" in text or "No importer registered" in text or "creator was not found" in text:
@@ -100,7 +93,7 @@ def _reason(description: str, op: str) -> str:
     return text
 
 
-def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[ParserIssue, ...]:
+def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[Issue, ...]:
     """Every node the parser can't take: those in no supported subgraph, joined with the parser's own reasons."""
     content, path = model.read_bytes(), str(model)
     if hasattr(parser, "supports_model_v2"):
@@ -117,22 +110,33 @@ def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> t
     explained = {issue.node for issue in issues}
     for index, (name, op) in enumerate(nodes):
         if index not in covered and name not in explained:
-            issues.append(ParserIssue(name, op, "TensorRT's parser doesn't support it in this place"))
-    if not issues:
-        issues.append(ParserIssue("", "", "TensorRT's parser refuses the model without a reason"))
-    return tuple(issues)
+            issues.append(Issue(name, op, "TensorRT's parser doesn't support it in this place"))
+    named = [issue for issue in issues if issue.node]
+    return tuple(named or issues) or (Issue("", "", "TensorRT's parser refuses the model without a reason"),)
 
 
-def parse(parser: Any, model: Path, nodes: Sequence[tuple[str, str]], messages: Messages) -> ModelError | None:
-    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong."""
+def parse(
+    parser: Any, model: Path, nodes: Sequence[tuple[str, str]], messages: Messages, name: str
+) -> ModelError | None:
+    """Fill the parser's network; give back (never raise: the traceback would keep the parser alive) what went wrong.
+
+    Args:
+        name: what messages call the model.
+    """
     if parser.parse_from_file(str(model)) and not parser.num_errors:
         return None
     issues = parser_issues(parser, nodes)
     if any(issue.op for issue in issues):
-        listing = "\n  ".join(map(str, issues))
-        return UnsupportedOperator(f"TensorRT's parser refuses {len(issues)} node(s) of {model}:\n  {listing}")
-    said = "; ".join(dict.fromkeys([*map(str, issues), *messages.errors])) or "no reason given"
-    return InvalidModel(f"TensorRT's parser can't read {model}: {said}; run `trtopt check {model}`")
+        return refusal(name, issues)
+    said = "; ".join(dict.fromkeys([*map(str, issues), *map(tidy, messages.errors)])) or "no reason given"
+    return InvalidModel(f"TensorRT's parser can't read {name}: {said}; run `trtopt check {name}`")
+
+
+def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:
+    """The error that says what of a model is refused."""
+    count = len([issue for issue in issues if issue.node]) or len(issues)
+    what = f"{count} part{'s' if count > 1 else ''}"
+    return UnsupportedOperator(f"TensorRT can't take {what} of {name}", issues)
 
 
 def network_inputs(trt: Any, network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]]:

@@ -33,8 +33,7 @@ def profile_problems(
     problems: list[str] = []
     needing = [info for info in inputs if is_dynamic(info) or (shape_inputs is not None and info.name in shape_inputs)]
     if needing and not profiles:
-        wanted = ", ".join(f"{info.name} ({_shape(info)})" for info in needing)
-        problems.append(f"the network has dynamic inputs and no profile covers them: {wanted}")
+        problems += _uncovered(needing, shape_inputs or frozenset())
     for number, profile in enumerate(profiles):
         where = "" if len(profiles) == 1 else f"profile {number}: "
         for name, shape in profile.items():
@@ -43,11 +42,12 @@ def profile_problems(
                 continue
             values = may_be_values(by_name[name]) if shape_inputs is None else name in shape_inputs
             problems += [where + text for text in _against(by_name[name], shape, values)]
-        problems += [
-            f"{where}the dynamic input {info.name} ({_shape(info)}) is missing"
-            for info in needing
-            if info.name not in profile
-        ]
+        absent = [info for info in needing if info.name not in profile]
+        for info in absent:
+            what = "values of the shape input" if info.name in (shape_inputs or ()) else "dynamic input"
+            problems.append(
+                f"{where}the {what} {info.name} ({_shape(info)}) {'are' if 'values' in what else 'is'} missing"
+            )
         problems += [where + text for text in _disagreements(inputs, profile)]
     return problems
 
@@ -58,6 +58,21 @@ def validate_profiles(
     """Raise one UsageError that lists every problem of `profile_problems`."""
     if problems := profile_problems(inputs, profiles, shape_inputs=shape_inputs):
         raise UsageError(f"--shapes doesn't fit the model: {'; '.join(problems)}. Write {_EXAMPLE}")
+
+
+def _uncovered(needing: Sequence[TensorInfo], shape_inputs: frozenset[str]) -> list[str]:
+    """What is missing altogether: ranges of sizes, and of the values that decide sizes."""
+    dynamic = ", ".join(f"{info.name} ({_shape(info)})" for info in needing if info.name not in shape_inputs)
+    problems = [f"the network has dynamic inputs and no profile covers them: {dynamic}"] if dynamic else []
+    for info in needing:
+        if info.name in shape_inputs:
+            count = int(info.shape[0]) if info.shape else 1
+            example = "x".join("N" * count) or "N"
+            problems.append(
+                f"the values of the input {info.name} decide shapes inside, so TensorRT needs their range, not the input's own "
+                f"shape: {info.name}:{example} with {count} number{'s' if count > 1 else ''}, or MIN,OPT,MAX of such"
+            )
+    return problems
 
 
 def _shape(info: TensorInfo) -> str:
@@ -73,6 +88,8 @@ def _against(info: TensorInfo, shape: ShapeRange, values: bool) -> list[str]:
     if len(shape.min) != len(info.shape):
         return [f"{info.name} has rank {len(info.shape)} ({_shape(info)}), the shapes given have rank {len(shape.min)}"]
     problems = []
+    if min(shape.min, default=0) < 0:
+        problems.append(f"{info.name} can't have negative sizes ({'x'.join(map(str, shape.min))})")
     for axis, size in enumerate(info.shape):
         given = {shape.min[axis], shape.opt[axis], shape.max[axis]}
         if isinstance(size, int) and size >= 0 and given != {size}:

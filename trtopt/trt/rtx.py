@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trtopt.errors import EngineError, UnsupportedRequest
+from trtopt.errors import UnsupportedRequest
 from trtopt.spec import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.contexts import RuntimeSettings, runtime_settings
-from trtopt.trt.generation import FoundLayers, Generation
-from trtopt.trt.layers import from_dump
+from trtopt.trt.generation import Generation
+from trtopt.trt.layers import LayerReport, from_dump
 from trtopt.trt.messages import Messages
 
 DEFAULT_TARGETS = (80, 86, 89, 120)
@@ -34,6 +34,10 @@ class TensorRTRTX(Generation):
             version_compatible=False,  # there is no lean runtime to carry
             float_only={
                 "ConvTranspose": "TensorRT-RTX runs transposed convolutions in floating point even between Q/DQ"
+            },
+            absent={
+                "NonMaxSuppression": "TensorRT-RTX has no implementation of it; export the model without it and select the "
+                "boxes outside the engine"
             },
         )
 
@@ -83,13 +87,12 @@ class TensorRTRTX(Generation):
     ) -> RuntimeSettings | None:
         return runtime_settings(self.module, engine, runtime, cached, capture)
 
-    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> FoundLayers:
+    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
         if not messages.layers:
-            return (), f"{self} wrote no layer report during the build"
-        try:
-            return tuple(layer for dump in messages.layers for layer in from_dump(dump, ops)), ""
-        except EngineError as error:
-            return (), str(error)
+            return LayerReport(unread=f"{self} wrote no layer report during the build")
+        reports = [from_dump(dump, ops) for dump in messages.layers]
+        layers = tuple(layer for report in reports for layer in report.layers)
+        return LayerReport(layers, "; ".join(report.unread for report in reports if report.unread))
 
 
 _TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"

@@ -1,0 +1,41 @@
+"""Multiply-accumulates."""
+
+from __future__ import annotations
+
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto
+
+from trtopt.graph.work import macs
+
+
+def _one(op: str, shape: list[int], *weight: int, **attributes: object) -> ModelProto:
+    return model([node(op, "x w", "y", "c", **attributes)], inputs={"x": shape}, weights={"w": values(*weight)})
+
+
+@pytest.mark.parametrize(
+    ("proto", "expected"),
+    [
+        (_one("Conv", [2, 3, 9, 9], 8, 3, 3, 3, strides=[2, 2]), 2 * 8 * 16 * 27),
+        (_one("Conv", [1, 4, 5, 5], 4, 1, 3, 3, group=4), 4 * 9 * 9),
+        (_one("ConvTranspose", [1, 3, 4, 4], 3, 5, 2, 2), 48 * 20),
+        (_one("Gemm", [6, 4], 7, 4, transB=1), 6 * 7 * 4),
+        (_one("Gemm", [4, 6], 4, 7, transA=1), 6 * 7 * 4),
+        (_one("MatMul", [2, 3, 5], 5, 7), 2 * 3 * 7 * 5),
+        (_one("Einsum", [2, 3, 5], 5, 7, equation="bij,jk->bik"), 2 * 3 * 7 * 5),
+    ],
+    ids=["conv", "depthwise", "transposed", "gemm", "gemm transA", "matmul", "einsum"],
+)
+def test_counts(proto: ModelProto, expected: int) -> None:
+    assert macs(proto) == {"c": expected}
+
+
+def test_dynamic_sizes_count_as_said_or_one() -> None:
+    proto = model(
+        [node("MatMul", "x w", "y", "m"), node("Relu", "y", "z")],
+        inputs={"x": ["n", 5]},
+        outputs={"z": None},
+        weights={"w": values(5, 7)},
+    )
+    assert macs(proto) == {"m": 35}
+    assert macs(proto, {"n": 4}) == {"m": 140}

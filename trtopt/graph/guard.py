@@ -1,0 +1,118 @@
+"""No pass may change what a model computes: what one gives is looked at before anybody uses it.
+
+It must be valid ONNX, and where running both costs next to nothing, its outputs must equal those of the graph before it, on
+made-up inputs, in ONNX's own reference evaluator (which is always there and can't end the process).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.errors import InvalidModel
+from trtopt.graph.compare import is_numeric, synthetic_inputs
+from trtopt.graph.proto import all_nodes, tensor_info, whole_copy
+from trtopt.graph.validity import validate
+from trtopt.graph.work import macs
+from trtopt.library_output import quiet
+
+NODES = 256  # the most that are run
+ELEMENTS = 1 << 14  # of all tensors together
+MACS = 1 << 20
+TOLERANCE = 1e-3  # of the largest value: passes round differently
+_RANDOM = (
+    "RandomNormal",
+    "RandomNormalLike",
+    "RandomUniform",
+    "RandomUniformLike",
+    "Multinomial",
+    "Bernoulli",
+    "Dropout",
+)
+# Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only.
+_UNCOMPARED = (*_RANDOM, "Loop", "GridSample")
+
+
+def fault(before: ModelProto, after: ModelProto) -> str:
+    """Why `after` can't stand for `before`, a valid model; empty: nothing speaks against it.
+
+    Sorts the nodes of `after` where they aren't in order.
+    """
+    try:
+        inferred = validate(after, "it")
+    except InvalidModel as error:
+        return str(error)
+    before_ends, after_ends = ([value.name for value in proto.graph.output] for proto in (before, after))
+    if before_ends != after_ends:
+        return f"its outputs are {', '.join(after_ends)}, no longer {', '.join(before_ends)}"
+    return _difference(before, after) if _cheap(before, inferred) else ""
+
+
+def invalid(proto: ModelProto) -> str:
+    """Why what a pass made isn't valid ONNX; empty: it is. Sorts its nodes where they aren't in order."""
+    try:
+        validate(proto, "the graph")
+    except InvalidModel as error:
+        return str(error)
+    return ""
+
+
+def _cheap(before: ModelProto, inferred: ModelProto) -> bool:
+    nodes = list(all_nodes(before.graph))
+    if len(nodes) > NODES or any(node.op_type in _UNCOMPARED for node in nodes):
+        return False
+    tensors = [
+        tensor_info(value) for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output)
+    ]
+    weights = [tuple(tensor.dims) for tensor in (*before.graph.initializer, *inferred.graph.initializer)]
+    shapes = [tuple(size if isinstance(size, int) and size >= 0 else 2 for size in info.shape) for info in tensors]
+    return sum(map(math.prod, (*shapes, *weights))) <= ELEMENTS and sum(macs(before).values()) <= MACS
+
+
+def _difference(before: ModelProto, after: ModelProto) -> str:
+    from onnx.reference import ReferenceEvaluator
+
+    feed = _inputs(before)
+    if feed is None:
+        return ""
+    with quiet(), np.errstate(all="ignore"):
+        try:
+            expected = ReferenceEvaluator(whole_copy(before)).run(None, feed)
+        except Exception:  # it has no such operator, or the made-up inputs don't fit: nothing to compare with
+            return ""
+        try:
+            found = ReferenceEvaluator(whole_copy(after)).run(None, feed)
+        except Exception as error:
+            return f"it doesn't run any more ({type(error).__name__}: {' '.join(str(error).split())[:200]})"
+    for value, old, new in zip(before.graph.output, expected, found):
+        if not _equal(old, new):
+            return f"its output {value.name!r} has other values on made-up inputs"
+    return ""
+
+
+def _inputs(proto: ModelProto) -> dict[str, NDArray[Any]] | None:
+    """Seeded arrays for the inputs; None where one isn't a tensor of numbers."""
+    held = {tensor.name for tensor in proto.graph.initializer}
+    infos = [tensor_info(value) for value in proto.graph.input if value.name not in held]
+    return synthetic_inputs(infos, {}) if all(map(is_numeric, infos)) else None
+
+
+def _equal(old: Any, new: Any) -> bool:
+    if isinstance(old, (list, tuple)):
+        return isinstance(new, (list, tuple)) and len(old) == len(new) and all(map(_equal, old, new))
+    if old is None or isinstance(old, Mapping):
+        return type(old) is type(new)
+    a, b = np.asarray(old), np.asarray(new)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.dtype.kind in "OUS":
+        return bool((a == b).all())
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide), b.astype(wide)
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
+    return bool(np.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True))

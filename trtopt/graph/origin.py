@@ -1,0 +1,66 @@
+"""Nodes in the words of the user's own model: folding and typing make nodes, and names, that nobody has seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from onnx import ModelProto, NodeProto
+
+from trtopt.graph.proto import all_nodes
+from trtopt.spec import Issue
+
+_FAR = 64  # steps from a node to a tensor of the model, at most
+
+
+class Origins:
+    """Where the nodes of a graph that was made from a model come from.
+
+    Args:
+        original: the model as it was given.
+        made: what was built of it.
+    """
+
+    def __init__(self, original: ModelProto, made: ModelProto) -> None:
+        nodes = list(all_nodes(original.graph))
+        self._names = {node.name for node in nodes if node.name}
+        self._tensors = {value.name for value in original.graph.input} | {
+            name for node in nodes for name in node.output
+        }
+        self._nodes = {node.name: node for node in all_nodes(made.graph)}
+        self._users: dict[str, list[NodeProto]] = {}
+        for node in self._nodes.values():
+            for name in node.input:
+                self._users.setdefault(name, []).append(node)
+
+    def of(self, name: str) -> str:
+        """Where a node comes from, such as "gives 'Y'"; empty where the model has a node or tensor of that name."""
+        node = self._nodes.get(name)
+        if node is None or name in self._names or name in self._tensors:
+            return ""
+        if tensor := next((item for item in node.output if item in self._tensors), ""):
+            return f"gives {tensor!r}"
+        return f"part of what gives {tensor!r}" if (tensor := next(self._after(node), "")) else ""
+
+    def _after(self, node: NodeProto) -> Iterator[str]:
+        """Tensors of the model that are computed from a node's results, nearest first."""
+        level, seen = [node], set[str]()
+        for _ in range(_FAR):
+            level = [user for item in level for name in item.output for user in self._users.get(name, ())]
+            level = [item for item in level if item.name not in seen]
+            seen.update(item.name for item in level)
+            for item in level:
+                yield from (name for name in item.output if name in self._tensors)
+            if not level:
+                return
+
+    def retold(self, issue: Issue) -> str:
+        """An issue in the model's words."""
+        return issue.text(self.of(issue.node))
+
+    def explained(self, text: str) -> str:
+        """A message of TensorRT's, with where the nodes come from that it names and the model doesn't."""
+        words = dict.fromkeys(re.findall(r"[^\s\"'`()\[\]{},;:]+", text))
+        found = {word: origin for word in words if (origin := self.of(word.rstrip(".")))}
+        said = "; ".join(f"{word} {origin}" for word, origin in list(found.items())[:4])
+        return f"{text} (in the model: {said})" if said else text

@@ -1,0 +1,72 @@
+"""What foreign libraries print, log and warn about their internals, kept from the user while they are at work."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+_LOGGERS = ("onnxslim", "onnxscript", "onnx_ir")
+
+
+class _Muted:
+    """Standard output without what the quiet threads write; the others' goes through."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text) if _quiet_threads[threading.get_ident()] else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+_lock = threading.Lock()
+_quiet_threads: Counter[int] = Counter()
+_undo = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the libraries' output away in this thread; any number of threads may be inside, the last one puts all back."""
+    thread = threading.get_ident()
+    with _lock:
+        if not _quiet_threads.total():
+            _mute()
+        _quiet_threads[thread] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _quiet_threads[thread] -= 1
+            if not _quiet_threads.total():
+                _quiet_threads.clear()
+                _undo.close()
+
+
+def _mute() -> None:
+    for name in _LOGGERS:  # records of their modules' own loggers pass through these, too
+        logger = logging.getLogger(name)
+        _undo.callback(_restore, logger, logger.level, logger.handlers, logger.propagate)
+        logger.handlers, logger.propagate = [logging.NullHandler()], False
+    muted = _Muted(sys.stdout)
+    _undo.callback(_unmute, muted)
+    sys.stdout = muted
+    _undo.enter_context(warnings.catch_warnings())
+    warnings.simplefilter("ignore")
+
+
+def _restore(logger: logging.Logger, level: int, handlers: list[logging.Handler], propagate: bool) -> None:
+    logger.setLevel(level)  # onnxslim sets its own
+    logger.handlers, logger.propagate = handlers, propagate
+
+
+def _unmute(muted: _Muted) -> None:
+    if sys.stdout is muted:  # else somebody else took it over meanwhile
+        sys.stdout = muted.stream
