@@ -326,7 +326,6 @@ def test_the_end_of_the_graph_says_what_an_output_holds_in_every_form(name: str)
         ("features", [node("Relu", "x3", "y")], ["n", "l", 32], "embedding"),
         ("logits", [node("MatMul", "x3 wide", "y")], ["n", "l", 128], "tokens"),
         ("pred_boxes", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "boxes"),
-        ("boxer", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "boxes"),
         ("inbox", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "other"),
         ("bbox", [node("Relu", "x", "y")], ["n", 32], "other"),  # no axis of 4
         ("pred_masks", [node("Relu", "x4", "y")], ["n", 1, "h", "w"], "mask"),
