@@ -21,6 +21,7 @@ ROOMS = (
     ("classnames", "predictions"),
     ("data",),
     ("graph",),
+    ("output_kinds",),
     ("runtime.driver",),
     ("runtime.device",),
     ("trt",),

@@ -16,10 +16,11 @@ from world import World, has, samples
 
 import trtopt
 from trtopt import building, candidates, engine
-from trtopt.contest import MIN_AGREEMENT, Comparison
+from trtopt.contest import Comparison
 from trtopt.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
 from trtopt.graph.io import load_model
 from trtopt.manifest import load_manifest
+from trtopt.measure.limits import MIN_AGREEMENT
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.runtime.device import DeviceInfo, Probe
 from trtopt.runtime.timing import Spread, Timing
@@ -109,7 +110,7 @@ Build = Callable[..., Any]
 @pytest.fixture
 def build(world: World) -> Build:
     def run(**options: Any) -> Any:
-        own = {"min_agreement": 0.0} if options.get("best") else {"int8": True}
+        own = {"min_agreement": 0.0, "output_kind": ["y=classes"]} if options.get("best") else {"int8": True}
         return trtopt.build(
             world.model, world.output / "m.engine", **{"data": world.arrays, "target": "sm89", **own, **options}
         )
@@ -349,6 +350,31 @@ def test_best_keeps_fp16_where_int8_is_outside_the_limit(gpu: Gpu, build: Build)
     has(result.comparison["why"], "FP16 kept: INT8 is outside the accuracy limit", "at least 30")
 
 
+def test_best_judges_outputs_by_their_kind(gpu: Gpu, build: Build) -> None:
+    """The net ends in a pooled layer: an embedding. INT8's is 10 dB off, which as classes it may be."""
+    guessed = build(best=True, min_agreement=0.95, output_kind=())
+    assert _manifest(guessed).output_kinds == {"y": "embedding"}
+    assert _manifest(guessed).spec["precision"] == "fp16"
+    has(
+        guessed.comparison["why"],
+        "y: 10.",
+        "dB, at least 20",
+        "cosine 0.",
+        "at least 0.99",
+        "y cosine 0.9999 in the mean",
+    )
+    assert build(best=True, min_agreement=0.95, output_kind={"y": "embedding"}).cached
+    said = build(best=True)
+    assert not said.cached
+    assert _manifest(said).output_kinds == {"y": "classes"}
+    assert _manifest(said).spec["precision"] == "int8"
+    assert said.comparison["entrants"][0]["accuracy"]["outputs"]["y"]["kind"] == "classes"
+    assert build(best=True).cached
+    named = build(best=True, output_kind=(), classes=[f"bird {number}" for number in range(16)])
+    assert named.cached  # names for its 16 scores say that they are classes
+    assert _manifest(named).output_kinds == {"y": "classes"}
+
+
 def test_best_falls_back_to_fp32(gpu: Gpu, build: Build, world: World) -> None:
     gpu.noise["fp16"] = 0.2
     result = build(best=True, min_snr=40)
@@ -494,6 +520,8 @@ def test_best_that_can_not_be_written_leaves_what_was_there(
         ({"best": True, "compare": False}, "drop --no-compare"),
         ({"best": True, "data": None}, "--best judges accuracy on real samples: add --images DIR or --data F.npz"),
         ({"best": True, "min_snr": float("inf")}, "--min-snr is inf"),
+        ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
+        ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
         ({"min_snr": 20.0}, "limits of --best"),
         ({"min_agreement": 0.9}, "limits of --best"),
         ({"best": True, "int8": True, "fp8": True}, "--int8 and --fp8"),
@@ -512,12 +540,13 @@ def test_requests_that_can_not_be_right(gpu: Gpu, build: Build, world: World, op
 
 def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
     request = ("build", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output / "m.engine")
-    found = world.run(*request, "--best", "--min-agreement", "0")
+    classes = ("--best", "--min-agreement", "0", "--output-kind", "y=classes")
+    found = world.run(*request, *classes)
     assert found.status == 0, found.err
     has(found.out, "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3x32x32)")
     found = world.run("inspect", world.output / "m.engine")
-    has(found.out, "INT8 kept", "on Played GPU")
-    found = world.run(*request, "--best", "--min-snr", "30", "--min-agreement", "0", "--json")
+    has(found.out, "INT8 kept", "on Played GPU", "output y: float32 nx16, classes")
+    found = world.run(*request, *classes, "--min-snr", "30", "--json")
     assert found.status == 0, found.err
     comparison = json.loads(found.out)["comparison"]
     assert comparison["kept"] == "fp16"

@@ -15,9 +15,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 from fake_cuda import FakeCuda, FakeEngine
 
-from trtopt.contest import Comparison, Entrant, Limits, Times, judge, time_in_turns
-from trtopt.errors import AccuracyLost, UsageError
-from trtopt.measure.verify import compare
+from trtopt.contest import Comparison, Entrant, Times, judge, time_in_turns
+from trtopt.errors import AccuracyLost
+from trtopt.measure.limits import Limits
+from trtopt.measure.outputs import OutputAgreement
+from trtopt.measure.verify import Agreement
+from trtopt.output_kinds import Kind
 from trtopt.runtime.device import Device, DeviceInfo, Probe
 from trtopt.session import Session
 from trtopt.trt.messages import Messages
@@ -25,9 +28,10 @@ from trtopt.trt.plans import LoadedEngine
 
 
 def _accuracy(agreement: float | None, snr: float, nonfinite: int = 0) -> dict[str, Any]:
-    """As `Agreement.describe()` has it, which the last test of this group holds it to."""
-    output = {"snr_db": snr, "max_abs": 1.0, "cosine": 1.0, "nonfinite": nonfinite, "top1_agreement": agreement}
-    return {"samples": 64, "snr_db": snr, "top1_agreement": agreement, "outputs": {"y": output}}
+    """Of classes, or with None as their agreement of other values."""
+    kind = Kind.OTHER if agreement is None else Kind.CLASSES
+    output = OutputAgreement("y", kind, snr, 1.0, 1.0, nonfinite, agreement=agreement, rows=64)
+    return Agreement(64, (output,)).describe()
 
 
 def _entrant(precision: str, *ms: float, agreement: float | None = 1.0, snr: float = 40.0, **more: Any) -> Entrant:
@@ -44,7 +48,7 @@ def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
     assert found.kept == "int8"
     assert found.speedup == pytest.approx(1.6)
     assert "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3)" in found.why
-    assert "same class as FP32 for 100.0% of 64 samples, 19.2 dB" in found.why
+    assert found.why.endswith("against FP32: y same class for 100.0% of 64 samples, 19.2 dB")
     assert json.loads(json.dumps(found.describe())) == found.describe()  # what a manifest gives back is the same
 
 
@@ -120,23 +124,6 @@ def test_a_comparison_comes_back_from_json() -> None:
     assert again is not None
     assert again.judged(Limits(0.5)).limits == Limits(0.5)
     assert Comparison.load({"entrants": [{"precision": "int8", "colour": "red"}]}) is None
-
-
-def test_agreement_is_described_as_the_limits_read_it() -> None:
-    old = np.eye(4, dtype=np.float32)
-    described = compare({"y": old}, {"y": old[[0, 1, 2, 2]]}).describe()
-    assert set(described) >= set(_accuracy(1, 1))
-    assert set(described["outputs"]["y"]) == set(_accuracy(1, 1)["outputs"]["y"])
-    assert Limits(0.76).missed(described) == ["y: same class for 75.0% of 4 samples, at least 76.0% is asked for"]
-    assert Limits(0.75).missed(described) == []
-    same = compare({"y": old}, {"y": old}).describe()
-    assert Limits(1, 100).missed(same) == []  # "inf" dB
-
-
-@pytest.mark.parametrize("limits", [{"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}])
-def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="is needed, such as"):
-        Limits(**limits)
 
 
 # On the fake GPU -------------------------------------------------------------------------------------------------------
@@ -217,3 +204,7 @@ def test_results_are_judged_on_every_sample(sessions: dict[str, Session]) -> Non
     assert found["int8"]["samples"] == found["fp16"]["samples"] == 70
     assert found["fp16"]["snr_db"] == "inf"
     assert 40 < found["int8"]["snr_db"] < 90
+    assert found["int8"]["outputs"]["y"]["kind"] == "classes"  # by its shape alone
+    found = judge(lambda batch: {"y": batch["x"] * 2}, sessions, batches, {"y": Kind.EMBEDDING})
+    assert found["int8"]["top1_agreement"] is None
+    assert found["int8"]["outputs"]["y"]["cosine_min"] < found["fp16"]["outputs"]["y"]["cosine_min"]

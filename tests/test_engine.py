@@ -164,6 +164,36 @@ def test_class_names_go_into_the_manifest_without_a_new_build(files: Path, tmp_p
     assert load_manifest(engine) == second
 
 
+def test_kinds_of_outputs_go_into_the_manifest_without_a_new_build(files: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    _build(files, engine, fp16=True)
+    before, guessed = engine.stat().st_mtime_ns, load_manifest(engine)
+    assert guessed is not None
+    assert guessed.output_kinds == {"y": "classes"}  # its Gemm's sixteen
+    heard = Heard()
+    assert _build(files, engine, fp16=True, output_kind=["y=embedding"], reporter=heard).cached
+    said = load_manifest(engine)
+    assert said is not None
+    assert asdict(said) == asdict(guessed) | {"output_kinds": {"y": "embedding"}}
+    assert any("kinds of outputs now: y=embedding" in note for note in heard.notes)
+    assert engine.stat().st_mtime_ns == before
+    quiet = Heard()
+    assert _build(files, engine, fp16=True, output_kind={"y": "embedding"}, reporter=quiet).cached
+    assert not any("kinds of outputs" in note for note in quiet.notes)
+    older = json.loads((tmp_path / "net.engine.json").read_text())
+    del older["output_kinds"]
+    (tmp_path / "net.engine.json").write_text(json.dumps(older))
+    known = load_manifest(engine)
+    assert known is not None
+    assert known.output_kinds is None
+    assert inspect(engine).manifest == known
+    assert _build(files, engine, fp16=True).cached
+    assert load_manifest(engine) == guessed
+    with pytest.raises(UsageError, match="there is no output 'z'; there is y"):
+        _build(files, engine, output_kind=["z=classes"])
+    assert load_manifest(engine) == guessed
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

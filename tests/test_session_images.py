@@ -20,6 +20,7 @@ from world import PHOTO, World, crops, has, net, samples
 
 from trtopt.engine import build
 from trtopt.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.inference import run
 from trtopt.session import Session
 
 ORT = ("--backend", "onnxruntime")
@@ -106,6 +107,25 @@ def test_classes_come_with_names_and_without(session: Session, folder: Path) -> 
     assert str(session.run_images([PHOTO], top=1)[0][0]).startswith(f"class {best[0].index} ")
     session.classes = tuple(manifest["classes"][:5])  # of another model: no name is better than a wrong one
     assert session.run_images([PHOTO], top=1)[0][0].name is None
+
+
+def test_only_classes_are_ranked(folder: Path, tmp_path: Path) -> None:
+    """As the manifest says; without it, or with one from before there were kinds, whatever may be scores."""
+
+    def given(**described: Any) -> Any:
+        manifest = json.loads((folder / "named.engine.json").read_text()) | described
+        (tmp_path / "e.engine.json").write_text(json.dumps(manifest | {"graph_file": str(folder / "named.onnx")}))
+        (tmp_path / "e.engine").write_bytes((folder / "named.engine").read_bytes())
+        with Session(tmp_path / "e.engine", backend="onnxruntime") as opened:
+            return opened.run_images([PHOTO]), run(tmp_path / "e.engine", images=[PHOTO], backend="onnxruntime").ranked
+
+    for kinds in ({"y": "classes"}, None, {}):
+        [best], [ranked] = given(output_kinds=kinds)
+        assert best == list(ranked.predictions)
+    for kind in ("embedding", "other"):
+        outputs, nothing = given(output_kinds={"y": kind})
+        assert outputs["y"].shape == (1, 16)
+        assert nothing == ()
 
 
 def test_any_number_of_images(session: Session) -> None:

@@ -32,7 +32,8 @@ from trtopt.candidates import (
     scratch,
     stored_comparison,
 )
-from trtopt.contest import EQUAL, MIN_AGREEMENT, Comparison, Limits
+from trtopt.classnames import load_classes
+from trtopt.contest import EQUAL, Comparison
 from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine import BuildResult, check_outputs
@@ -51,8 +52,10 @@ from trtopt.errors import (
 from trtopt.files import existing_file, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.manifest import load_manifest, manifest_path
+from trtopt.measure.limits import MIN_AGREEMENT, Limits
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.measure.verify import Runner
+from trtopt.output_kinds import Given, Kind, resolve
 from trtopt.progress import SILENT, Reporter
 from trtopt.runtime.device import DeviceInfo
 from trtopt.session import Session
@@ -71,6 +74,7 @@ _NO_PART = (
     "save_onnx",
     "save_cache",
     "classes",
+    "output_kind",
     "force",
     "reporter",
 )
@@ -115,6 +119,7 @@ def build(
     save_onnx: str | os.PathLike[str] | None = None,
     save_cache: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | Sequence[str] | None = None,
+    output_kind: Given = (),
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
@@ -126,8 +131,8 @@ def build(
         best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
             the samples that it is calibrated on, or, with calib, on images or data.
-        min_agreement: best's limit for outputs of samples × classes: share of samples with FP32's class.
-        min_snr: best's limit in dB; None: 20, for outputs that aren't classes.
+        min_agreement: best's limit for classes, tokens and masks: share of samples, positions and pixels with FP32's class.
+        min_snr: best's limit in dB; None: 20, for outputs of other kinds (embeddings also need a cosine of 0.99).
         compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
         images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
             them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
@@ -143,6 +148,9 @@ def build(
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
         classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
             nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
+        output_kind: what outputs mean, {"NAME": "embedding"} or ["NAME=embedding"]: classes, embedding, boxes, mask, tokens
+            or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
+            where nothing else changed.
         force: build even where `output` is up to date.
 
     Raises:
@@ -241,6 +249,8 @@ class _Best:
             instead = f"choose the precision yourself: --{self.quantized} or --{self.base} instead of --best"
             raise type(error)(f"--best measures engines on a GPU, and {error}; else {instead}") from error
         samples = real_samples(model, given)
+        names = None if given["classes"] is None else load_classes(given["classes"])
+        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given["output_kind"], names)
         key = self._key(model, gpu, samples)
         if not given["force"] and (done := self._up_to_date(key)):
             return done
@@ -280,7 +290,7 @@ class _Best:
             if last:
                 enter(Precision.FP32)
             if made:
-                found = measured(gpu, made, failed, samples, self.reporter, reference=reference)
+                found = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
                 try:
                     return made, replace(found, reference=said).judged(self.limits)
                 except AccuracyLost:
@@ -372,6 +382,7 @@ class _Best:
                 "options": {name: str(value) for name, value in given.items() if name not in _NO_PART},
                 "scales": scales,
                 "samples": samples.describe(),
+                "kinds": self.kinds,
                 "preprocess": None if preprocess is None else Preprocess.load(preprocess).describe(),
                 "generation": [generation.family, generation.version],
                 "gpu": str(gpu),

@@ -19,6 +19,7 @@ from trtopt.graph.io import Model
 from trtopt.graph.quantize import is_quantized
 from trtopt.manifest import load_manifest
 from trtopt.measure.verify import Runner
+from trtopt.output_kinds import Kind
 from trtopt.progress import Phase, Reporter
 from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.session import Session
@@ -113,8 +114,9 @@ def measured(
     reporter: Reporter,
     *,
     reference: Runner | None = None,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> Comparison:
-    """Time the engines that could be made, and judge them against `reference`, where there is one."""
+    """Time the engines that could be made, and judge them against `reference`, where there is one, by the outputs' `kinds`."""
     names = ", ".join(item.upper() for item in made)
     with contextlib.ExitStack() as stack:
         sessions = {str(item): stack.enter_context(Session(result.engine, contexts=1)) for item, result in made.items()}
@@ -123,7 +125,7 @@ def measured(
         accuracy: Mapping[str, Any] = {}
         if reference is not None and samples is not None:
             with reporter.phase(f"comparing {names} with FP32"):
-                accuracy = judge(reference, sessions, samples)
+                accuracy = judge(reference, sessions, samples, kinds)
     entrants = [
         Entrant(str(item), result.truth, round(result.seconds, 3), times[str(item)], accuracy.get(str(item)))
         for item, result in made.items()

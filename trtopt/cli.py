@@ -58,6 +58,14 @@ Target = Annotated[
     typer.Option("--target", metavar="smNN[,smNN]", help="Compute capabilities to build for (TensorRT-RTX)."),
 ]
 Backend = Annotated[str, typer.Option("--backend", help="auto, tensorrt or rtx.")]
+OutputKind = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output-kind",
+        metavar="NAME=KIND",
+        help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
+    ),
+]
 
 
 class _Result(Protocol):
@@ -296,11 +304,11 @@ def build(
         typer.Option("--best", help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits."),
     ] = False,
     min_agreement: Annotated[
-        float, typer.Option("--min-agreement", help="Limit of --best: share of samples with FP32's class.")
+        float, typer.Option("--min-agreement", help="Limit of --best: share of FP32's classes, tokens, pixels.")
     ] = 0.95,
     min_snr: Annotated[
         float | None,
-        typer.Option("--min-snr", metavar="DB", help="Limit of --best; default: 20 for outputs that aren't classes."),
+        typer.Option("--min-snr", metavar="DB", help="Limit of --best; default: 20 for embeddings, boxes, others."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="On a GPU, build for FP16 too and say how INT8 compares.")
@@ -348,6 +356,7 @@ def build(
         str | None,
         typer.Option("--classes", metavar="FILE", help="Class names for the manifest, one a line; or imagenet."),
     ] = None,
+    output_kind: OutputKind = None,
     force: Annotated[bool, typer.Option("--force", help="Build even if the engine is up to date.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -392,6 +401,7 @@ def build(
         save_onnx=save_onnx,
         save_cache=save_cache,
         classes=classes,
+        output_kind=output_kind or (),
         force=force,
         reporter=_reporter(json_output),
     )
@@ -425,7 +435,9 @@ def inspect(
             print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
             for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
                 for tensor in tensors:
-                    print(f"  {kind} {tensor['name']}: {tensor['dtype']} {'x'.join(map(str, tensor['shape']))}")
+                    shape = "x".join(map(str, tensor["shape"]))
+                    holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
+                    print(f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}")
             for number, profile in enumerate(manifest.profiles):
                 print(f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}")
             if manifest.calibration:
@@ -449,18 +461,49 @@ def verify(
     limit: Limit = None,
     batch: Batch = 8,
     threads: Threads = None,
+    output_kind: OutputKind = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(
+            "--min-agreement", metavar="SHARE", help="Least share of classes, tokens, pixels; default: not judged."
+        ),
+    ] = None,
+    min_snr: Annotated[
+        float | None, typer.Option("--min-snr", metavar="DB", help="Least dB of each output; default: not judged.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Compare two ONNX models on the same real inputs: dB and agreement of classes, in ONNX Runtime."""
+    """Compare two ONNX models on the same real inputs, each output by its kind, in ONNX Runtime.
+
+    With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
+    is missed.
+    """
     import trtopt
     from trtopt.data import open_data
     from trtopt.graph.io import load_model
+    from trtopt.measure.verify import check_graphs
 
+    check_graphs(reference, candidate)
     batches = open_data(
-        load_model(reference).inputs, images=images, data=data, preprocess=preprocess, limit=limit, batch=batch
+        load_model(reference, lazy=True).inputs,
+        images=images,
+        data=data,
+        preprocess=preprocess,
+        limit=limit,
+        batch=batch,
     )
-    agreement = trtopt.verify(reference, candidate, batches, threads=threads)
+    agreement = trtopt.verify(
+        reference,
+        candidate,
+        batches,
+        threads=threads,
+        output_kind=output_kind or (),
+        min_agreement=min_agreement,
+        min_snr=min_snr,
+    )
     print(json.dumps(agreement.describe()) if json_output else agreement)
+    if not agreement.ok:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: trtopt pipeline models/efficientnet-lite0.toml --output out --target sm89")

@@ -15,58 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.data import Batches
-from trtopt.errors import AccuracyLost, UsageError
+from trtopt.errors import AccuracyLost
 from trtopt.graph.compare import synthetic_inputs
+from trtopt.measure.limits import Limits
+from trtopt.measure.outputs import decibels, measure
 from trtopt.measure.verify import Runner, verify_all
+from trtopt.output_kinds import Kind
 from trtopt.runtime.tensors import Profile, numpy_dtype, x
 from trtopt.session import Session
 from trtopt.spec import TensorInfo
 
 Arrays = Mapping[str, NDArray[Any]]
-MIN_AGREEMENT = 0.95
-"""What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
-class to another and back to the right one, so it falls several times as fast: the best INT8 scales of EfficientNet-Lite0
-agree for 0.97 of unseen crops and lose none of the labelled photos (docs/results/accuracy-lite0.md)."""
-MIN_SNR = 20.0
-"""dB, an error of a tenth of the signal; for outputs that aren't classes."""
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
 _ROUNDS = 7
 _ROUND_MS = 150.0  # of one engine's GPU time in each round
 _ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How far results may be from FP32.
-
-    Attributes:
-        min_agreement: share of the samples with the same largest class, for each output of samples × classes.
-        min_snr: dB, for every output; None: 20 for outputs without classes, none for the others.
-    """
-
-    min_agreement: float = MIN_AGREEMENT
-    min_snr: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_agreement <= 1:
-            raise UsageError(f"--min-agreement is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
-        if self.min_snr is not None and not math.isfinite(self.min_snr):
-            raise UsageError(f"--min-snr is {self.min_snr}; a number of dB is needed, such as 20")
-
-    def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
-        """What of `Agreement.describe()` is outside, each with the value and the limit."""
-        found = []
-        for name, output in accuracy["outputs"].items():
-            agreement, snr = output["top1_agreement"], float(output["snr_db"])
-            if output["nonfinite"]:
-                found.append(f"{output['nonfinite']} values of {name} aren't finite")
-            if agreement is not None and agreement < self.min_agreement:
-                least = f"at least {self.min_agreement:.1%} is asked for"
-                found.append(f"{name}: same class for {agreement:.1%} of {accuracy['samples']} samples, {least}")
-            least_snr = MIN_SNR if self.min_snr is None and agreement is None else self.min_snr
-            if least_snr is not None and snr < least_snr:
-                found.append(f"{name}: {snr:.1f} dB, at least {least_snr:g} is asked for")
-        return found
 
 
 @dataclass(frozen=True)
@@ -210,10 +173,15 @@ def _compared(mine: Entrant, other: Entrant) -> str:
 
 
 def _accuracy(entrant: Entrant) -> str:
+    """How near the results are to FP32's, each output by its kind."""
     found = entrant.accuracy or {}
-    classes = found.get("top1_agreement")
-    said = "" if classes is None else f"same class as FP32 for {classes:.1%} of {found['samples']} samples, "
-    return f"{said}{float(found['snr_db']):.1f} dB"
+    parts = []
+    for name, output in found["outputs"].items():
+        said = measure(output, found["samples"])
+        if not output["integers"] and output["channels"] is None:
+            said += f"{', ' if said else ''}{decibels(output['snr_db'])}"
+        parts.append(f"{name} {said}")
+    return f"against FP32: {'; '.join(parts)}"
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
@@ -253,13 +221,16 @@ def time_in_turns(
     return {name: tuple(times) for name, times in found.items()}, " and ".join(sorted(origins))
 
 
-def judge(reference: Runner, sessions: Mapping[str, Session], batches: Batches) -> dict[str, Mapping[str, Any]]:
-    """Each engine's results against the reference's on real samples (`Agreement.describe()`)."""
+def judge(
+    reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
 
     def runner(session: Session) -> Runner:
         return lambda batch: session.run_batches(_typed(session, batch))
 
-    found = verify_all(reference, {name: runner(session) for name, session in sessions.items()}, batches)
+    runners = {name: runner(session) for name, session in sessions.items()}
+    found = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.describe() for name, agreement in found.items()}
 
 

@@ -32,6 +32,7 @@ from trtopt.graph.quantize import is_quantized
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
 from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
+from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
 from trtopt.spec import (
@@ -140,6 +141,7 @@ def build(
     save_onnx: str | os.PathLike[str] | None = None,
     save_cache: str | os.PathLike[str] | None = None,
     classes: str | os.PathLike[str] | Sequence[str] | None = None,
+    output_kind: Given = (),
     force: bool = False,
     reporter: Reporter = SILENT,
 ) -> BuildResult:
@@ -179,6 +181,7 @@ def build(
     names = None if classes is None else load_classes(classes)
     if names is not None:
         check_classes(names, loaded.outputs)
+    kinds = stated(output_kind, loaded.outputs)
     scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
     scales.check(spec, is_quantized(loaded.proto))
     generation = select(backend)
@@ -187,10 +190,10 @@ def build(
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
     work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
-    work = replace(work, save_cache=Path(save_cache) if save_cache else None, classes=names)
+    work = replace(work, save_cache=Path(save_cache) if save_cache else None, classes=names, stated=kinds)
     if not force and (done := work.up_to_date()):
         reporter.note(f"{output} is up to date")
-        done = work.renamed(done, reporter)
+        done = work.described(done, reporter)
         return work.result(done, time.monotonic() - started, cached=True)
     folded, folding = fold(loaded.proto, reporter=reporter)
     if folding.problem:
@@ -319,6 +322,7 @@ class _Work:
     save_onnx: Path | None
     save_cache: Path | None = None
     classes: tuple[str, ...] | None = None
+    stated: Mapping[str, Kind] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -371,13 +375,24 @@ class _Work:
             return None
         return manifest if self._graph_is(manifest.graph) else None
 
-    def renamed(self, manifest: Manifest, reporter: Reporter) -> Manifest:
-        """The manifest with the class names given now, if they are: the plan doesn't depend on them."""
-        if self.classes is None or manifest.classes == list(self.classes):
+    def described(self, manifest: Manifest, reporter: Reporter) -> Manifest:
+        """The manifest with the class names given now, if they are, and the kinds of the outputs: no plan depends on them."""
+        classes = manifest.classes if self.classes is None else list(self.classes)
+        changed = replace(manifest, classes=classes, output_kinds=self.kinds(classes))
+        if changed == manifest:
             return manifest
-        changed = replace(manifest, classes=self.classes)
-        reporter.note(f"{changed.save(self.output)} has {len(self.classes)} class names now")
+        path = changed.save(self.output)
+        if changed.classes != manifest.classes:
+            reporter.note(f"{path} has {len(classes or ())} class names now")
+        if changed.output_kinds != manifest.output_kinds:
+            changes = ", ".join(f"{name}={kind}" for name, kind in (changed.output_kinds or {}).items())
+            reporter.note(f"{path} has kinds of outputs now: {changes}")
         return changed
+
+    def kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
+        """Output name → what it holds."""
+        found = resolve(self.model.proto, self.model.outputs, self.stated, classes)
+        return {name: str(kind) for name, kind in found.items()}
 
     def _graph_is(self, wanted: str | None) -> bool:
         """Whether the graph that is to be kept is there, and still the one that was written."""
@@ -418,6 +433,7 @@ class _Work:
                 graph=fingerprint(lowered.proto) if self.save_onnx else None,
                 graph_file=os.path.relpath(self.save_onnx, self.output.parent) if self.save_onnx else None,
                 classes=self.classes,
+                output_kinds=self.kinds(self.classes),
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if self.save_onnx:

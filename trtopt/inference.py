@@ -438,8 +438,12 @@ def _summary(name: str, array: Array, file: Path | None) -> OutputSummary:
 
 
 def _scores(session: Session, outputs: Mapping[str, Array]) -> Array | None:
-    """The output that scores classes, samples × classes: the one that fits the names, or the only one."""
-    found = [item for item in outputs.values() if item.ndim == 2 and item.shape[1] > 1 and item.dtype.kind not in "iub"]
+    """The output that scores classes, samples × classes: the one that fits the names, or the only one.
+
+    By its kind in the manifest, where there is one.
+    """
+    scored = [item for name, item in outputs.items() if session.scores_classes(name, item)]
+    found = [item for item in scored if item.shape[1] > 1]
     if session.classes:
         found = [item for item in found if item.shape[1] == len(session.classes)]
     if len(found) != 1 or not (session.classes or len(outputs) == 1):

@@ -113,6 +113,7 @@ class Manifest:
         graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
         graph_file: that graph's file, relative to the plan's folder.
         classes: names of the classes that the outputs score, in order; None where not given.
+        output_kinds: output name → what it holds ("classes", "embedding", …); None: written before there were kinds.
         comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
             they weren't measured.
         coverage: precision → share of the multiply-accumulates that run in it.
@@ -142,6 +143,7 @@ class Manifest:
     classes: Sequence[str] | None = None
     comparison: Mapping[str, Any] | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
+    output_kinds: Mapping[str, str] | None = None
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

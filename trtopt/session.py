@@ -31,6 +31,7 @@ from trtopt.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.machine import cores
 from trtopt.manifest import Manifest, load_manifest
 from trtopt.onnx_lane import OnnxLane
+from trtopt.output_kinds import Kind
 from trtopt.predictions import Prediction, best
 from trtopt.runtime.arrays import gpu_of, stream_handle, view
 from trtopt.runtime.baton import prepare
@@ -405,8 +406,8 @@ class Session:
             top: how many of the best classes to give for each image.
 
         Returns:
-            For an engine with one output of images × classes: for each image its best classes (softmax scores). Otherwise
-            the outputs as arrays, the images along the first axis.
+            For an engine with one output of images × classes (see `scores_classes`): for each image its best classes (softmax
+            scores). Otherwise the outputs as arrays, the images along the first axis.
 
         Raises:
             UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
@@ -430,8 +431,8 @@ class Session:
             raise UsageError("there are no images to run")
         prepared = np.stack(samples)
         outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
-        scores = next(iter(outputs.values()))
-        if len(outputs) > 1 or scores.ndim != 2 or len(scores) != len(samples) or scores.dtype.kind in "iub":
+        [(name, scores), *others] = outputs.items()
+        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
             return outputs
         return [self.best(row, top) for row in scores]
 
@@ -458,6 +459,12 @@ class Session:
             UsageError: the inputs don't have one and the same number of samples.
         """
         return self._signature.batches(inputs)
+
+    def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
+        """Whether an output is scores, samples × classes: as the manifest says; without it, of every floating one it may be."""
+        kind = (self.manifest.output_kinds or {}).get(name) if self.manifest else None
+        possible = output.ndim == 2 and output.dtype.kind not in "iub"
+        return possible and kind in (None, Kind.CLASSES)
 
     def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
         """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).

@@ -20,6 +20,7 @@ from trtopt.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.exporter import export
 from trtopt.files import existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.graph.io import load_model
+from trtopt.manifest import load_manifest
 from trtopt.measure.verify import verify
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import Recipe, load_recipe
@@ -63,7 +64,7 @@ class PipelineResult:
         lines = [f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}"]
         if self.agreement is not None:
             found = self.agreement
-            line = f"agreement with FP32 on {found['samples']} labelled photos: {found['snr_db']:.1f} dB"
+            line = f"agreement with FP32 on {found['samples']} labelled photos: {float(found['snr_db']):.1f} dB"
             if found["top1_agreement"] is not None:
                 line += f", same class for {found['top1_agreement']:.0%}"
             old, new = found["reference_accuracy"], found["candidate_accuracy"]
@@ -163,7 +164,9 @@ def pipeline(
     if built.table is not None:
         table = files["calibration"] = folder / f"{model.name}.calib.json"
         ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
-    agreement = _agreement(model, clean, graph, ledger, reporter)
+    manifest = load_manifest(engine)
+    kinds = (manifest.output_kinds if manifest else None) or {}
+    agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
     timing, not_run = _timed(model, clean, engine, backend)
     return PipelineResult(model.name, files, built, agreement, timing, not_run, tuple(ledger.skipped))
 
@@ -208,7 +211,7 @@ def _calibration_images(model: Recipe, folder: Path) -> Path:
 
 
 def _agreement(
-    model: Recipe, clean: Path, graph: Path, ledger: _Ledger, reporter: Reporter
+    model: Recipe, clean: Path, graph: Path, kinds: Mapping[str, str], ledger: _Ledger, reporter: Reporter
 ) -> Mapping[str, Any] | None:
     photos = model.labelled_files()
     if not photos:
@@ -220,9 +223,14 @@ def _agreement(
                 load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=4, limit=None
             )
             labels = [int(path.stem.rpartition("_")[2]) for path in photos]  # NAME_NN_LABEL.png
-            return verify(clean, graph, batches, labels=labels).describe()
+            return verify(clean, graph, batches, labels=labels, output_kind=kinds).describe()
 
-    key = {"clean": sha256_file(clean), "graph": sha256_file(graph), "photos": [path.name for path in photos]}
+    key = {
+        "clean": sha256_file(clean),
+        "graph": sha256_file(graph),
+        "photos": [path.name for path in photos],
+        "kinds": dict(kinds),
+    }
     found = ledger.run("verify", key, [], work)
     return dict(found)
 

@@ -331,3 +331,20 @@ def test_unpacking_checks_what_it_unpacks(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="lacks image"):
         ArrayBatches(tmp_path / "c.npz", IMAGE, unpack=tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:
+    sources = forms(tmp_path)
+    names = {form: open_data(IMAGE, data=source, batch=8).names for form, source in sources.items() if form != "parts"}
+    assert names["plain.npz"] == names["str"] == tuple(f"plain.npz[{index}]" for index in range(50))
+    assert names["single.npy"][49] == "single.npy[49]"
+    assert names["array"][3] == "array[3]"
+    assert names["mapping"][3] == "arrays[3]"
+    assert names["list"][20] == "batch 1[0]"
+    parts = open_data(IMAGE, data=sources["parts"], batch=8)
+    assert [parts.names[index] for index in (0, 7, 30)] == ["1.npz[0]", "2.npy[0]", str(Path("deep", "3.npz[0]"))]
+    few = open_data(IMAGE, data=DIGITS, limit=5, batch=2)
+    assert all(
+        np.array_equal(sample, DIGITS[int(name.removeprefix("array[").rstrip("]"))])
+        for name, sample in zip(few.names, together(few), strict=True)
+    )

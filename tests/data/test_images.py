@@ -350,3 +350,14 @@ def test_lazily_too_all_corrupt_is_an_error(tmp_path: Path) -> None:
     lazy = read(tmp_path, lazy=True)
     with pytest.raises(DataError, match="none of the 4 images can be used"):
         list(lazy)
+
+
+def test_samples_are_named_by_their_files(folder: Path) -> None:
+    (folder / "a" / "broken.png").write_bytes(b"no picture")
+    batches = read(folder, batch=4)
+    assert batches.names == tuple(str(path.relative_to(folder)) for path in batches.paths)
+    assert len(batches.names) == batches.samples == 9
+    assert str(Path("b", "c", "0.png")) in batches.names
+    one = read([*sorted(folder.rglob("*.png"))[1:3], crops(1)[0]])
+    assert one.names == (*map(str, sorted(folder.rglob("*.png"))[1:3]), "image 2")
+    assert read(folder).part(2, 4).names == batches.names[2:4]

@@ -13,8 +13,9 @@ import pytest
 from lite0 import Builds, Inputs, rows
 
 import trtopt
-from trtopt.contest import Comparison, Limits
+from trtopt.contest import Comparison
 from trtopt.manifest import load_manifest
+from trtopt.measure.limits import Limits
 from trtopt.measure.verify import compare
 from trtopt.runtime.device import Device
 from trtopt.session import Session

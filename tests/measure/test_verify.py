@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +11,25 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from graphs import photos, rapidocr, rendered_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from world import World, has
 
+import trtopt
+from trtopt.data import open_data
 from trtopt.errors import DataError, ModelError, UsageError
+from trtopt.graph.fold import fold
+from trtopt.graph.io import load_model
+from trtopt.graph.typed import to_typed
 from trtopt.measure.onnx_runner import OnnxRunner, has_half, widen
 from trtopt.measure.verify import Agreement, compare, verify
+from trtopt.output_kinds import Kind
+from trtopt.spec import Precision
 
 Array = NDArray[Any]
 TYPES = {
@@ -224,3 +235,201 @@ def test_models_of_a_fixed_batch_run_on_any_number_of_samples(digits: Digits) ->
     for images in (digits.images, digits.images[:-1], digits.images[:3]):
         actual = OnnxRunner(fixed, optimize=True, threads=1)({"x": images})["logits"]
         np.testing.assert_allclose(actual, free({"x": images})["logits"], rtol=1e-5, atol=1e-5)
+
+
+# Kinds -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_s_graph_says_what_its_outputs_hold(digits: Digits) -> None:
+    coarse = digits.model(weights=np.round(digits.weights * 2) / 2)
+    (output,) = verify(digits.model(), coarse, digits.batches(), threads=1).outputs
+    assert output.kind is Kind.CLASSES
+    said = verify(digits.model(), coarse, digits.batches(), threads=1, output_kind=["logits=embedding"])
+    (turned,) = said.outputs
+    assert said.top1 is None
+    assert turned.snr_db == output.snr_db
+    assert turned.cosine_min is not None
+    assert 0.8 < turned.cosine_min < (turned.cosine_mean or 0) < 1
+    assert said.describe()["outputs"]["logits"]["top1_agreement"] is None
+    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
+    by_shape = verify(runner, coarse, digits.batches(), threads=1)
+    assert by_shape.top1 == output.top1
+    assert verify(runner, coarse, digits.batches(), output_kind={"logits": "other"}, threads=1).top1 is None
+    with pytest.raises(UsageError, match="there is no output 'logit'; there is logits; did you mean logits=other"):
+        verify(runner, coarse, digits.batches(), output_kind={"logit": "other"}, threads=1)
+
+
+def test_labels_need_classes_and_the_way_out_is_said(digits: Digits) -> None:
+    given = (digits.model(), digits.model(), digits.batches(), digits.labels)
+    with pytest.raises(UsageError, match=r"no output is samples × classes: logits is embedding; .*logits=classes"):
+        verify(*given, threads=1, output_kind={"logits": "embedding"})
+
+
+def test_integers_that_are_handed_through_are_no_classes() -> None:
+    found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
+    assert found.top1 is None
+    assert str(found).startswith("ids (tokens): 75.0% of the values are the same, largest difference 8")
+
+
+def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
+    coarse = digits.model(weights=np.round(digits.weights * 2) / 2)
+
+    def judged(**limits: float) -> Agreement:
+        return verify(digits.model(), coarse, digits.batches(), threads=1, **limits)  # type: ignore[arg-type]
+
+    measured = judged()
+    assert measured.ok
+    assert measured.missed == ()
+    assert "limits" not in measured.describe()
+    assert 10 < measured.snr_db < 20
+    assert measured.top1 is not None
+    assert 0.9 < measured.top1 < 0.99
+    assert judged(min_agreement=0.9).ok
+    assert judged(min_agreement=0.9, min_snr=10).ok
+    strict = judged(min_agreement=0.99)
+    assert not strict.ok
+    (said,) = strict.missed
+    assert said == f"logits: same class for {measured.top1:.1%} of 597 samples, at least 99.0% is asked for"
+    assert str(strict).endswith(f"\noutside the limit: {said}")
+    plain = strict.describe()
+    assert (plain["ok"], plain["missed"], plain["limits"]) == (False, [said], {"min_agreement": 0.99, "min_snr": None})
+    (said,) = judged(min_snr=40, min_agreement=0.9).missed
+    assert said == f"logits: {measured.snr_db:.1f} dB, at least 40 is asked for"
+    with pytest.raises(UsageError, match="--min-agreement is 95"):
+        judged(min_agreement=95)
+
+
+def test_json_keeps_what_it_had_and_gains_the_kind(digits: Digits) -> None:
+    plain = verify(digits.model(), digits.model("float16"), digits.batches(), threads=1).describe()
+    assert set(plain) == {"samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy", "outputs"}
+    output = plain["outputs"]["logits"]
+    assert set(output) >= {"snr_db", "max_abs", "cosine", "nonfinite", "top1_agreement"}
+    assert output["kind"] == "classes"
+    assert output["agreement"] == output["top1_agreement"] == plain["top1_agreement"]
+    assert output["cosine_min"] is output["channels"] is None
+    assert output["samples"]["figure"] == "snr_db"
+    assert len(output["samples"]["worst"]) == 3
+    assert output["samples"]["worst"][0]["snr_db"] == output["samples"]["lowest"] <= output["samples"]["median"]
+
+
+# The command -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def coarse(world: World) -> Path:
+    """The world's model with weights in steps of 1/16."""
+    proto = onnx.load(world.model)
+    for tensor in proto.graph.initializer:
+        rounded = np.round(numpy_helper.to_array(tensor) * 16) / 16
+        tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
+    onnx.save(proto, world.output / "coarse.onnx")
+    return world.output / "coarse.onnx"
+
+
+def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse: Path) -> None:
+    found = world.run("verify", world.model, coarse, "--data", world.arrays, "--batch", 7)
+    assert found.status == 0, found.err
+    first, second = found.out.splitlines()
+    has(first, "y (embedding): cosine 0.9", "in the mean", "at the lowest", "dB, largest difference 0.")
+    has(second, "per sample: cosine 0.9", "in the median; worst: data.npz[")
+    images = ("--images", world.photos, "--preprocess", "imagenet")
+    (world.photos / "0.jpg").write_bytes(b"no picture")  # doesn't count
+    found = world.run("verify", world.model, coarse, *images, "--output-kind", "y=classes", "--json")
+    assert found.status == 0, found.err
+    output = json.loads(found.out)["outputs"]["y"]
+    assert (output["kind"], output["rows"]) == ("classes", 3)
+    batches = open_data(load_model(world.model).inputs, images=world.photos, preprocess="imagenet")
+    old, new = (OnnxRunner(path, optimize=False)(next(iter(batches)))["y"] for path in (world.model, coarse))
+    errors = 10 * np.log10((old**2).sum(1) / ((old - new) ** 2).sum(1))
+    changed = old.argmax(1) != new.argmax(1)
+    order = [f"{number + 1}.jpg" for number in np.lexsort([errors, ~changed])]
+    assert [item["name"] for item in output["samples"]["worst"]] == order
+
+
+def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -> None:
+    request = ("verify", world.model, coarse, "--data", world.arrays)
+    met = world.run(*request, "--min-snr", 10)
+    assert met.status == 0, met.err
+    found = world.run(*request, "--min-snr", 60)
+    assert found.status == 1
+    (said,) = [line for line in found.out.splitlines() if line.startswith("outside the limit: ")]
+    has(said, "y: ", " dB, at least 60 is asked for")
+    found = world.run(*request, "--min-agreement", 0.5, "--json")  # embeddings by their own limits then
+    assert found.status == 1
+    assert any("at least 20" in text or "at least 0.99" in text for text in json.loads(found.out)["missed"])
+    has(world.refused(*request, "--output-kind", "z=classes"), "no output 'z'", "there is y")
+    has(world.refused(*request, "--output-kind", "y=mask"), "samples × height × width", "say y=other")
+
+
+def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
+    engine, graph = world.folder / "m.engine", world.folder / "graphs" / "m.onnx"
+    graph.parent.mkdir()
+    request = ("verify", world.model, engine, "--data", world.arrays)
+    trtopt.build(world.model, engine, fp16=True, target="sm89")
+    said = world.refused(*request)
+    has(said, "m.engine is a TensorRT engine, and verify compares ONNX graphs", "--save-onnx")
+    has(said, f"trtopt verify {world.model} {engine.with_suffix('.onnx')} …")
+    trtopt.build(world.model, engine, fp16=True, target="sm89", save_onnx=graph)
+    has(world.refused(*request), f"the engine's graph is {graph}", f"trtopt verify {world.model} {graph} …")
+    has(world.refused("verify", engine, world.model, "--data", world.arrays), f"trtopt verify {graph} {world.model} …")
+    typed = str(re.search(r"trtopt (verify .*) …", world.refused(*request))[1]).split()  # type: ignore[index]
+    assert world.run(*typed, "--data", world.arrays, "--min-snr", 40).status == 0
+    graph.unlink()
+    has(world.refused(*request), "build keeps the engine's graph with --save-onnx")
+    (world.folder / "m.engine.json").write_text("{")
+    has(world.refused(*request), "is a TensorRT engine")
+
+
+# Real models -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_detector_is_judged_by_what_it_finds() -> None:
+    """PaddleOCR's, with weights of six bits: photos without text make dB of nothing, and hide that texts are lost."""
+    folded, _ = fold(load_model(rapidocr("det")).proto)
+    coarse = onnx.ModelProto()
+    coarse.CopyFrom(folded)
+    for tensor in coarse.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.ndim == 4:
+            step = float(np.abs(values).max()) / 31
+            tensor.CopyFrom(numpy_helper.from_array((np.round(values / step) * step).astype(np.float32), tensor.name))
+    empty = photos(160, 3)
+
+    def judged(x: Array) -> Agreement:
+        return verify(folded, coarse, [{"x": x}], min_agreement=0.95)
+
+    without = judged(empty)
+    (output,) = without.outputs
+    assert output.kind is Kind.MASK
+    assert output.near_zero == output.rows == 3
+    assert without.snr_db < -100
+    assert without.ok
+    has(
+        str(without),
+        "(mask): same class for 99.",
+        "next to zero on 3 of 3 samples: -1",
+        "dB says little; largest difference ",
+    )
+    both = judged(np.concatenate([rendered_text(160, 160, 2), empty, empty]))
+    (output,) = both.outputs
+    assert output.agreement is not None
+    assert output.agreement > 0.95  # of all pixels
+    (said,) = both.missed
+    has(said, "sigmoid_0.tmp_0: overlap 0.1", "at least 0.5 is asked for")
+    assert output.spread is not None
+    assert {item.name for item in output.spread.worst[:2]} == {"sample 0", "sample 1"}
+
+
+def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[str], Path]) -> None:
+    """MiniLM, FP16 against FP32: no class is looked for in 384 numbers."""
+    folded, _ = fold(load_model(exported("minilm")).proto)
+    half, _ = to_typed(folded, Precision.FP16)
+    generator = np.random.default_rng(0)
+    ids = generator.integers(1000, 20000, (24, 16))
+    batches = [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
+    found = verify(folded, half, batches, min_snr=40)
+    assert found.ok
+    states, pooled = found.outputs
+    assert states.kind is pooled.kind is Kind.EMBEDDING
+    assert min(states.cosine_min or 0, pooled.cosine_min or 0) > 0.9999
+    assert found.top1 is None

@@ -64,6 +64,7 @@ class ArrayBatches:
             self._parts = [
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
+        self._named = [_short(where, source) for where, _ in self._parts]
         found = sum(_count(_matched(_look(load), self._inputs, where)) for where, load in self._parts)
         if not found:
             raise DataError("--data holds no samples (the first axis counts them)")
@@ -97,6 +98,11 @@ class ArrayBatches:
     def digests(self) -> tuple[str, ...]:
         """Of each sample's content, in order."""
         return tuple(digest for digest, _, _ in self._taken)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of each sample, in order: "FILE[INDEX]"; of arrays in memory "arrays[INDEX]"."""
+        return tuple(f"{self._named[number]}[{index}]" for _, number, index in self._taken)
 
     def part(self, start: int, stop: int) -> ArrayBatches:
         """The samples from `start` to `stop` alone; nothing is read for it, and of files it can be sent to another process."""
@@ -144,6 +150,13 @@ class ArrayBatches:
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
                 yield {info.name: _converted(part[info.name][pick], info) for info in self._inputs}
+
+
+def _short(where: str, source: Any) -> str:
+    """A part's name: a file's within the folder that was given, or alone; of what is in memory what it is."""
+    if not isinstance(source, (str, os.PathLike)):
+        return where.removeprefix("the ")
+    return str(Path(where).relative_to(source)) if Path(source).is_dir() else Path(where).name
 
 
 def _count(part: Arrays) -> int:

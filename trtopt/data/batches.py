@@ -34,6 +34,10 @@ class Batches(Protocol):
     def preprocess(self) -> Preprocess | None:
         """How an image became an input; None for arrays."""
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each sample is called, in order: a file, or "FILE[INDEX]". Of lazy ones from the second pass on."""
+
     def describe(self) -> dict[str, Any]:
         """Plain JSON: kind, count, and a digest of the content that doesn't depend on order or file names."""
 

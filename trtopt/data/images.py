@@ -45,6 +45,7 @@ class ImageBatches:
 
     Attributes:
         paths: the files used, in the order given (a folder's: by name); "image N" stands for one in memory.
+        names: the same as text, of a folder's files relative to it.
         repeated: how many of them have the same content as another.
 
     Raises:
@@ -70,7 +71,8 @@ class ImageBatches:
         self._prepare = preprocess.fitted(info)
         self.preprocess: Preprocess | None = self._prepare
         self._threads = threads or min(4, cores())
-        items = _images_in(Path(source)) if isinstance(source, (str, os.PathLike)) else _listed(source)
+        self._folder = Path(source) if isinstance(source, (str, os.PathLike)) else None
+        items = _images_in(self._folder) if self._folder is not None else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")
         self._bad: dict[int, Skipped] = {}
@@ -101,6 +103,8 @@ class ImageBatches:
         self.paths = tuple(
             item.item if isinstance(item.item, Path) else Path(f"image {item.index}") for item in self._chosen
         )
+        inside = self._folder
+        self.names = tuple(str(path.relative_to(inside) if inside is not None else path) for path in self.paths)
         self.samples = len(self._chosen)
         self.repeated = self.samples - len(set(self.digests))
 

@@ -1,47 +1,36 @@
-"""How well a candidate agrees with its reference: signal-to-noise ratio and classes, not cosine.
+"""How well a candidate agrees with its reference, each output by what it means, and whether that is within limits.
 
-Cosine misranks quantizations: calibrated with noise instead of photos, EfficientNet-Lite0 drops from 0.90 to 0.65 top-1
-while the cosine of its logits stays 0.99. It is reported, since people look for it, and not judged.
+Cosine misranks quantizations of classifiers: calibrated with noise instead of photos, EfficientNet-Lite0 drops from 0.90 to
+0.65 top-1 while the cosine of its logits stays 0.99. It is reported, since people look for it, and judges embeddings alone.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.errors import DataError, UsageError
+from trtopt.errors import DataError, TrtoptError, UsageError
+from trtopt.graph.io import load_model
+from trtopt.manifest import load_manifest
+from trtopt.measure.limits import Limits
 from trtopt.measure.onnx_runner import OnnxRunner
+from trtopt.measure.outputs import OutputAgreement, OutputSums, sentence, spread
+from trtopt.output_kinds import Given, Kind, by_shape, parse, resolve, stated
+from trtopt.spec import TensorInfo
+from trtopt.trt import plan_header
 
 Arrays = Mapping[str, NDArray[Any]]
 Runner = Callable[[Arrays], Arrays]
 """Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
-
-
-@dataclass(frozen=True)
-class OutputAgreement:
-    """One output, over all samples.
-
-    Attributes:
-        snr_db: 10·log10(Σ reference² / Σ (reference − candidate)²); inf where equal, -inf where nothing is right.
-        max_abs: the largest absolute difference; inf with non-finite values.
-        cosine: of the two outputs as vectors; nan where one is zero. Not a measure of quality.
-        nonfinite: NaN and infinite values of the candidate where the reference has none.
-        top1: share of samples with the same largest class; None where the output isn't samples × classes.
-    """
-
-    name: str
-    snr_db: float
-    max_abs: float
-    cosine: float
-    nonfinite: int
-    top1: float | None
 
 
 @dataclass(frozen=True)
@@ -54,12 +43,17 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What `verify` and `compare` found. The two accuracies are None without labels."""
+    """What `verify` and `compare` found. The two accuracies are None without labels.
+
+    Attributes:
+        limits: what it was judged by; None: it wasn't.
+    """
 
     samples: int
     outputs: tuple[OutputAgreement, ...]
     reference_accuracy: Accuracy | None = None
     candidate_accuracy: Accuracy | None = None
+    limits: Limits | None = None
 
     @property
     def snr_db(self) -> float:
@@ -68,48 +62,49 @@ class Agreement:
 
     @property
     def top1(self) -> float | None:
-        """Top-1 agreement of the first output that has classes."""
+        """Agreement of the first output that is classes."""
         return next((item.top1 for item in self.outputs if item.top1 is not None), None)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """What is outside the limits, each with the value and the limit."""
+        return () if self.limits is None else tuple(self.limits.missed(self._described()))
+
+    @property
+    def ok(self) -> bool:
+        """Nothing that was asked for is missed."""
+        return not self.missed
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
+        found = self._described()
+        if self.limits is not None:
+            found |= {"limits": asdict(self.limits), "missed": list(self.missed), "ok": self.ok}
+        return found
 
+    def _described(self) -> dict[str, Any]:
         def plain(accuracy: Accuracy | None) -> dict[str, float] | None:
             return None if accuracy is None else {"top1": accuracy.top1, "top5": accuracy.top5}
 
         return {
             "samples": self.samples,
-            "snr_db": _plain(self.snr_db),
+            "snr_db": self.snr_db if math.isfinite(self.snr_db) else str(self.snr_db),
             "top1_agreement": self.top1,
             "reference_accuracy": plain(self.reference_accuracy),
             "candidate_accuracy": plain(self.candidate_accuracy),
-            "outputs": {
-                item.name: {
-                    "snr_db": _plain(item.snr_db),
-                    "max_abs": _plain(item.max_abs),
-                    "cosine": _plain(item.cosine),
-                    "nonfinite": item.nonfinite,
-                    "top1_agreement": item.top1,
-                }
-                for item in self.outputs
-            },
+            "outputs": {item.name: item.describe() for item in self.outputs},
         }
 
     def __str__(self) -> str:
-        lines = [
-            f"{item.name}: {item.snr_db:.1f} dB, largest difference {item.max_abs:.3g}"
-            + (f", {item.nonfinite} values not finite" if item.nonfinite else "")
-            + ("" if item.top1 is None else f", same class for {item.top1:.1%} of {self.samples}")
-            for item in self.outputs
-        ]
+        lines = []
+        for name, output in self._described()["outputs"].items():
+            lines.append(sentence(name, output, self.samples))
+            if more := spread(output):
+                lines.append(f"  {more}")
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
-        return "\n".join(lines)
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+        return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
 
 
 def verify(
@@ -118,103 +113,137 @@ def verify(
     batches: Iterable[Arrays],
     labels: Sequence[int] | None = None,
     threads: int | None = None,
+    *,
+    output_kind: Given = (),
+    min_agreement: float | None = None,
+    min_snr: float | None = None,
 ) -> Agreement:
-    """Run both on the same samples and compare every output.
+    """Run both on the same samples and compare every output by its kind (`trtopt.measure.outputs` has the measures).
 
     Args:
         reference: usually the FP32 ONNX model. ONNX models run in ONNX Runtime on the CPU.
         candidate: usually its Q/DQ, FP16 or BF16 model, run node by node without graph optimizations; or a function
             from inputs to outputs, such as `Session.run`.
-        batches: input name → array, the first axis counting samples; each batch is run once through both.
+        batches: input name → array, the first axis counting samples; each batch is run once through both. Where they have
+            `names` (`trtopt.data.Batches`), the worst samples are named by these.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
+        output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
+            where it is a function, from type and shape.
+        min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
 
     Raises:
         ModelError: ONNX Runtime can't run a model.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
-        UsageError: the outputs differ in name or shape, or the labels don't fit.
+        UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
+            limit can't be right.
     """
+    given = {"min_agreement": min_agreement, "min_snr": min_snr}
+    limits = {name: value for name, value in given.items() if value is not None}
+    judged = Limits(**limits) if limits else None
+    check_graphs(reference, candidate)
+    kinds: Mapping[str, Kind] = {}
+    if callable(reference):
+        kinds = parse(output_kind)
+    else:
+        model = load_model(reference, lazy=True)
+        kinds = resolve(model.proto, model.outputs, output_kind)
     old = reference if callable(reference) else OnnxRunner(reference, optimize=True, threads=threads)
     new = candidate if callable(candidate) else OnnxRunner(candidate, optimize=False, threads=threads)
-    return verify_all(old, {"candidate": new}, batches, labels)["candidate"]
+    return replace(verify_all(old, {"candidate": new}, batches, labels, kinds=kinds)["candidate"], limits=judged)
+
+
+def check_graphs(reference: Any, candidate: Any) -> None:
+    """Refuse TensorRT engines, which ONNX Runtime can't run.
+
+    Raises:
+        UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
+    """
+    for given in (reference, candidate):
+        if not isinstance(given, (str, os.PathLike)) or not Path(given).is_file():
+            continue
+        path = Path(given)
+        with path.open("rb") as file:
+            if plan_header(file.read(64)) is None:
+                continue
+        graph = _kept(path)
+        first = f"the engine's graph is {graph}, which build --save-onnx kept:"
+        if graph is None:
+            graph = path.with_suffix(".onnx")
+            first = (
+                f"build keeps the engine's graph with --save-onnx: trtopt build … --save-onnx {graph} -o {path}, then"
+            )
+        both = (graph if item is given else item for item in (reference, candidate))
+        typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
+        raise UsageError(
+            f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
+        )
+
+
+def _kept(engine: Path) -> Path | None:
+    """The graph that was kept at an engine's build, where it still lies."""
+    try:
+        manifest = load_manifest(engine)
+    except TrtoptError:
+        return None
+    graph = None if manifest is None or manifest.graph_file is None else engine.parent / manifest.graph_file
+    return Path(os.path.normpath(graph)) if graph is not None and graph.is_file() else None
 
 
 def verify_all(
-    reference: Runner, candidates: Mapping[str, Runner], batches: Iterable[Arrays], labels: Sequence[int] | None = None
+    reference: Runner,
+    candidates: Mapping[str, Runner],
+    batches: Iterable[Arrays],
+    labels: Sequence[int] | None = None,
+    *,
+    kinds: Mapping[str, Kind] | None = None,
 ) -> dict[str, Agreement]:
     """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
 
+    Args:
+        kinds: of the outputs; those that it lacks go by type and shape.
+
     Raises: DataError and UsageError, as `verify`.
     """
-    comparisons = {name: _Comparison(labels) for name in candidates}
+    comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
         expected = reference(batch)
         for name, run in candidates.items():
             comparisons[name].add(expected, run(batch), samples)
-    return {name: comparison.result() for name, comparison in comparisons.items()}
+    names = tuple(getattr(batches, "names", ()))
+    return {name: comparison.result(names) for name, comparison in comparisons.items()}
 
 
-def compare(reference: Arrays, candidate: Arrays, labels: Sequence[int] | None = None) -> Agreement:
+def compare(
+    reference: Arrays,
+    candidate: Arrays,
+    labels: Sequence[int] | None = None,
+    *,
+    kinds: Mapping[str, Kind] | None = None,
+) -> Agreement:
     """Compare outputs that were computed already, such as an engine's on a GPU with the FP32 model's.
 
     Args:
         reference, candidate: output name → array, the first axis counting samples.
         labels: the true class of each sample, in order.
+        kinds: as for `verify_all`.
 
     Raises: DataError and UsageError, as `verify`.
     """
-    comparison = _Comparison(labels)
+    comparison = _Comparison(labels, kinds)
     comparison.add(reference, candidate, next((len(array) for array in reference.values() if array.ndim), 1))
     return comparison.result()
 
 
-@dataclass
-class _Sums:
-    """Running sums of one output, in FP64."""
-
-    signal: float = 0.0
-    noise: float = 0.0
-    candidate: float = 0.0
-    product: float = 0.0
-    max_abs: float = 0.0
-    nonfinite: int = 0
-    same: int = 0
-    classes: bool = True
-    hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("old1", "old5", "new1", "new5"), 0))
-
-    def add(self, old: NDArray[np.float64], new: NDArray[np.float64]) -> None:
-        self.nonfinite += int(new.size - np.isfinite(new).sum())
-        with np.errstate(invalid="ignore", over="ignore"):
-            difference = np.abs(old - new)
-            self.signal += float(np.square(old).sum())
-            self.noise += float(np.square(difference).sum())
-            self.candidate += float(np.square(new).sum())
-            self.product += float((old * new).sum())
-        worst = float(difference.max(initial=0.0))
-        self.max_abs = max(self.max_abs, math.inf if math.isnan(worst) else worst)
-
-    @property
-    def snr_db(self) -> float:
-        if self.noise == 0:
-            return math.inf
-        if self.signal == 0 or not math.isfinite(self.noise):
-            return -math.inf
-        return 10 * math.log10(self.signal / self.noise)
-
-    @property
-    def cosine(self) -> float:
-        size = math.sqrt(self.signal) * math.sqrt(self.candidate) if self.candidate >= 0 else math.nan
-        return self.product / size if size else math.nan
-
-
 class _Comparison:
-    """Adds batches up; nothing but sums is kept."""
+    """Adds batches up."""
 
-    def __init__(self, labels: Sequence[int] | None) -> None:
-        self.labels = labels
+    def __init__(self, labels: Sequence[int] | None, kinds: Mapping[str, Kind] | None) -> None:
+        self.labels, self.kinds = labels, dict(kinds or {})
         self.samples = 0
-        self.sums: dict[str, _Sums] = {}
+        self.sums: dict[str, OutputSums] = {}
+        self.hits: dict[str, Counter[str]] = {}
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
         if set(reference) != set(candidate):
@@ -223,58 +252,60 @@ class _Comparison:
         labels = None if self.labels is None else np.asarray(self.labels[self.samples : self.samples + samples])
         if labels is not None and len(labels) < samples:
             raise UsageError(f"{len(labels) + self.samples} labels were given; there are more samples")
-        for name in reference:
-            old, new = np.asarray(reference[name], np.float64), np.asarray(candidate[name], np.float64)
+        found = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
+        if not self.sums:
+            self._start({name: old for name, (old, _) in found.items()}, samples)
+        for name, (old, new) in found.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
-            if not np.isfinite(old).all():
-                raise DataError(
-                    f"the reference gives {old.size - int(np.isfinite(old).sum())} values that aren't finite in output "
-                    f"{name!r}; there is nothing to compare with: check the inputs' preprocessing"
-                )
-            sums = self.sums.setdefault(name, _Sums())
-            sums.add(old, new)
-            sums.classes = sums.classes and old.ndim == 2 and old.shape[1] > 1 and len(old) == samples
-            if sums.classes:
-                sums.same += int((old.argmax(1) == new.argmax(1)).sum())
-                if labels is not None:
-                    _count_hits(sums, old, new, labels, name)
+            self.sums[name].add(old, new, samples)
+            if labels is not None and self.sums[name].kind is Kind.CLASSES and len(old) == samples:
+                self.hits.setdefault(name, Counter()).update(_hits(name, old, new, labels))
         self.samples += samples
 
-    def result(self) -> Agreement:
+    def _start(self, outputs: Arrays, samples: int) -> None:
+        """Decide what the outputs are."""
+        infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in outputs.items()]
+        shaped = by_shape(infos)
+        stated(self.kinds, infos)
+        for info in infos:
+            kind = self.kinds.get(info.name, shaped[info.name])
+            if info.name not in self.kinds and kind is Kind.CLASSES and info.shape[0] != samples:
+                kind = Kind.OTHER
+            self.sums[info.name] = OutputSums(info.name, kind)
+
+    def result(self, names: Sequence[str] = ()) -> Agreement:
         if not self.samples:
             raise DataError("there are no samples to compare")
-        outputs = tuple(
-            OutputAgreement(
-                name,
-                sums.snr_db,
-                sums.max_abs,
-                sums.cosine,
-                sums.nonfinite,
-                sums.same / self.samples if sums.classes else None,
-            )
-            for name, sums in self.sums.items()
-        )
+        if len(names) != self.samples:
+            names = [f"sample {number}" for number in range(self.samples)]
+        outputs = tuple(sums.result(names) for sums in self.sums.values())
         if self.labels is None:
             return Agreement(self.samples, outputs)
         if len(self.labels) != self.samples:
             raise UsageError(f"{len(self.labels)} labels were given for {self.samples} samples")
-        classifier = next((sums for sums in self.sums.values() if sums.classes), None)
-        if classifier is None:
-            raise UsageError("labels were given, but no output is samples × classes")
-        share = {key: count / self.samples for key, count in classifier.hits.items()}
+        if not self.hits:
+            kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
+            raise UsageError(
+                f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
+                f"(--output-kind {outputs[0].name}=classes)"
+            )
+        hits = next(iter(self.hits.values()))
+        share = {key: hits[key] / self.samples for key in ("old1", "old5", "new1", "new5")}
         return Agreement(
             self.samples, outputs, Accuracy(share["old1"], share["old5"]), Accuracy(share["new1"], share["new5"])
         )
 
 
-def _count_hits(
-    sums: _Sums, old: NDArray[np.float64], new: NDArray[np.float64], labels: NDArray[Any], name: str
-) -> None:
-    if labels.min() < 0 or labels.max() >= old.shape[1]:
-        allowed = f"output {name!r} has classes 0 to {old.shape[1] - 1}"
-        raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
-    for key, scores in (("old", old), ("new", new)):
+def _hits(name: str, old: NDArray[Any], new: NDArray[Any], labels: NDArray[Any]) -> dict[str, int]:
+    """How often the label is the best class, or one of the five best, of both."""
+    hits = {}
+    for key, array in (("old", old), ("new", new)):
+        scores = array.astype(np.float64).reshape(len(array), -1)
+        if labels.min() < 0 or labels.max() >= scores.shape[1]:
+            allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
+            raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
         best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
-        sums.hits[f"{key}1"] += int((best[:, 0] == labels).sum())
-        sums.hits[f"{key}5"] += int((best == labels[:, None]).any(1).sum())
+        hits[f"{key}1"] = int((best[:, 0] == labels).sum())
+        hits[f"{key}5"] = int((best == labels[:, None]).any(1).sum())
+    return hits
