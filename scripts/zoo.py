@@ -203,13 +203,13 @@ def dynamic(entry: Entry, info: Any) -> list[int | None]:
 
 def profile(entry: Entry, inputs: Any) -> str:
     """One profile in the command line's words; empty where nothing is dynamic."""
-    parts = [f"{name}:{'x'.join(map(str, values))}" for name, values in entry.values.items()]
+    parts = []
     for info in inputs:
         if any(not isinstance(size, int) or size < 0 for size in info.shape):
             sizes = dynamic(entry, info)
             ranges = ["x".join(str(batch if size is None else size) for size in sizes) for batch in BATCH]
             parts.append(f"{info.name}:{','.join(ranges)}")
-    return ";".join(parts) if len(parts) > len(entry.values) else ""
+    return ";".join(parts)
 
 
 def made_up(entry: Entry, inputs: Any) -> dict[str, Any]:
@@ -220,8 +220,8 @@ def made_up(entry: Entry, inputs: Any) -> dict[str, Any]:
         sizes = [SAMPLES if size is None else size for size in dynamic(entry, info)]
         if info.shape and info.shape[0] == 1:
             sizes[0] = SAMPLES
-        if info.name in entry.values:
-            arrays[info.name] = np.reshape(np.asarray(entry.values[info.name], info.dtype), sizes)
+        if info.dtype.startswith("float") and len(sizes) < 2:  # a number for each sample is often a size or a time
+            arrays[info.name] = generator.uniform(0.1, 1, sizes).astype(info.dtype)
         elif info.dtype.startswith("float"):
             arrays[info.name] = generator.standard_normal(sizes).astype(info.dtype)
         else:

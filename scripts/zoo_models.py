@@ -27,7 +27,6 @@ class Entry:
         inputs: name → shape for a factory's export.
         types: dtype of an input that isn't float32.
         sizes: what dynamic dimensions are tuned for, by name; the batch is 4 and others 64 unless said here.
-        values: name → integers of an input whose values decide shapes.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Entry:
     inputs: Mapping[str, Shape] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
-    values: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def file(self, folder: Path, packages: Path | None = None) -> Path:
         """The ONNX file: exported into `folder` unless it is there, or what a package ships."""
@@ -153,21 +151,6 @@ def _detector(name: str) -> Callable[[], Any]:
         return Body()
 
     return make
-
-
-def _flow() -> Any:
-    import torch
-    import torchvision
-
-    class Flow(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = torchvision.models.optical_flow.raft_small(weights=None)
-
-        def forward(self, first: Any, second: Any) -> Any:
-            return self.model(first, second, num_flow_updates=2)[-1]
-
-    return Flow()
 
 
 _SEGMENTERS = ("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large", "lraspp_mobilenet_v3_large")
@@ -405,7 +388,7 @@ def _decoder(torch: Any) -> Any:
         def forward(self, tokens: Any) -> Any:
             length = tokens.shape[1]
             mask = torch.triu(torch.full((length, length), float("-inf")), diagonal=1)
-            return self.head(self.body(self.embed(tokens), mask=mask))
+            return self.head(self.body(self.embed(tokens), mask=mask, is_causal=True))
 
     return Decoder()
 
@@ -465,18 +448,18 @@ _OWN: tuple[Entry, ...] = (
 
 _FILES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("magika", "magika/models/standard_v3_3/model.onnx", {}),
-    ("silero-vad", "silero_vad/data/silero_vad.onnx", {"sizes": {"input:1": 512}, "values": {"sr": (16000,)}}),
+    ("silero-vad", "silero_vad/data/silero_vad.onnx", {"sizes": {"input:1": 512}}),
     (
         "silero-vad",
         "silero_vad/data/silero_vad_16k_op15.onnx",
-        {"sizes": {"sequence": 512}, "values": {"sr": (16000,)}},
+        {"sizes": {"sequence": 512}},
     ),
     ("silero-vad", "silero_vad/data/silero_vad_16k_sequence.onnx", {"sizes": {"sequence_length": 16}}),
     ("silero-vad", "silero_vad/data/silero_vad_half.onnx", {"sizes": {"sequence": 512}}),
     (
         "silero-vad",
         "silero_vad/data/silero_vad_op18_ifless.onnx",
-        {"sizes": {"sequence": 512}, "values": {"sr": (16000,)}},
+        {"sizes": {"sequence": 512}},
     ),
     ("silero-vad", "silero_vad/data/silero_vad_openvino_16k.onnx", {}),
     ("speechmos", "speechmos/dnsmos_models/bak_ovr.onnx", {}),
@@ -493,7 +476,11 @@ _FILES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("basic-pitch", "basic_pitch/saved_models/icassp_2022/nmp.onnx", {}),
     ("brainmaze-eeg-models", "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx", {}),
     ("brainmaze-eeg-models", "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx", {}),
-    ("caustic-nmr", "caustic/data/best_v2_carbons.onnx", {}),
+    (
+        "caustic-nmr",
+        "caustic/data/best_v2_carbons.onnx",
+        {"sizes": {"num_atoms": 32, "num_edges": 64, "num_residues": 8}},
+    ),
     ("ddddocr", "ddddocr/common_det.onnx", {}),
     ("ddddocr", "ddddocr/common_old.onnx", {}),
     (
@@ -549,10 +536,9 @@ ZOO: tuple[Entry, ...] = (
         for name in _DETECTORS
     ),
     *(
-        Entry(name, "torchvision", f"torchvision:video.{name}", {"clip": ("batch", 3, 16, size, size)})
+        Entry(name, "torchvision", f"torchvision:{name}", {"clip": ("batch", 3, 16, size, size)})
         for name, size in _VIDEOS.items()
     ),
-    Entry("raft_small", "torchvision", _flow, {"first": ("batch", 3, 128, 128), "second": ("batch", 3, 128, 128)}),
     *(
         Entry(name, "transformers", make, inputs, dict.fromkeys(set(inputs) - {"pixel_values"}, "int64"))
         for name, (make, inputs) in _TRANSFORMERS.items()

@@ -44,7 +44,7 @@ def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> T
 
 
 def lowered(block: onnx.ModelProto, table: Table, *, rearranges: bool, **changes: Any) -> Lowered:
-    can = SimpleNamespace(max_opset=17, float_only={})
+    can = SimpleNamespace(max_opset=17, float_only={}, grouped="")
     generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can, rearranges=lambda _: rearranges)
     return lower(block, BuildSpec(precision=Precision.INT8, **changes), generation, table)
 

@@ -244,6 +244,9 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
             lowered, built = _planned(work, folded, reasons, Path(folder), reporter)
             verdict = judge(built, lowered, spec, arithmetic, asked)
     _accept(verdict, spec, generation, named, reporter)
+    if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
+        why = next((f": {item.node}: {item.reason}" for item in lowered.kept), "")
+        reporter.warn(f"no convolution or matrix product runs in {spec.precision}{why}")
     return _Made(lowered, built, verdict)
 
 
@@ -277,7 +280,9 @@ def _planned(
         parts = written_out(graph, error.issues, reporter)
         if parts is None:
             origins = Origins(work.model.proto, graph)
-            raise (error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))) from error
+            raise (
+                error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))
+            ) from error
     except BackendError as error:
         raise type(error)(Origins(work.model.proto, graph).explained(str(error))) from error
     old = {node.name for node in graph.graph.node}
@@ -298,6 +303,7 @@ def _lowered_and_built(
         spec,
         quantized=lowered.quantized,
         layer_precision=lowered.layer_precision or None,
+        preferred=lowered.preferred or None,
         calibration=work.native,
         calibration_batch=work.scales.native_batch(work.model),
         calibration_cache=work.cache,

@@ -155,7 +155,7 @@ def export(
     for note in notes:
         reporter.warn(note)
     names = tuple(output_names or found.outputs)
-    with _threads(torch), _evaluating(found.module), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with _threads(torch), _evaluating(torch, found.module), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         with reporter.phase("export to ONNX"):
             model = _export(torch, found.module, infos, arrays, names, target)
             _record_training(torch, found.module, infos, arrays, model)
@@ -489,13 +489,19 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def _evaluating(module: Any) -> Iterator[None]:
-    """Eval mode for the time of the export; every submodule's own mode afterwards."""
+def _evaluating(torch: Any, module: Any) -> Iterator[None]:
+    """Eval mode for the time of the export; every submodule's own mode afterwards.
+
+    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
+    """
     modes = [(item, item.training) for item in module.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
     module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
         for item, mode in modes:
             item.training = mode
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import onnx
 
@@ -31,6 +31,7 @@ class Lowered:
         kept: nodes that stay in a higher precision, with the reason.
         quantized: the graph holds Q/DQ.
         layer_precision: node → precision, for weakly typed builds.
+        preferred: node → precision to compute in where that can be built, for weakly typed builds.
         merged: node → the one that computes it as well (`graph.rearrange`).
         typed: the graph carries its precisions itself.
     """
@@ -41,6 +42,7 @@ class Lowered:
     quantized: bool
     layer_precision: Mapping[str, Precision]
     merged: Mapping[str, str]
+    preferred: Mapping[str, Precision] = field(default_factory=dict)
     typed: bool = True
 
 
@@ -81,7 +83,14 @@ def lower(
     if table is not None:
         reasons = dict.fromkeys(without_scales(table), NO_SCALE) | dict(unquantized or {})
         overrides = (*spec.overrides, *kept_out(reasons, spec.base))
-        points = find_points(folded, spec.precision, base=spec.base, overrides=overrides, excluded=can.float_only)
+        points = find_points(
+            folded,
+            spec.precision,
+            base=spec.base,
+            overrides=overrides,
+            excluded=can.float_only,
+            grouped=can.grouped if spec.precision is Precision.INT8 else "",
+        )
         kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
         points = replace(points, kept=tuple(kept))
         base = spec.base if typed else Precision.FP32
@@ -101,12 +110,19 @@ def lower(
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
         asked = {name: spec.base for name in heavy if name in reduced}
     asked |= named
+    preferred: dict[str, Precision] = {}
+    if table is not None and not typed and spec.base is not Precision.FP32:
+        # Left to itself TensorRT takes FP32 where that saves it a conversion.
+        heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
+        preferred = {name: spec.base for name in heavy if name not in asked and name not in layer_precision}
     forget_placeholders(proto)
     if proto is not folded and (problem := invalid(proto)):
         raise ModelError(
             f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
         )
-    return Lowered(proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, typed)
+    return Lowered(
+        proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed
+    )
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import rapidocr
+from graphs import model, node, rapidocr, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.graph.fold import fold
@@ -308,3 +308,40 @@ def test_nested_concats_share_one_scale() -> None:
     net.conv("outer", "last", (32, 96, 1, 1))
     (group,) = find_points(net.model("last")).groups
     assert set(group) == {"a", "b", "c", "inner", "outer"}
+
+
+def grouped(*behind: onnx.NodeProto, group: int = 32) -> onnx.ModelProto:
+    """A grouped convolution, what stands behind it, and a convolution that reads its result."""
+    nodes = [node("Conv", "x w0", "a", "first"), node("Conv", "a w1", "b", "grouped", group=group, pads=[1, 1, 1, 1])]
+    nodes += [*behind, node("Conv", "r w2", "y", "last")]
+    weights = {"w0": values(32, 32, 1, 1), "w1": values(32, 32 // group, 3, 3), "w2": values(32, 32, 1, 1)}
+    return model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
+
+
+@pytest.mark.parametrize(
+    ("behind", "quantized"),
+    [
+        ([node("Identity", "b", "r")], False),  # folding would take it away
+        ([node("Relu", "b", "r")], True),
+        ([node("Clip", "b low high", "r")], True),
+        ([node("Sigmoid", "b", "s"), node("Mul", "b s", "r")], False),
+        ([node("Relu", "b", "h"), node("GlobalAveragePool", "h", "p"), node("Mul", "h p", "r")], False),
+    ],
+    ids=["identity", "relu", "clip", "silu", "squeeze-and-excite"],
+)
+def test_grouped_convolutions_whose_result_is_not_quantized(behind: list[onnx.NodeProto], quantized: bool) -> None:
+    proto = grouped(*behind)
+    for name, bound in (("low", 0.0), ("high", 6.0)):
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), name))
+    assert "grouped" in find_points(proto).quantized
+    points = find_points(proto, grouped="no such kernel")
+    assert ("grouped" in points.quantized) == quantized and {"first", "last"} <= set(points.quantized)
+    reasons = {item.node: item.reason for item in points.kept}
+    assert reasons.get("grouped") == (None if quantized else "no such kernel")
+    forced = find_points(proto, grouped="no such kernel", overrides=[Override("grouped", Precision.INT8)])
+    assert "grouped" in forced.quantized
+
+
+def test_a_dense_convolution_may_give_floats() -> None:
+    proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
+    assert "grouped" in find_points(proto, grouped="no such kernel").quantized

@@ -12,7 +12,7 @@ from onnx.defs import SchemaError, get_schema
 from trtopt.errors import ModelError
 from trtopt.graph.fold import fold
 from trtopt.graph.guard import fault
-from trtopt.graph.proto import LARGE, all_nodes, opset_version, skeleton
+from trtopt.graph.proto import LARGE, name_nodes, opset_version, skeleton
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import Issue
 
@@ -65,21 +65,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
     for tensor in made.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
             tensor.CopyFrom(weights[tensor.name])
-    _name(made)
+    name_nodes(made)
     if problem := fault(proto, made):
         raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")
     return made
-
-
-def _name(proto: ModelProto) -> None:
-    """Give the new nodes names, made from what they give."""
-    taken = {node.name for node in all_nodes(proto.graph)}
-    for node in all_nodes(proto.graph):
-        if not node.name:
-            name = wished = f"{node.op_type}_{next(iter(node.output), '')}"
-            number = 0
-            while name in taken:
-                number += 1
-                name = f"{wished}_{number}"
-            taken.add(name)
-            node.name = name

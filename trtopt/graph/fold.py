@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import string
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
     """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
     try:
         raised = upgraded(whole_copy(proto), opset)
-    except Exception:  # the converter's errors have no common base
+    except ModelError:
         return None
     raised.ir_version = max(raised.ir_version, proto.ir_version)
     return None if fault(proto, raised) else raised
@@ -238,6 +239,7 @@ def _evaluate(proto: ModelProto) -> ModelProto:
     if model.functions:
         common.InlinePass()(model)
     _cast_as_written(model)
+    _spell_einsums(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     for _ in range(ROUNDS):
@@ -282,6 +284,19 @@ def _cast_as_written(model: onnx_ir.Model) -> None:
             attributes = [onnx_ir.AttrInt64("to", int(like.dtype)), saturate]
             cast = onnx_ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
             onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+
+
+def _spell_einsums(model: onnx_ir.Model) -> None:
+    """Einsum in small letters: TensorRT's parser takes no capitals."""
+    import onnx_ir
+
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Einsum" and "equation" in node.attributes:
+            equation = node.attributes["equation"].as_string()
+            letters = list(dict.fromkeys(letter for letter in equation if letter.isalpha()))
+            if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
+                small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
+                node.attributes["equation"] = onnx_ir.AttrString("equation", equation.translate(small))
 
 
 def _remove_identities(model: onnx_ir.Model) -> None:

@@ -16,6 +16,16 @@ from trtopt.spec import Issue
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
 _QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))
 _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape")
+# A Clip's bounds become its own numbers; the parser refuses integer arithmetic itself.
+_OWN_REFUSALS = (
+    "Constant",
+    "Clip",
+    "QLinearConv",
+    "QLinearMatMul",
+    "ConvInteger",
+    "MatMulInteger",
+    "DynamicQuantizeLinear",
+)
 _OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -99,7 +109,7 @@ def _quantized(proto: ModelProto, kinds: Mapping[str, str]) -> Iterator[Issue]:
                 text = f"its zero point {zero!r} isn't constant, which TensorRT needs"
                 yield Issue(node.name, node.op_type, f"{text}; quantize with constant parameters")
             continue
-        if node.op_type in _MOVING or node.op_type in ("Constant", "Clip"):  # a Clip's bounds become its own numbers
+        if node.op_type in (*_MOVING, *_OWN_REFUSALS):
             continue
         yield from _computing(node, kinds, constants)
 

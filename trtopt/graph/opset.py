@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from trtopt.errors import ModelError, UnsupportedOperator
 from trtopt.graph.guard import fault
-from trtopt.graph.proto import all_nodes, infer_shapes, node_label, opset_version, subgraphs
+from trtopt.graph.proto import all_nodes, infer_shapes, name_nodes, node_label, opset_version, subgraphs
 from trtopt.spec import Issue
 
+_BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 _INSTEAD = "use the model at opset {}, with a generation that reads it"
 _IR = {opset: ir for ir, opset in ((7, 14), (8, 18), (9, 20), (10, 22))}
 
@@ -58,17 +58,42 @@ def lower_opset(proto: ModelProto, target: int) -> ModelProto:
     return lowered
 
 
-def upgraded(proto: onnx.ModelProto, minimum: int) -> onnx.ModelProto:
-    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter."""
+def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
+    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter, every node named.
+
+    Raises:
+        ModelError: the converter fails.
+    """
     import onnx.version_converter
 
-    version = next((item.version for item in proto.opset_import if item.domain in ("", "ai.onnx")), 1)
+    version = opset_version(proto) or 1
     if version >= minimum:
         return proto
-    converted = onnx.version_converter.convert_version(proto, minimum)
-    # The converter drops the model's own name; tools show it.
-    converted.graph.name = proto.graph.name
+    try:
+        converted: ModelProto = onnx.version_converter.convert_version(proto, minimum)
+    except Exception as error:  # the converter's errors have no common base
+        what = " ".join(str(error).split()).rpartition("failed: ")[2][:300]
+        raise ModelError(f"the model of opset {version} can't be raised to {minimum}: {what}") from error
+    converted.graph.name = proto.graph.name  # the converter drops it; tools show it
+    if version < _BROADCASTING <= minimum:
+        _widen_slopes(converted)
+    name_nodes(converted)
     return converted
+
+
+def _widen_slopes(proto: ModelProto) -> None:
+    """One slope a channel for PRelu: before opset 7 of shape (C,), which since then stands for the last axis."""
+    ranks = {
+        value.name: len(value.type.tensor_type.shape.dim)
+        for value in (*proto.graph.input, *infer_shapes(proto).graph.value_info)
+    }
+    slopes = {node.input[1]: ranks.get(node.input[0], 0) for node in proto.graph.node if node.op_type == "PRelu"}
+    for tensor in proto.graph.initializer:
+        if slopes.get(tensor.name, 0) > 2 and len(tensor.dims) == 1 and tensor.dims[0] > 1:
+            tensor.dims.extend([1] * (slopes[tensor.name] - 2))
+            declared = next((value for value in proto.graph.input if value.name == tensor.name), None)
+            if declared is not None:
+                proto.graph.input.remove(declared)
 
 
 class _Context:

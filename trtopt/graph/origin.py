@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, NodeProto
 
-from trtopt.graph.proto import all_nodes
+from trtopt.graph.proto import all_nodes, subgraphs
 from trtopt.spec import Issue
 
 _FAR = 64  # steps from a node to a tensor of the model, at most
@@ -59,8 +59,17 @@ class Origins:
         return issue.text(self.of(issue.node))
 
     def explained(self, text: str) -> str:
-        """A message of TensorRT's, with where the nodes come from that it names and the model doesn't."""
-        words = dict.fromkeys(re.findall(r"[^\s\"'`()\[\]{},;:]+", text))
-        found = {word: origin for word in words if (origin := self.of(word.rstrip(".")))}
-        said = "; ".join(f"{word} {origin}" for word, origin in list(found.items())[:4])
-        return f"{text} (in the model: {said})" if said else text
+        """A message of TensorRT's, with where the nodes come from that it names and the model doesn't.
+
+        One that names nothing of the graph gets what TensorRT's builder most often fails on, where the model has that.
+        """
+        words = {word.rstrip(".") for word in re.findall(r"[^\s\"'`()\[\]{},;:]+", text)}
+        named = [node for name, node in self._nodes.items() if name in words]
+        origins = [f"{node.name} {origin}" for node in named if (origin := self.of(node.name))]
+        if origins:
+            return f"{text} (in the model: {'; '.join(origins[:4])})"
+        flow = [node for node in self._nodes.values() if any(subgraphs(node))]
+        if named or not flow:
+            return text
+        some = ", ".join(f"{node.name} ({node.op_type})" for node in flow[:3]) + (", …" if len(flow) > 3 else "")
+        return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: export it with that decided"

@@ -81,10 +81,19 @@ class _Search:
     base: Precision
     overrides: Sequence[Override]
     excluded: Mapping[str, str]
+    barred: Mapping[str, str]
     reads: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     quantized: list[ir.Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def points(self) -> Points:
+        order = {value.name: index for index, value in enumerate(_values(self.model.graph))}
+        reads = {name: tuple(self.reads[name]) for name in sorted(self.reads, key=lambda name: order.get(name, -1))}
+        quantized = tuple(str(node.name) for node in self.quantized)
+        return Points(reads, tuple(self.weights), self.groups, quantized, tuple(self.kept), self.precision)
 
     def read(self, node: ir.Node, slot: int) -> None:
         value = node.inputs[slot]
@@ -101,6 +110,7 @@ def find_points(
     base: Precision = Precision.FP16,
     overrides: Sequence[Override] = (),
     excluded: Mapping[str, str] | None = None,
+    grouped: str = "",
 ) -> Points:
     """Decide the Q/DQ placement for a folded graph (every node named, every weight constant).
 
@@ -109,23 +119,38 @@ def find_points(
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
         excluded: operator → why the target can't run it quantized.
+        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can.
     """
-    model = linked(proto)
-    search = _Search(model, precision, base, overrides, excluded or {})
-    first = next((node for node in model.graph if node.op_type == "Conv"), None)
-    for node in model.graph:
+    model, barred = linked(proto), dict[str, str]()
+    while True:
+        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred))
+        giving = {str(node.name) for node in search.quantized if grouped and _gives_floats(search, node)}
+        if giving <= barred.keys():  # what is left of them was asked for by name
+            return search.points
+        barred.update(dict.fromkeys(giving, grouped))
+
+
+def _searched(search: _Search) -> _Search:
+    first = next((node for node in search.model.graph if node.op_type == "Conv"), None)
+    for node in search.model.graph:
         if node.op_type in WEIGHTED and node.domain == "" and is_float(node.inputs[0]):
             _weighted(search, node, first=node is first)
-    if precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
+    if search.precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
         _residuals(search)
         _poolings(search)
-        groups = _concats(search)
-    else:
-        groups = ()
-    order = {value.name: index for index, value in enumerate(_values(model.graph))}
-    reads = {name: tuple(search.reads[name]) for name in sorted(search.reads, key=lambda name: order.get(name, -1))}
-    quantized = tuple(str(node.name) for node in search.quantized)
-    return Points(reads, tuple(search.weights), groups, quantized, tuple(search.kept), precision)
+        search.groups = _concats(search)
+    return search
+
+
+def _gives_floats(search: _Search, node: ir.Node) -> bool:
+    """Whether it is a grouped convolution whose result, behind its activation if it has one, anybody reads unquantized."""
+    if node.op_type != "Conv" or int_attribute(node, "group", 1) == 1:
+        return False
+    value = node.outputs[0]
+    while read_once(value) and (user := value.uses()[0].node).op_type in ("Relu", "Clip"):
+        value = user.outputs[0]
+    quantized = search.reads.get(str(value.name), [])
+    return value.is_graph_output() or any((str(use.node.name), use.idx) not in quantized for use in value.uses())
 
 
 def _values(graph: ir.Graph) -> Iterable[ir.Value]:
@@ -147,6 +172,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
         reason, kept_in = f"--precision-override asks for {asked}", asked
     elif node.op_type in search.excluded:
         reason = search.excluded[node.op_type]
+    elif not forced and str(node.name) in search.barred:
+        reason = search.barred[str(node.name)]
     elif constant(node.inputs[0]) is not None:
         reason = "its left operand is constant"
     elif weight is None and node.op_type != "MatMul":

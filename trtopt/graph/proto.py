@@ -188,6 +188,20 @@ def to_array(tensor: TensorProto) -> NDArray[Any]:
     return numpy_helper.to_array(tensor)
 
 
+def name_nodes(proto: ModelProto) -> None:
+    """Give nodes without a name one that is made from what they give."""
+    taken = {node.name for node in all_nodes(proto.graph)}
+    for node in all_nodes(proto.graph):
+        if not node.name:
+            name = wished = f"{node.op_type}_{next(iter(node.output), '')}"
+            number = 0
+            while name in taken:
+                number += 1
+                name = f"{wished}_{number}"
+            taken.add(name)
+            node.name = name
+
+
 def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
     for node in graph.node:

@@ -96,6 +96,8 @@ def insert_qdq(
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
     if bad:
         raise CalibrationError(f"amax must be positive and finite; found {bad}")
+    # The first opset with per-axis (13) and float8 (19) Q/DQ; raised before, as the converter has no way for older Q/DQ.
+    proto = upgraded(proto, 19 if points.precision is Precision.FP8 else 13)
     model = linked(proto)
     writer = Writer(model, points.precision)
     values = {value.name: value for value in _every_value(model.graph)}
@@ -125,9 +127,8 @@ def insert_qdq(
         value = model.graph.initializers.get(name)
         if value is not None and not value.uses() and not value.is_graph_output():
             del model.graph.initializers[name]
-    minimum = 19 if points.precision is Precision.FP8 else 13  # first opset with per-axis (13) and float8 (19) Q/DQ
-    result = ir.to_proto(model)
-    return upgraded(result, minimum)
+    result: onnx.ModelProto = ir.to_proto(model)
+    return result
 
 
 def _dequantized_weight(writer: Writer, weight: Weight, base: Precision) -> ir.Value:

@@ -122,11 +122,11 @@ def _branches(add: ir.Node, floats: Mapping[str, ir.Node]) -> tuple[_Branch, _Br
 
 
 def _branch(conv: ir.Node | None, floats: Mapping[str, ir.Node]) -> _Branch | None:
-    if conv is None:
+    before = floats.get(str(conv.name)) if conv is not None and conv.op_type == "Conv" else None
+    if conv is None or before is None:
         return None
-    before = floats.get(str(conv.name))
     dequantize, stored = (_made_by(value, "DequantizeLinear") for value in conv.inputs[:2])
-    if before is None or dequantize is None or stored is None or sizes(dequantize.inputs[1]) != ():
+    if dequantize is None or stored is None or sizes(dequantize.inputs[1]) != ():
         return None
     weight = constant(before.inputs[1])
     assert weight is not None  # it was quantized

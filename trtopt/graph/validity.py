@@ -72,7 +72,6 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         ([value.name for value in graph.input], "two inputs are"),
         ([value.name for value in graph.output], "two outputs are"),
         ([tensor.name for tensor in graph.initializer], "two initializers are"),
-        ([node.name for node in graph.node if node.name], "two nodes are"),
     ):
         _unique(names, f"{what}: {kind} named")
     defined = {value.name for value in graph.input} | constants

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from onnx import ModelProto, NodeProto, TensorShapeProto
+from onnx import ModelProto, NodeProto
 
-from trtopt.graph.proto import all_nodes, infer_shapes
+from trtopt.graph.proto import LARGE, all_nodes, infer_shapes, skeleton
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
@@ -18,16 +18,20 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
     Args:
         sizes: of dynamic dimensions by name; others count as 1.
     """
-    graph = infer_shapes(proto).graph
+    light = skeleton(proto, LARGE)
+    for value in light.graph.input:
+        for dim in value.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value") or dim.dim_value < 1:
+                dim.dim_value = (sizes or {}).get(dim.dim_param, 1)
+    del light.graph.value_info[:]
+    for value in light.graph.output:
+        value.type.tensor_type.ClearField("shape")  # what it declares names the dimensions that have a size now
+    graph = infer_shapes(light).graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.HasField("shape"):
-            shapes[value.name] = tuple(_size(dim, sizes or {}) for dim in value.type.tensor_type.shape.dim)
+            shapes[value.name] = tuple(max(1, dim.dim_value) for dim in value.type.tensor_type.shape.dim)
     return {node.name: _macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
-
-
-def _size(dim: TensorShapeProto.Dimension, sizes: Mapping[str, int]) -> int:
-    return int(dim.dim_value) if dim.dim_value > 0 else sizes.get(dim.dim_param, 1)
 
 
 def _macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:

@@ -39,6 +39,7 @@ class Capabilities:
         float_only: operator → why it runs in floating point even between Q/DQ.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
+        grouped: why a grouped convolution whose result isn't quantized doesn't run in INT8; empty: it does.
     """
 
     typed_graph: bool
@@ -63,6 +64,7 @@ class Capabilities:
     float_only: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
+    grouped: str = ""
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""

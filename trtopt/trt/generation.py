@@ -260,6 +260,7 @@ class Generation:
         *,
         quantized: bool,
         layer_precision: Mapping[str, Precision] | None = None,
+        preferred: Mapping[str, Precision] | None = None,
         calibration: Iterable[Mapping[str, NDArray[Any]]] | None = None,
         calibration_batch: int = 8,
         calibration_cache: bytes | None = None,
@@ -272,6 +273,7 @@ class Generation:
             model: an ONNX file; typed as `spec` wants where `typed(spec)`, else FP32-typed.
             quantized: the graph holds Q/DQ.
             layer_precision: ONNX node name → precision, for weakly typed builds only (a typed graph says it itself).
+            preferred: likewise, where it can be built; what the layer gives is left to TensorRT.
             calibration: host batches (input name → array, first axis = samples) for `spec.calibrator == "native"`.
             calibration_batch: samples that TensorRT's calibrator gets at a time.
             calibration_cache: a cache that TensorRT's calibrator wrote before; then no data is read.
@@ -288,9 +290,9 @@ class Generation:
         self.refuse(spec, reporter)
         if spec.timing_cache is not None:
             check_writable(spec.timing_cache)
-        if layer_precision and self.typed(spec):
+        if (layer_precision or preferred) and self.typed(spec):
             raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
-        pins = dict(layer_precision or {})
+        pins = weak.Pins(dict(layer_precision or {}), dict(preferred or {}))
         request = _Request(
             model, name or str(model), spec, quantized, pins, calibration, calibration_batch, calibration_cache
         )
@@ -460,9 +462,9 @@ class Generation:
         weak.set_precision_flags(trt, held.config, spec)
         if not spec.io_fp32 and spec.base is not Precision.FP32:
             weak.set_io_type(trt, held.network, spec.base)
-        if request.layer_precision:
+        if request.pins:
             obey = not spec.allow_precision_fallback
-            lost = weak.set_layer_precision(trt, held.network, held.config, request.layer_precision, obey)
+            lost = weak.set_layer_precision(trt, held.network, held.config, request.pins, obey)
             if lost:
                 warnings.append(f"no layer came from {', '.join(lost)}: the precision asked for there has no effect")
         if spec.calibrator == "native":
@@ -504,7 +506,7 @@ class _Request:
     name: str
     spec: BuildSpec
     quantized: bool
-    layer_precision: Mapping[str, Precision]
+    pins: weak.Pins
     calibration: Iterable[Mapping[str, NDArray[Any]]] | None
     batch: int
     cache: bytes | None

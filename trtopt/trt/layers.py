@@ -23,7 +23,8 @@ from trtopt.spec import LayerInfo, Precision
 _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
 _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
-_METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=\[ONNX Layer: |\s*$|\x1e)")
+# A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
+_METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=(?:__\w+)?(?:\[ONNX Layer: |\s*$|\x1e))")
 _TYPES = {
     "float": Precision.FP32,
     "fp32": Precision.FP32,
@@ -185,7 +186,7 @@ def _kind_by_type(kind: str, name: str) -> str:
         return "deconvolution"
     if "conv" in kind or "correlation" in kind:
         return "convolution"
-    if re.search(r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", kind):
+    if re.search(r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", kind) or "_mha" in name:
         return "matmul"
     if match := _FUSED.match(name):
         words = set(re.findall(r"[A-Z][a-z0-9]*", match[1]))

@@ -80,6 +80,9 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
         name, op = nodes[number] if 0 <= number < len(nodes) else ("", "")
         if hasattr(error, "node_name"):  # 8.6 has only the index; later ones also reach into local functions
             name, op = error.node_name() or name, error.node_operator() or op
+        if not op:  # an importer that gives up without its node: "importScatterElements"
+            importer = str(error.func()).removeprefix("import")
+            name, op = next((node for node in nodes if node[1] == importer), ("", ""))
         issues.append(Issue(name, op, _reason(error.desc(), op)))
     return list(dict.fromkeys(issues))
 

@@ -18,7 +18,14 @@ class TensorRT8(Generation):
     family = "tensorrt8"
 
     def _capabilities(self, found: Capabilities) -> Capabilities:
-        return replace(found, max_opset=17)  # much of 18 and later does not parse
+        return replace(
+            found,
+            max_opset=17,  # much of 18 and later does not parse
+            # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
+            # and convolves in FP16 or, in a profile of batch 1, in FP32.
+            grouped="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, or "
+            "behind a Relu or Clip",
+        )
 
     def rearranges(self, spec: BuildSpec) -> bool:
         """For sm90, where it was measured; other GPUs have other kernels. A refit finds weights by their names."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,13 +39,29 @@ def set_io_type(trt: Any, network: Any, base: Precision) -> None:
             tensor.dtype = wanted
 
 
-def set_layer_precision(
-    trt: Any, network: Any, config: Any, wanted: Mapping[str, Precision], obey: bool
-) -> tuple[str, ...]:
-    """Pin the layers that come from the named ONNX nodes; give back the names that no layer came from.
+@dataclass(frozen=True)
+class Pins:
+    """Precisions of single layers, by ONNX node.
 
-    With `obey` a layer that can't be pinned fails the build; else TensorRT may choose otherwise.
+    Attributes:
+        fixed: what a layer computes in and gives.
+        preferred: what it computes in where TensorRT can build it so.
     """
+
+    fixed: Mapping[str, Precision]
+    preferred: Mapping[str, Precision]
+
+    def __bool__(self) -> bool:
+        return bool(self.fixed or self.preferred)
+
+
+def set_layer_precision(trt: Any, network: Any, config: Any, pins: Pins, obey: bool) -> tuple[str, ...]:
+    """Pin the layers that come from the named ONNX nodes; give back the fixed names that no layer came from.
+
+    With `obey`, and where nothing is merely preferred, a layer that can't be pinned fails the build; else TensorRT may
+    choose otherwise.
+    """
+    wanted = {**pins.preferred, **pins.fixed}
     floating = {trt.DataType.FLOAT, trt.DataType.HALF}
     if hasattr(trt.DataType, "BF16"):
         floating.add(trt.DataType.BF16)
@@ -63,13 +80,14 @@ def set_layer_precision(
             continue
         data_type = getattr(trt.DataType, _DATA_TYPES[wanted[name]])
         layer.precision = data_type
-        if wanted[name] is not Precision.INT8:  # an INT8 layer may write floats; its output type stays free
+        # An INT8 layer may write floats, and a preferred one what its readers want: their output types stay free.
+        if name in pins.fixed and wanted[name] is not Precision.INT8:
             for number, tensor in enumerate(outputs):
                 if tensor.dtype in floating:
                     layer.set_output_type(number, data_type)
-    flag = "OBEY_PRECISION_CONSTRAINTS" if obey else "PREFER_PRECISION_CONSTRAINTS"
+    flag = "OBEY_PRECISION_CONSTRAINTS" if obey and not pins.preferred else "PREFER_PRECISION_CONSTRAINTS"
     config.set_flag(getattr(trt.BuilderFlag, flag))
-    return tuple(sorted(set(wanted) - found))
+    return tuple(sorted(set(pins.fixed) - found))
 
 
 class NativeCalibration:

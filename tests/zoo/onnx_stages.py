@@ -1,0 +1,34 @@
+"""The cheap stages of every ONNX backend test (scripts/onnx_tests.py), for the tests of each variant."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtopt.trt import installed
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import onnx_tests
+
+PARTS = 32
+
+
+def wrong(variant: str, part: int, folder: Path) -> list[str]:
+    """What check, folding and FP16 typing do wrong with each of a part's models."""
+    backend = "rtx" if any(generation.family == "rtx" for generation in installed()) else "auto"
+    found, count = [], 0
+    for case in onnx_tests.cases(variant, part, PARTS):
+        count += 1
+        said, _ = onnx_tests.checked(case, folder / f"{count}.onnx", backend)
+        known = onnx_tests.runner(case)
+        fold, made = onnx_tests.folded(case, known)
+        typing = onnx_tests.typed(case, made, known) if made is not None else ""
+        found += [f"{case.name}: {text}" for text in (said, fold, typing) if text]
+    assert count > 20, "the tests of the onnx package aren't all there"
+    return found
+
+
+def parts() -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("part", range(PARTS))
