@@ -300,9 +300,9 @@ def _forms(proto: ModelProto) -> dict[str, ModelProto]:
     quantized = insert_qdq(folded, points, dict.fromkeys(points.activations, 1.0), base=Precision.FP16)
     return {
         "folded": folded,
-        "FP16": to_typed(folded, Precision.FP16)[0],
-        "BF16, also its outputs": to_typed(folded, Precision.BF16, io_fp32=False)[0],
-        "INT8": to_typed(quantized, Precision.FP16)[0],
+        "FP16": to_typed(folded, Precision.FP16).proto,
+        "BF16, also its outputs": to_typed(folded, Precision.BF16, io_fp32=False).proto,
+        "INT8": to_typed(quantized, Precision.FP16).proto,
     }
 
 

@@ -234,7 +234,8 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
         arithmetic = macs(folded, work.opt_sizes())
         verdict = judge(built, lowered, spec, arithmetic, asked)
         named = [node for node in verdict.lost if work.names(node, folded)]
-        if verdict.lost and work.table is not None and not named and not spec.allow_precision_fallback:
+        repairable = bool(verdict.lost) and verdict.share >= LEAST_SHARE and not named
+        if repairable and work.table is not None and not spec.allow_precision_fallback:
             some = ", ".join(list(verdict.lost)[:3]) + (", …" if len(verdict.lost) > 3 else "")
             reporter.note(
                 f"{generation} runs {len(verdict.lost)} of {len(asked)} quantized layers in floating point ({some}): building "
@@ -260,14 +261,17 @@ def _accept(
         if not spec.allow_precision_fallback:
             raise PrecisionLost(f"{what}. Nothing was written; {anyway}")
         reporter.warn(what)
-    if not verdict.problem:
+    little = verdict.share < LEAST_SHARE
+    if not (verdict.problem or little):
         return
-    if not spec.allow_precision_fallback and (verdict.share < LEAST_SHARE or named):
+    share = f"{verdict.share:.0%} of the arithmetic asked for runs as asked"
+    what = f"{verdict.problem}; {share}" if verdict.problem else share
+    if not spec.allow_precision_fallback and (little or named):
         raise PrecisionLost(
-            f"{generation} built an engine without the precision asked for: {verdict.problem}. Nothing was written; {anyway}, "
-            "or keep these layers out with --precision-override"
+            f"{generation} built an engine without the precision asked for: {what}. Nothing was written; {anyway}, "
+            "or keep layers out with --precision-override"
         )
-    reporter.warn(f"{verdict.problem}; {verdict.share:.0%} of the arithmetic asked for runs as asked")
+    reporter.warn(what)
 
 
 def _planned(

@@ -310,7 +310,8 @@ def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> 
         inputs={"x": [1, 3, 8, 8]},
         weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
     )
-    assert set(_reasons(proto, base)) == {"range", "noise", "celu"}
+    assert {item.node for item in to_typed(proto, base).kept} == {"range", "noise", "celu"}
+    assert set(_reasons(proto, base)) <= {"celu"}  # a weakly typed build chooses among the types that TensorRT has
     _typed(proto, base)
 
 

@@ -423,7 +423,7 @@ def test_a_detector_is_judged_by_what_it_finds() -> None:
 def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[str], Path]) -> None:
     """MiniLM, FP16 against FP32: no class is looked for in 384 numbers."""
     folded, _ = fold(load_model(exported("minilm")).proto)
-    half, _ = to_typed(folded, Precision.FP16)
+    half = to_typed(folded, Precision.FP16).proto
     generator = np.random.default_rng(0)
     ids = generator.integers(1000, 20000, (24, 16))
     batches = [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]

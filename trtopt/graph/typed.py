@@ -89,8 +89,11 @@ class Typed(NamedTuple):
 
 
 def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
-    """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named."""
-    return tuple(_kept(linked(proto), base, overrides).values())
+    """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
+
+    For weakly typed builds, which choose among the types that TensorRT has for a layer: what ONNX says of them doesn't count.
+    """
+    return tuple(_kept(linked(proto), base, overrides, typed=False).values())
 
 
 def to_typed(
@@ -111,13 +114,13 @@ def to_typed(
         proto = upgraded(proto, 19)  # first opset whose Q/DQ take FP16 scales
     model = linked(proto)
     model.opset_imports.setdefault("", _CAST_OPSET)
-    kept = _kept(model, base, overrides)
+    kept = _kept(model, base, overrides, typed=True)
     typing = _Typing(model, base, io_fp32, kept)
     typing.apply()
     return Typed(ir.to_proto(model), tuple(kept.values()), frozenset(typing.reduced))
 
 
-def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> dict[str, Kept]:
+def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, typed: bool) -> dict[str, Kept]:
     kept: dict[str, Kept] = {}
 
     def keep(node: ir.Node, reason: str) -> None:
@@ -134,7 +137,7 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override]) -> di
             continue
         if not any(map(_is_fp32, node.outputs)):
             continue
-        if reason := _untyped(node, base, model.opset_imports):
+        if typed and (reason := _untyped(node, base, model.opset_imports)):
             keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
