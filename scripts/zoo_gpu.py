@@ -1,9 +1,10 @@
 """INT8 builds of models on this machine's GPU, two profiles (batch 1; 32), beside FP16: one table row a model.
 
-    python scripts/zoo_gpu.py FOLDER NAME... [--level N]
+    python scripts/zoo_gpu.py FOLDER NAME... [--level N] [--no-compare]
 
 FOLDER holds NAME.onnx and NAME.calib.json for each (trtopt export, trtopt calibrate). Each row is kept as FOLDER/NAME.row.json
-when it is done; the last thing printed is the table of all rows there. $CUDA_VISIBLE_DEVICES chooses the GPU.
+when it is done; the last thing printed is the table of all rows there. After --no-compare a second run only adds the times:
+the INT8 engines are there. $CUDA_VISIBLE_DEVICES chooses the GPU.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Said(Reporter):
         self.lines.append(f"warning: {text}")
 
 
-def row(folder: Path, name: str, level: int | None) -> dict[str, Any]:
+def row(folder: Path, name: str, level: int | None, compare: bool = True) -> dict[str, Any]:
     said, started = _Said(), time.monotonic()
     model = folder / f"{name}.onnx"
     info = load_model(model).inputs[0]
@@ -57,6 +58,7 @@ def row(folder: Path, name: str, level: int | None) -> dict[str, Any]:
             calib=folder / f"{name}.calib.json",
             shapes=shapes,
             optimization_level=level,
+            compare=compare,
             reporter=said,
         )
     except trtopt.TrtoptError as error:
@@ -68,7 +70,7 @@ def row(folder: Path, name: str, level: int | None) -> dict[str, Any]:
     return found | {
         "truth": result.truth,
         "coverage": dict(result.coverage),
-        "seconds": round(result.seconds, 1),
+        "seconds": round(manifest.seconds, 1),
         "total": round(time.monotonic() - started, 1),
         "fp32": [item["name"] for item in heavy if not kept_fp32 & set(item["nodes"])],
         "others_fp32": sum(item["precision"] == "fp32" for item in manifest.layers) - len(heavy),
@@ -106,9 +108,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--level", type=int)
+    parser.add_argument("--no-compare", action="store_true", help="INT8 alone, without FP16 and times")
     given = parser.parse_args()
     for name in given.names:
-        found = row(given.folder, name, given.level)
+        found = row(given.folder, name, given.level, not given.no_compare)
         (given.folder / f"{name}.row.json").write_text(json.dumps(found, indent=1))
         print(name, found.get("total"), found.get("truth", found.get("error")), flush=True)
     print(table([json.loads(path.read_text()) for path in sorted(given.folder.glob("*.row.json"))]))

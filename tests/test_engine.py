@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from world import Heard, unnumbered
 
 from trtopt.calibration.calibrator import calibrate
+from trtopt.checker import check
 from trtopt.data.samples import write_crops
 from trtopt.engine import BuildResult, build
 from trtopt.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
@@ -100,6 +101,30 @@ def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     shapes = "x:1x3x48x192,8x3x48x192,32x3x48x192"
     assert build(tmp_path / "m.onnx", tmp_path / "m.engine", shapes=shapes, target=TARGET).engine.is_file()
+
+
+def _reshaped(folder: Path) -> Path:
+    """x reshaped to what the second input says."""
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"]),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "sizes"], ["y"], "fold_up")], "g", values[:2], values[2:]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_the_values_of_a_shape_input_are_asked_for_and_may_be_negative(tmp_path: Path) -> None:
+    path = _reshaped(tmp_path)
+    report = check(path, target=TARGET)
+    (found,) = [item for item in report.findings if item.code == "shape-input"]
+    assert report.ok and found.node == "sizes" and "values" in found.message
+    with pytest.raises(UsageError, match=r"the values of the input sizes decide shapes inside.*sizes:NxN"):
+        build(path, tmp_path / "m.engine", target=TARGET)
+    assert build(path, tmp_path / "m.engine", shapes="sizes:-1x3", target=TARGET).engine.is_file()
 
 
 def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:

@@ -88,6 +88,25 @@ def test_several_inputs_and_outputs_share_a_dimension(tmp_path: Path) -> None:
     assert result.sample.startswith("synthetic") and any("synthetic" in note for note in result.notes)
 
 
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish()), ("batch", 3, 8, 8)),  # Mish came with opset 18
+        (
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+            ("batch", 5, 16),
+        ),  # PyTorch's fast path has no ONNX form
+    ],
+    ids=["mish", "transformer-layer"],
+)
+def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path, module: nn.Module, shape: Any) -> None:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    result = export(module, tmp_path / "m.onnx", inputs={"x": shape})
+    assert result.opset == 17 and result.verified
+    assert {node.domain for node in load_model(tmp_path / "m.onnx").proto.graph.node} == {""}
+    assert torch.backends.mha.get_fastpath_enabled() == fast_path
+
+
 def test_static_shapes_names_and_opset(tmp_path: Path) -> None:
     static = {"x": (2, 3, 16, 16)}
     result = export(Net(), tmp_path / "m.onnx", inputs=static, input_names=["pixels"], opset=18)

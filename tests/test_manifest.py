@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from trtopt.errors import EngineError, EngineMismatch, UsageError
-from trtopt.manifest import Manifest, found_precision, load_manifest, lost_precision, manifest_path
+from trtopt.manifest import Manifest, arithmetic, found_precision, load_manifest, lost_precision, manifest_path
 from trtopt.measure.inspection import inspect
 from trtopt.spec import Kept, LayerInfo, Precision
 from trtopt.trt import installed
@@ -112,3 +112,9 @@ def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path
     (tmp_path / "net.engine").write_bytes(plan)
     with pytest.raises(EngineMismatch, match=r"made by TensorRT 10\.16\.1\.11.*trtopt\[trt10\]"):
         inspect(tmp_path / "net.engine")
+
+
+def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
+    assert arithmetic({"fp16": 0.0434, "int8": 0.9566}) == "of the arithmetic, 95.7% INT8, 4.3% FP16"
+    assert arithmetic({"int8": 1.0}) == ""
+    assert arithmetic({}) == ""

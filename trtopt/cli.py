@@ -406,8 +406,12 @@ def build(
         reporter=_reporter(json_output),
     )
 
+    from trtopt.manifest import arithmetic
+
     def text() -> None:
         print(f"{result.engine}: {result.truth}")
+        if line := arithmetic(result.coverage):
+            print(f"  {line}")
         print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
         if result.comparison:
             print(f"  {result.comparison['why']}")
@@ -424,6 +428,7 @@ def inspect(
 ) -> None:
     """Say what an engine file is and what it runs."""
     import trtopt
+    from trtopt.manifest import arithmetic
 
     report = trtopt.inspect(engine)
 
@@ -431,6 +436,8 @@ def inspect(
         print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
         print(f"  {report.truth}")
         if (manifest := report.manifest) is not None:
+            if line := arithmetic(manifest.coverage):
+                print(f"  {line}")
             targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
             print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
             for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):

@@ -83,6 +83,14 @@ def _truth(heavy: Sequence[LayerInfo], kept: Sequence[Kept]) -> str:
     return "; ".join(parts)
 
 
+def arithmetic(coverage: Mapping[str, float]) -> str:
+    """A line on where the multiply-accumulates run; empty where all of them run in one precision, or nothing is known."""
+    shares = sorted(coverage.items(), key=lambda item: -item[1])
+    if len(shares) < 2:
+        return ""
+    return "of the arithmetic, " + ", ".join(f"{share:.1%} {name.upper()}" for name, share in shares)
+
+
 def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) -> dict[str, Precision]:
     """Nodes (name → precision they run in) whose layers don't compute in the precision asked for.
 
