@@ -212,8 +212,11 @@ def alike(expected: Any, found: Any, tolerance: float) -> bool:
 # Stages: each gives what is wrong, "" where nothing is, and what else is known --------------------------------------------
 
 
-def folded(case: Case, known: Known) -> tuple[str, ModelProto | None]:
-    """Folding: valid, equal to the original where something runs that (`runner`), or left as it was."""
+def folded(case: Case, known: Known, cleaned: Path | None = None) -> tuple[str, ModelProto | None]:
+    """Folding: valid, equal to the original where something runs that (`runner`), or left as it was.
+
+    `cleaned` is what `check --fix` wrote, to save folding the model again.
+    """
     import trtopt
     from trtopt.graph.fold import fold
     from trtopt.graph.io import load_model
@@ -222,7 +225,7 @@ def folded(case: Case, known: Known) -> tuple[str, ModelProto | None]:
         loaded = load_model(case.model)
     except trtopt.TrtoptError:
         return "", None
-    made, _ = fold(loaded.proto)
+    made = load_model(cleaned).proto if cleaned else fold(loaded.proto)[0]
     try:
         load_model(made)
     except trtopt.TrtoptError as error:

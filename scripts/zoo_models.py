@@ -110,6 +110,25 @@ _CLASSIFIERS = [
     "maxvit_t",
 ]
 _IMAGE: Mapping[str, Shape] = {"image": ("batch", 3, 224, 224)}
+# More than 40 s on one core (docs/results/zoo.md): no part of samples.
+LONG = frozenset(
+    (
+        *("maxvit_t", "vit_b_16", "vit_b_32", "swin_t", "swin_v2_t", "swin3d_t", "mvit_v2_s", "convnext_tiny"),
+        *(
+            "s3d",
+            "r3d_18",
+            "mc3_18",
+            "r2plus1d_18",
+            "vgg11",
+            "vgg16_bn",
+            "wide_resnet50_2",
+            "densenet121",
+            "densenet169",
+        ),
+        *("efficientnet_b0", "efficientnet_b1", "efficientnet_v2_s", "googlenet", "shufflenet_v2_x0_5"),
+        *("fcn_resnet50", "fcos_resnet50_fpn", "ssd300_vgg16"),
+    )
+)
 
 
 def _segmenter(name: str) -> Callable[[], Any]:

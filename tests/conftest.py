@@ -16,6 +16,20 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take minutes: they begin first, so that at the end no process works while the other has nothing left.
+LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        path = item.path.relative_to(root).as_posix()
+        return next((index for index, start in enumerate(LONG) if path.startswith(start)), len(LONG))
+
+    items.sort(key=place)
+
+
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> World:
     from world import World  # here: tests/gpu run on hosts without its photo packages

@@ -21,9 +21,10 @@ def wrong(variant: str, part: int, folder: Path) -> list[str]:
     found, count = [], 0
     for case in onnx_tests.cases(variant, part, PARTS):
         count += 1
-        said, _ = onnx_tests.checked(case, folder / f"{count}.onnx", backend)
+        cleaned = folder / f"{count}.onnx"
+        said, _ = onnx_tests.checked(case, cleaned, backend)
         known = onnx_tests.runner(case)
-        fold, made = onnx_tests.folded(case, known)
+        fold, made = onnx_tests.folded(case, known, cleaned if cleaned.is_file() else None)
         typing = onnx_tests.typed(case, made, known) if made is not None else ""
         found += [f"{case.name}: {text}" for text in (said, fold, typing) if text]
     assert count > 20, "the tests of the onnx package aren't all there"
