@@ -165,6 +165,12 @@ CASES: dict[str, Case] = {
         _in(21),
         "classes",
     ),
+    "pooled scores": (
+        [node("Conv", "x c21", "h", pads=[0] * 4), node("GlobalAveragePool", "h", "p"), node("Flatten", "p", "y")],
+        {"x": ["n", 16, 8, 8]},
+        _in(21),
+        "classes",
+    ),
     "mean of words": ([node("Identity", "x", "h"), *_POOL], WORDS, _in(32), "embedding"),
     "first word": (
         [node("LayerNormalization", "x gamma beta", "h"), node("Gather", "h first", "y", axis=1)],

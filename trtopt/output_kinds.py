@@ -213,8 +213,8 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     factors and biases:
 
     - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
-      norm or by a count), a pooled or a Tanh layer an embedding. The name may say "embedding" of the product, and "logits" of
-      the pooled layer. So does a width between 128 and 4096 that is a multiple of 64: embeddings have one, and of numbers
+      norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say "embedding"
+      of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple of 64: embeddings have one, and of numbers
       of classes one in 64.
     - samples × positions × N: the same, of each position; classes of positions are tokens.
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
@@ -311,7 +311,9 @@ class _Graph:
             return Kind.CLASSES
         if end.op == "linear":
             return Kind.EMBEDDING if _embedding_width(width) else Kind.CLASSES
-        return Kind.EMBEDDING if end.op == "pool" else Kind.OTHER
+        if end.op == "pool":  # a fully convolutional classifier's has any width, feature maps a multiple of 16
+            return Kind.CLASSES if isinstance(width, int) and width % 16 else Kind.EMBEDDING
+        return Kind.OTHER
 
     def _positions(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
         if end.op == "Concat" and self._detects(shape, end):
