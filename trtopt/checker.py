@@ -21,7 +21,7 @@ from trtopt.graph.expand import written_out
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.guard import invalid
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.opset import lower_opset
+from trtopt.graph.old_parser import readable
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
@@ -197,6 +197,8 @@ def _ask(
     if generation is None:
         return False, [_not_asked(reason)]
     graph, notes = folded, _Cautions()
+    with contextlib.suppress(ModelError):  # `opset_findings` has said it
+        graph = readable(graph, generation.capabilities.max_opset)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         path = Path(folder) / "model.onnx"
         while True:
@@ -270,11 +272,10 @@ def _fix(
     """Write the cleaned model if it computes the same; findings, and whether that was tried."""
     cleaned = whole_copy(folded)
     findings = []
-    if limit is not None:
-        try:
-            cleaned = lower_opset(cleaned, limit)
-        except ModelError as error:
-            findings.append(Finding("warning", "opset-kept", "", "", str(error)))
+    try:
+        cleaned = readable(cleaned, limit)
+    except ModelError as error:
+        findings.append(Finding("warning", "opset-kept", "", "", str(error)))
     _bound_slices(cleaned)
     if problem := invalid(cleaned):
         text = f"the cleaned model isn't valid ({problem}); it wasn't written"

@@ -11,7 +11,7 @@ from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.errors import ModelError, UsageError
 from trtopt.graph.guard import invalid
-from trtopt.graph.opset import lower_opset
+from trtopt.graph.old_parser import readable
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.quantize import insert_qdq, is_quantized
@@ -71,8 +71,7 @@ def lower(
                 "(shell patterns such as '*/conv1*' work) or an operator, as trtopt check --fix OUT writes them"
             )
     typed, can = generation.typed(spec), generation.capabilities
-    if can.max_opset is not None:
-        folded = lower_opset(folded, can.max_opset)
+    folded = readable(folded, can.max_opset)
     named = {
         node.name: wanted
         for node in folded.graph.node

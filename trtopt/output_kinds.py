@@ -213,9 +213,9 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     factors and biases:
 
     - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
-      norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say "embedding"
-      of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple of 64: embeddings have one, and of numbers
-      of classes one in 64.
+      norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say
+      "embedding" of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple
+      of 64: embeddings have one, and of numbers of classes one in 64.
     - samples × positions × N: the same, of each position; classes of positions are tokens.
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
       transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
