@@ -477,3 +477,16 @@ def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPat
     result, report = fold(proto)
     assert "'y' is computed by no node" in report.problem
     assert len(result.graph.node) == len(proto.graph.node)
+
+
+@pytest.mark.parametrize("equation", ["cB,Ba", "Bi,iA->BA", "aZ,Zb", "IJ->JI"])
+def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) -> None:
+    """Without "->" the result's axes follow the letters' order, capitals first."""
+    inputs = {"x": [3, 4], "w": [4, 5]} if "," in equation else {"x": [3, 4]}
+    proto = model([node("Einsum", " ".join(inputs), "y", equation=equation)], inputs=inputs)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    made, _ = fold(proto)
+    assert not any(letter.isupper() for letter in made.graph.node[0].attribute[0].s.decode())
+    feed = {name: values(*shape) for name, shape in inputs.items()}
+    expected = np.einsum(equation, *feed.values())
+    np.testing.assert_allclose(OnnxSession(made)(feed)["y"], expected, rtol=1e-5)

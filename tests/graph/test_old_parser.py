@@ -1,6 +1,8 @@
-"""TensorRT 8.6's parser is given nothing that it passes over."""
+"""TensorRT 8.6's parser is given nothing that it passes over; what it is given means the same."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,72 +15,216 @@ from trtopt.graph.io import load_model
 from trtopt.graph.old_parser import readable
 
 
-def _shapes(proto: ModelProto) -> list[set[str]]:
-    return [{item.name for item in node.attribute} for node in proto.graph.node if node.op_type == "Shape"]
+def _ops(proto: ModelProto) -> dict[str, dict[str, Any]]:
+    """Operator → attributes of the last node of that kind."""
+    return {
+        item.op_type: {each.name: helper.get_attribute_value(each) for each in item.attribute}
+        for item in proto.graph.node
+    }
+
+
+def _agree(proto: ModelProto, **inputs: Any) -> ModelProto:
+    """The model as 8.6's parser reads it, after comparing it with the model."""
+    made = load_model(readable(proto, 17)).proto
+    expected, found = (OnnxSession(item, threads=1)(inputs) for item in (proto, made))
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+    return made
+
+
+def _free(proto: ModelProto, dtype: int = TensorProto.FLOAT) -> ModelProto:
+    """Without what is said of the first output's shape."""
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    proto.graph.output[0].type.tensor_type.elem_type = dtype
+    return proto
+
+
+IMAGES = values(2, 3, 8, 8)
 
 
 @pytest.mark.parametrize("bounds", [{"end": 1}, {"start": 1}, {"start": -2}, {"start": 1, "end": -1}, {"end": 9}])
 def test_a_part_of_a_shape_is_cut_out_afterwards(bounds: dict[str, int]) -> None:
     """PyTorch's exporter asks for the batch so: the parser would give all four sizes."""
+    made = _agree(_free(model([node("Shape", "x", "y", "sizes", **bounds)]), TensorProto.INT64), x=IMAGES)
+    assert _ops(made)["Shape"] == {}
+    assert {item.name: item.op_type for item in made.graph.node} == {"sizes": "Shape", "sizes_part": "Slice"}
+
+
+@pytest.mark.parametrize("index", [-1, -8, [0, -1], [[-2], [1]]])
+def test_an_index_from_the_end_of_a_dynamic_axis_is_counted_by_its_size(index: Any) -> None:
     proto = model(
-        [node("Shape", "x", "s", "sizes", **bounds), node("ConstantOfShape", "s", "c"), node("ReduceSum", "c", "y")],
-        outputs={"y": [1] * 4},
+        [node("Gather", "x i", "y", "last", axis=2)], inputs={"x": ["n", 3, "h", 8]}, weights={"i": np.array(index)}
     )
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
-    proto.graph.node[1].attribute.append(
-        helper.make_attribute("value", helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]))
+    made = _agree(_free(proto), x=IMAGES)
+    assert made.graph.node[-1].input[1] != "i"
+    fixed = model(
+        [node("Gather", "x i", "y", "last", axis=2)], inputs={"x": ["n", 3, 8, 8]}, weights={"i": np.array(index)}
     )
-    made = load_model(readable(proto, 17)).proto
-    assert _shapes(made) == [set()]
-    assert [item.op_type for item in made.graph.node if item.name in ("sizes", "sizes_part")] == ["Shape", "Slice"]
-    x = {"x": values(2, 3, 8, 8)}
-    np.testing.assert_array_equal(OnnxSession(made)(x)["y"], OnnxSession(proto)(x)["y"])
+    assert readable(_free(fixed), 17) == fixed
+
+
+def test_masks_of_infinities_stay_masks() -> None:
+    """The parser multiplies what is cut away by 0."""
+    for upper in ({}, {"upper": 0}, {"upper": 1}):
+        proto = model(
+            [node("Trilu", "x one", "y", "mask", **upper)], inputs={"x": ["t", "t"]}, weights={"one": np.array(1)}
+        )
+        made = _agree(_free(proto), x=np.full((5, 5), -np.inf, np.float32))
+        assert _ops(made)["Trilu"]["upper"] == upper.get("upper", 1)
+        assert [item.op_type for item in made.graph.node][-1] == "Where"
+
+
+@pytest.mark.parametrize(
+    ("pads", "extra"), [({}, {}), ({"auto_pad": "SAME_UPPER"}, {}), ({}, {"output_padding": [1, 1]})]
+)
+@pytest.mark.parametrize("size", [16, 15, 14, 17])
+def test_an_output_shape_becomes_pads(pads: dict[str, str], extra: dict[str, Any], size: int) -> None:
+    given: dict[str, Any] = {"strides": [2, 2], "output_shape": [size, size], **pads, **extra}
+    proto = model(
+        [node("ConvTranspose", "x w", "y", "up", kernel_shape=[3, 3], **given)],
+        inputs={"x": ["n", 3, 8, 8]},
+        weights={"w": values(3, 4, 3, 3, seed=1)},
+    )
+    made = _agree(_free(proto), x=IMAGES)
+    assert not _ops(made)["ConvTranspose"].keys() & {"output_shape", "auto_pad"}
+
+
+def _branch(name: str, op: str) -> Any:
+    outputs = [helper.make_tensor_value_info(f"{name}{index}", TensorProto.FLOAT, None) for index in range(2)]
+    nodes = [
+        helper.make_node(op, ["x"], [f"{name}0"], f"{name}_a"),
+        helper.make_node("Neg", ["x"], [f"{name}1"], f"{name}_b"),
+    ]
+    return helper.make_graph(nodes, name, [], outputs)
+
+
+def test_each_output_of_a_condition_gets_its_own() -> None:
+    """The parser pairs them by the order of a hash table."""
+    proto = model(
+        [
+            node("If", "flag", "a b", "if", then_branch=_branch("t", "Relu"), else_branch=_branch("e", "Abs")),
+            node("Concat", "a b", "y", "both", axis=0),
+        ],
+        inputs={"x": ["n", 3, 8, 8], "flag": []},
+    )
+    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
+    for flag in (True, False):
+        made = _agree(_free(proto), x=IMAGES, flag=np.array(flag))
+    assert [len(item.output) for item in made.graph.node if item.op_type == "If"] == [1, 1]
+
+
+def test_defaults_and_missing_inputs_are_written_out() -> None:
+    weights = {"s": values(8, seed=1), "ones": np.full(3, 0.1, np.float32)}
+    steps = {"a": np.array([0, 1]), "b": np.array([2, 3]), "c": np.array([1, 2])}
+    made = _agree(_free(model([node("LayerNormalization", "x s", "y")], weights=weights)), x=IMAGES)
+    assert len(made.graph.node[0].input) == 3
+    sliced = model([node("Slice", "x a b  c", "y")], weights=steps)
+    sliced.graph.node[0].input[:] = ["x", "a", "b", "", "c"]
+    assert "" not in _agree(_free(sliced), x=IMAGES).graph.node[0].input
+    assert _ops(_agree(model([node("Selu", "x", "y")]), x=IMAGES))["Selu"].keys() == {"alpha", "gamma"}
+    proto = model([node("Constant", "", "k", value_ints=[2, 3, 8, 8]), node("Reshape", "x k", "y")])
+    assert _ops(_agree(_free(proto), x=IMAGES))["Constant"].keys() == {"value"}
+    proto = model([node("ReduceSum", "x", "y", noop_with_empty_axes=1)])
+    assert _agree(proto, x=IMAGES).graph.node[0].op_type == "Identity"
+    codes = model([node("DequantizeLinear", "x ones", "y")], weights=weights, dtype=TensorProto.INT8)
+    made = readable(_free(codes), 17)
+    assert len(made.graph.node[0].input) == 3
+    assert _ops(made)["DequantizeLinear"] == {"axis": 1}
+
+
+def test_boxes_without_a_threshold_all_count() -> None:
+    proto = model(
+        [node("NonMaxSuppression", "boxes scores", "y", "nms"), node("Relu", "x", "z")],
+        inputs={"x": [1], "boxes": [1, 3, 4], "scores": [1, 1, 3]},
+        weights={},
+    )
+    made = readable(_free(proto, TensorProto.INT64), 17)
+    assert [bool(name) for name in made.graph.node[0].input] == [True, True, False, False, True]
 
 
 def test_bodies_are_read_too_and_other_models_stay_as_they_are() -> None:
-    then, other = (
-        helper.make_graph(
-            [helper.make_node("Shape", ["x"], [f"{name}_s"], f"{name}_shape", **bounds)],
-            name,
-            [],
-            [helper.make_tensor_value_info(f"{name}_s", TensorProto.INT64, [1])],
+    def body(name: str, **bounds: int) -> Any:
+        shape = helper.make_node("Shape", ["x"], [f"{name}_s"], f"{name}_shape", **bounds)
+        return helper.make_graph(
+            [shape], name, [], [helper.make_tensor_value_info(f"{name}_s", TensorProto.INT64, [1])]
         )
-        for name, bounds in (("then", {"end": 1}), ("other", {"start": -1}))
-    )
+
+    branches = {"then_branch": body("then", end=1), "else_branch": body("other", start=-1)}
     proto = model(
-        [
-            node("If", "flag", "s", "if", then_branch=then, else_branch=other),
-            node("Cast", "s", "y", "cast", to=1),
-        ],
-        inputs={"x": ["n", 3, 8, 8], "flag": []},
-        outputs={"y": [1]},
+        [node("If", "flag", "y", "if", **branches)], inputs={"x": ["n", 3, 8, 8], "flag": []}, outputs={"y": [1]}
     )
     proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
-    made = load_model(readable(proto, 17)).proto
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
     for flag in (True, False):
-        inputs = {"x": values(2, 3, 8, 8), "flag": np.array(flag)}
-        np.testing.assert_array_equal(OnnxSession(made)(inputs)["y"], OnnxSession(proto)(inputs)["y"])
+        _agree(proto, x=IMAGES, flag=np.array(flag))
     plain = model([node("Shape", "x", "s"), node("Reshape", "x s", "y")])
     assert readable(plain, 17) is plain
     assert readable(proto, None) is proto  # later generations read it
 
 
-def test_what_the_parser_would_compute_otherwise_is_refused_by_name() -> None:
-    added = model(
-        [node("ScatterND", "x i u", "y", "accumulate", reduction="add")],
-        weights={"i": np.zeros((1, 1), np.int64), "u": values(1, 3, 8, 8)},
-        inputs={"x": [2, 3, 8, 8]},
+def _looped(**attributes: Any) -> ModelProto:
+    flag, number = TensorProto.BOOL, TensorProto.FLOAT
+    body = helper.make_graph(
+        [
+            helper.make_node("ReduceMax", ["sum"], ["top"], "max", keepdims=0),
+            helper.make_node("Less", ["top", "limit"], ["go_on"], "less"),
+            helper.make_node("Add", ["sum", "sum"], ["next"], "double"),
+            helper.make_node("Identity", ["next"], ["kept"], "keep"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("step", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", flag, []),
+            helper.make_tensor_value_info("sum", number, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", flag, []),
+            helper.make_tensor_value_info("next", number, None),
+            helper.make_tensor_value_info("kept", number, None),
+        ],
     )
-    with pytest.raises(UnsupportedOperator, match=r"accumulate \(ScatterND\): its reduction 'add' isn't read"):
-        readable(added, 17)
-    replaced = ModelProto.FromString(added.SerializeToString())
-    replaced.graph.node[0].attribute[0].s = b"none"
-    assert readable(replaced, 17) is replaced
-    recurrent = model(
-        [node("GRU", "x w r", "h", "gru", hidden_size=4, layout=1), node("Relu", "h", "y")],
-        inputs={"x": [2, 5, 3]},
-        outputs={"y": [2, 5, 1, 4]},
-        weights={"w": values(1, 12, 3), "r": values(1, 12, 4)},
-    )
-    with pytest.raises(UnsupportedOperator, match=r"gru \(GRU\): its layout 1"):
-        readable(recurrent, 17)
+    weights: dict[str, Any] = {"steps": np.array(3), "yes": np.array(True), "limit": np.float32(9)}
+    return _free(model([node("Loop", "steps yes x", "last y", "loop", body=body)], weights=weights))
+
+
+@pytest.mark.parametrize(
+    ("proto", "reason"),
+    [
+        (
+            model(
+                [node("ScatterND", "x i u", "y", "accumulate", reduction="add")],
+                weights={"i": np.zeros((1, 1), np.int64), "u": values(1, 3, 8, 8)},
+                inputs={"x": [2, 3, 8, 8]},
+            ),
+            r"accumulate \(ScatterND\): its reduction 'add' isn't read",
+        ),
+        (
+            model(
+                [node("GRU", "x w r", "y", "gru", hidden_size=4, layout=1)],
+                inputs={"x": [2, 5, 3]},
+                weights={"w": values(1, 12, 3), "r": values(1, 12, 4)},
+            ),
+            r"gru \(GRU\): its layout 1",
+        ),
+        (
+            model(
+                [node("QuantizeLinear", "x s z", "q", "quantize"), node("DequantizeLinear", "q s z", "y", "back")],
+                weights={"s": np.float32(0.1), "z": np.uint8(0)},  # type: ignore[dict-item]
+            ),
+            r"quantize \(QuantizeLinear\): it quantizes to uint8",
+        ),
+        (_looped(), r"loop \(Loop\): it collects values and may end before its limit"),
+        (
+            model(
+                [node("ConvTranspose", "x w", "y", "up", kernel_shape=[3, 3], output_shape=[16, 16], strides=[2, 2])],
+                inputs={"x": ["n", 3, "h", "w"]},
+                weights={"w": values(3, 4, 3, 3)},
+            ),
+            r"up \(ConvTranspose\): it gives its output's shape for an input of dynamic size",
+        ),
+    ],
+    ids=["scatter", "recurrent", "uint8", "loop", "transposed"],
+)
+def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
+    with pytest.raises(UnsupportedOperator, match=reason):
+        readable(_free(proto), 17)

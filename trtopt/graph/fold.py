@@ -287,13 +287,13 @@ def _cast_as_written(model: onnx_ir.Model) -> None:
 
 
 def _spell_einsums(model: onnx_ir.Model) -> None:
-    """Einsum in small letters: TensorRT's parser takes no capitals."""
+    """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
     import onnx_ir
 
     for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Einsum" and "equation" in node.attributes:
             equation = node.attributes["equation"].as_string()
-            letters = list(dict.fromkeys(letter for letter in equation if letter.isalpha()))
+            letters = sorted({letter for letter in equation if letter.isalpha()})
             if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
                 small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
                 node.attributes["equation"] = onnx_ir.AttrString("equation", equation.translate(small))
