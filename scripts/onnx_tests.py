@@ -341,6 +341,8 @@ def raw(case: Case) -> str:
     profile = builder.create_optimization_profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
+        if tensor.name not in case.inputs:
+            return "the parser"  # it takes a loop's condition for an input
         array = case.inputs[tensor.name]
         if tensor.is_shape_tensor:
             profile.set_shape_input(tensor.name, *[tuple(int(number) for number in np.ravel(array))] * 3)

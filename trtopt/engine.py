@@ -244,7 +244,10 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
             reasons = {node: f"{generation} runs it in {found} when quantized" for node, found in verdict.lost.items()}
             lowered, built = _planned(work, folded, reasons, Path(folder), reporter)
             verdict = judge(built, lowered, spec, arithmetic, asked)
-    _accept(verdict, spec, generation, named, reporter)
+    try:
+        _accept(verdict, spec, generation, named, reporter)
+    except PrecisionLost as error:
+        raise PrecisionLost(Origins(work.model.proto, folded).explained(str(error))) from error
     if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
         why = next((f": {item.node}: {item.reason}" for item in lowered.kept), "")
         reporter.warn(f"no convolution or matrix product runs in {spec.precision}{why}")

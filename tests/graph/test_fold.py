@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, values
 from numpy.typing import NDArray
-from onnx import ModelProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.compare import OnnxSession, difference
 from trtopt.graph.fold import _evaluate, fold
@@ -490,3 +490,16 @@ def test_capital_letters_of_einsum_become_small_in_their_order(equation: str) ->
     feed = {name: values(*shape) for name, shape in inputs.items()}
     expected = np.einsum(equation, *feed.values())
     np.testing.assert_allclose(OnnxSession(made)(feed)["y"], expected, rtol=1e-5)
+
+
+def test_slopes_of_old_prelu_stay_one_a_channel() -> None:
+    """Before opset 7 a slope for each channel is a vector, and with IR 3 an input, too."""
+    proto = model([node("PRelu", "x s", "y", "prelu")], weights={"s": np.array([0.1, 0.5, 2], np.float32)}, opset=6)
+    proto.ir_version = 3
+    proto.graph.input.append(helper.make_tensor_value_info("s", TensorProto.FLOAT, [3]))
+    made, report = fold(load_model(proto).proto)
+    assert not report.problem
+    assert load_model(made).opset >= 7
+    x = values(2, 3, 8, 8)
+    expected = np.where(x < 0, x * np.array([0.1, 0.5, 2], np.float32).reshape(3, 1, 1), x)
+    np.testing.assert_allclose(OnnxSession(made)({"x": x})["y"], expected, rtol=1e-6)

@@ -53,6 +53,25 @@ def test_keys_that_only_some_lines_have() -> None:
     assert report == LayerReport(from_dump(DUMP).layers[:1])
 
 
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [
+        ({"q/Cast": "Cast", "mm": "MatMul"}, Precision.FP16),  # FP32 is what it reads and casts
+        ({"mm": "MatMul", "y/Cast": "Cast"}, Precision.FP32),  # it computes in FP32 and casts what it gives
+        ({"mm": "MatMul"}, Precision.FP32),
+    ],
+)
+def test_casts_that_were_fused_into_a_layer(order: dict[str, str], found: Precision) -> None:
+    names = "".join(f"[ONNX Layer: {name}]" for name in order)
+    line = (
+        "Name: _gemv_mha_v1_myl0_1, LayerType: kgen, Inputs: [ { Name: q, Dimensions: [1], Datatype: Float, Format: x }], "
+        "Constants: [], Outputs: [ { Name: o, Dimensions: [1], Datatype: Half, Format: x }], TacticName: , StreamId: 0, "
+        f"Metadata: {names}"
+    )
+    (layer,) = from_dump(f"Layers:\n{line}\n", order).layers
+    assert (layer.kind, layer.precision) == ("matmul", found)
+
+
 def test_a_line_that_cannot_be_read_takes_no_other_with_it() -> None:
     report = from_dump(DUMP + "Name: conv, Kind: correlation, In: []\n")
     assert report.layers == from_dump(DUMP).layers

@@ -94,6 +94,7 @@ def _widen_slopes(proto: ModelProto) -> None:
             declared = next((value for value in proto.graph.input if value.name == tensor.name), None)
             if declared is not None:
                 proto.graph.input.remove(declared)
+                proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
 
 
 class _Context:

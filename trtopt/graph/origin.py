@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, NodeProto
 
-from trtopt.graph.proto import all_nodes, subgraphs
+from trtopt.graph.proto import all_nodes, node_label, subgraphs
 from trtopt.spec import Issue
 
 _FAR = 64  # steps from a node to a tensor of the model, at most
@@ -71,5 +71,8 @@ class Origins:
         flow = [node for node in self._nodes.values() if any(subgraphs(node))]
         if named or not flow:
             return text
-        some = ", ".join(f"{node.name} ({node.op_type})" for node in flow[:3]) + (", …" if len(flow) > 3 else "")
+        told = [
+            f"{node.op_type} that {origin}" if (origin := self.of(node.name)) else node_label(node) for node in flow[:3]
+        ]
+        some = ", ".join(told) + (", …" if len(flow) > 3 else "")
         return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: export it with that decided"

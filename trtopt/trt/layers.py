@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,8 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
 
     Args:
         text: the whole message.
-        ops: ONNX node name → operator, to tell a matrix product that runs as a 1×1 convolution from a convolution.
+        ops: ONNX node name → operator, in the graph's order: tells a matrix product that runs as a 1×1 convolution from a
+            convolution, and whether casts were fused into a layer.
     """
     lines = [line for line in text.splitlines() if line.startswith("Name: ")]
     layers, unread = [], []
@@ -81,9 +82,12 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
             unread.append(line)
             continue
         tensors = [fields.get(key, "") for key in ("Inputs", "Outputs", "Constants")]
-        precision = next(filter(None, (_precision(part, _DATATYPE) for part in tensors)), None)
+        types = [_precision(part, _DATATYPE) for part in tensors]
+        precision = next(filter(None, types), None)
         nodes = onnx_nodes(fields.get("Metadata", ""))
         kind = _kind(fields["LayerType"], fields["Name"], "", nodes, ops)
+        if precision is Precision.FP32 and types[1] and _casts_first(nodes, ops or {}):
+            precision = types[1]  # networks are strongly typed: it computes in what it casts to
         if precision is not None:
             layers.append(LayerInfo(fields["Name"], kind, precision, nodes))
         elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
@@ -92,6 +96,13 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
         return LayerReport(tuple(layers))
     what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[0][:200]!r}"
     return LayerReport(tuple(layers), what)
+
+
+def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
+    """Whether a layer casts what it reads before it multiplies; `ops` is in the order of the graph."""
+    inside = set(nodes)
+    kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in _HEAVY_OPS)]
+    return len(kinds) > 1 and kinds[0] == "Cast"
 
 
 def _fields(line: str) -> dict[str, str] | None:
