@@ -22,8 +22,10 @@ from trtopt.engine import BuildResult, build
 from trtopt.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
 from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
+from trtopt.graph.typed import to_typed
 from trtopt.manifest import load_manifest
 from trtopt.measure.inspection import inspect
+from trtopt.spec import Precision
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
@@ -101,6 +103,24 @@ def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     shapes = "x:1x3x48x192,8x3x48x192,32x3x48x192"
     assert build(tmp_path / "m.onnx", tmp_path / "m.engine", shapes=shapes, target=TARGET).engine.is_file()
+
+
+def test_a_model_of_another_type_than_asked_for_is_not_passed_off_as_it(files: Path, tmp_path: Path) -> None:
+    half = to_typed(load_model(files / "net.onnx").proto, Precision.FP16, io_fp32=False).proto
+    with pytest.raises(
+        PrecisionLost, match=r"no convolution or matrix product runs in BF16: they run in FP16.*model's own types"
+    ):
+        build(half, tmp_path / "net.engine", bf16=True, target=TARGET)
+    assert list(tmp_path.glob("net*")) == []
+    assert build(half, tmp_path / "net.engine", fp16=True, target=TARGET).precision["fp16"] == 3
+
+
+def test_a_quantized_model_in_fp16_says_what_it_runs(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "int8.onnx")
+    heard = Heard()
+    result = build(tmp_path / "int8.onnx", tmp_path / "again.engine", fp16=True, target=TARGET, reporter=heard)
+    assert result.precision["int8"] == 3
+    assert any("the model is quantized, which --int8 says" in text for text in heard.warnings)
 
 
 def _reshaped(folder: Path) -> Path:

@@ -49,7 +49,7 @@ from trtopt.spec import (
     parse_size,
     parse_targets,
 )
-from trtopt.trt import BuiltPlan, Generation, select, validate_profiles
+from trtopt.trt import BuiltPlan, Generation, refusal, select, validate_profiles
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
@@ -231,7 +231,7 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
     with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
         lowered, built = _planned(work, folded, {}, Path(folder), reporter)
         asked = lowered.asked
-        arithmetic = macs(folded, work.opt_sizes())
+        arithmetic = macs(lowered.source or folded, work.opt_sizes())
         verdict = judge(built, lowered, spec, arithmetic, asked)
         named = [node for node in verdict.lost if work.names(node, folded)]
         repairable = bool(verdict.lost) and verdict.share >= LEAST_SHARE and not named
@@ -249,9 +249,23 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
     except PrecisionLost as error:
         raise PrecisionLost(Origins(work.model.proto, folded).explained(str(error))) from error
     if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
-        why = next((f": {item.node}: {item.reason}" for item in lowered.kept), "")
-        reporter.warn(f"no convolution or matrix product runs in {spec.precision}{why}")
+        _refuse_other(verdict, lowered, spec, is_quantized(folded), reporter)
     return _Made(lowered, built, verdict)
+
+
+def _refuse_other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool, reporter: Reporter) -> None:
+    """Nothing runs in the precision asked for: an error, unless nodes were kept out of it for reasons that are said."""
+    what = f"no convolution or matrix product runs in {spec.precision.upper()}"
+    if quantized and not spec.precision.quantized:
+        reporter.warn(f"{what}: the model is quantized, which --int8 says")
+    elif lowered.kept or spec.allow_precision_fallback:
+        reporter.warn("".join([what, *(f": {item.node}: {item.reason}" for item in lowered.kept[:1])]))
+    else:
+        others = " and ".join(precision.upper() for precision in verdict.coverage)
+        raise PrecisionLost(
+            f"{what}: they run in {others}, because of the model's own types, which are left as they are. Nothing was written; "
+            "export it in float32, build it without a precision, or take it as it is with --allow-precision-fallback"
+        )
 
 
 def _accept(
@@ -301,6 +315,8 @@ def _lowered_and_built(
     work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
 ) -> tuple[Lowered, BuiltPlan]:
     spec, generation, path = work.spec, work.generation, folder / "model.onnx"
+    if issues := generation.limits(graph):
+        raise refusal(work.name, issues)
     lowered = lower(graph, spec, generation, work.table, unquantized=unquantized)
     save_model(lowered.proto, path)
     if spec.timing_cache is None and generation.capabilities.timing_cache:

@@ -34,6 +34,7 @@ class Lowered:
         preferred: node → precision to compute in where that can be built, for weakly typed builds.
         merged: node → the one that computes it as well (`graph.rearrange`).
         typed: the graph carries its precisions itself.
+        source: the graph that it was made of.
     """
 
     proto: onnx.ModelProto
@@ -44,6 +45,7 @@ class Lowered:
     merged: Mapping[str, str]
     preferred: Mapping[str, Precision] = field(default_factory=dict)
     typed: bool = True
+    source: onnx.ModelProto | None = None
 
 
 def lower(
@@ -107,7 +109,9 @@ def lower(
     asked = {name: spec.precision for name in points.quantized if name not in merged}
     if typed and not spec.precision.quantized:
         heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
-        asked = {name: spec.base for name in heavy if name in reduced}
+        codes = {name for node in folded.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+        integer = {node.name for node in folded.graph.node if codes.intersection(node.input)}  # quantized in the model
+        asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
     asked |= named
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
@@ -120,7 +124,7 @@ def lower(
             f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
         )
     return Lowered(
-        proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed
+        proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed, folded
     )
 
 
@@ -133,7 +137,7 @@ class Verdict:
         unknown: why what it runs isn't known; empty: it is.
         share: of the multiply-accumulates that were asked for, those that run as asked.
         problem: what to tell the user; empty: nothing.
-        coverage: precision → share of all multiply-accumulates that run in it, as far as layers name their nodes.
+        coverage: precision → share of all multiply-accumulates that run in it; empty where that isn't known.
     """
 
     lost: Mapping[str, Precision]
@@ -156,11 +160,13 @@ def judge(
     named = {node for layer in built.layers for node in layer.nodes}
     unseen = [node for node in lowered.asked if node not in named]
     heavy = [layer for layer in built.layers if layer.kind in HEAVY]
-    total = sum(work.get(node, 0) for node in asked)
+    # Where the work of a node isn't known, all count the same.
+    weight = work if work.keys() >= {*asked, *lowered.asked} else dict.fromkeys((*asked, *lowered.asked), 1)
+    total = sum(weight[node] for node in asked)
     unknown = built.layers_unknown if not built.layers or unseen else ""
-    if not unknown and built.layers and 2 * sum(work.get(node, 0) for node in unseen) > total:
+    if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
         unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
-    kept = sum(work.get(node, 0) for node in lowered.asked if node not in lost)
+    kept = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept / total) if total else 1.0
     problem = ""
     if lost:
@@ -175,6 +181,9 @@ def judge(
 
 
 def _coverage(layers: Sequence[LayerInfo], work: Mapping[str, int]) -> dict[Precision, float]:
+    """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
+    if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
+        return {}
     precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
     total = sum(work.values())
     shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}

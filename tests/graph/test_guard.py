@@ -7,6 +7,7 @@ import pytest
 from graphs import conv_relu, model, node, values
 from onnx import ModelProto, numpy_helper
 
+from trtopt.graph.fold import fold
 from trtopt.graph.guard import fault, invalid
 
 
@@ -71,3 +72,15 @@ def test_text_is_not_made_up() -> None:
     proto = model([node("Identity", "x", "y")], inputs={"x": [2]}, dtype=8)
     assert fault(proto, changed(proto, "Identity")) == ""
     assert values(1).size
+
+
+def test_numbers_that_are_drawn_are_not_taken_for_each_other() -> None:
+    """onnxslim merges two draws of one shape, and drops a Dropout in training."""
+    draws = [node("RandomNormalLike", "x", name, name) for name in ("a", "b")]
+    proto = model([*draws, node("Sub", "a b", "y", "sub")])
+    made, report = fold(proto)
+    assert [item.op_type for item in made.graph.node].count("RandomNormalLike") == 2
+    assert "draws random numbers" in report.problem or not report.problem
+    training = model([node("Dropout", "x r t", "y", "drop")], weights={"r": np.float32(0.5), "t": np.array(True)})  # type: ignore[dict-item]
+    assert [item.op_type for item in fold(training)[0].graph.node] == ["Dropout"]
+    assert "draws random numbers" in fault(training, model([node("Identity", "x", "y")]))

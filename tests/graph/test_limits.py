@@ -87,3 +87,9 @@ def test_operators_that_nothing_runs() -> None:
     )
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
     assert ("nms", "nobody runs it") in found(proto)
+
+
+def test_an_output_that_is_an_input_is_named() -> None:
+    proto = model([node("Relu", "x", "y")])
+    proto.graph.output.append(proto.graph.input[0])
+    assert [(item.node, "Identity" in item.reason) for item in issues(proto, TYPES, {})] == [("x", True)]

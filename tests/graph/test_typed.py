@@ -377,3 +377,34 @@ def test_real_networks_stay_near_fp32(name: str, exported: Callable[[str], Path]
     for output, reference in expected.items():
         difference = np.abs(np.asarray(actual[output], np.float32) - reference).max()
         assert 0 < difference <= 0.02 * np.abs(reference).max(), output
+
+
+def test_what_onnx_infers_nothing_of_is_typed_all_the_same() -> None:
+    """ONNX's inference has no rule for GroupNormalization, and so none for what follows it."""
+    proto = model(
+        [
+            node("Conv", "x w", "c", "conv", pads=[1] * 4),
+            node("GroupNormalization", "c s b", "n", "norm", num_groups=2),
+            node("Conv", "n v", "y", "next", pads=[1] * 4),
+        ],
+        weights={"w": values(4, 3, 3, 3), "v": values(3, 4, 3, 3), "s": values(4), "b": values(4, seed=2)},
+        opset=21,
+    )
+    made = to_typed(proto, Precision.FP16)
+    assert {"conv", "next"} <= made.reduced
+    assert [item.node for item in made.kept] == ["norm"]
+
+
+def test_a_recurrent_layer_may_omit_outputs_and_takes_what_moves_its_input_along() -> None:
+    weights = {"w": values(1, 12, 3), "r": values(1, 12, 4)}
+    nodes = [
+        node("Transpose", "x", "t", "moved", perm=[1, 0, 2]),
+        node("GRU", "t w r", " h".replace(" ", "", 1), "gru", hidden_size=4),
+        node("Relu", "h", "y", "relu"),
+    ]
+    proto = model(nodes, inputs={"x": [2, 5, 3]}, weights=weights, opset=17)
+    proto.graph.node[1].output[:] = ["", "h"]
+    assert "gru" in to_typed(proto, Precision.FP16).reduced
+    kept = {item.node: item.reason for item in to_typed(proto, Precision.BF16).kept}
+    assert set(kept) == {"gru", "moved"}
+    assert "moves what gru reads" in kept["moved"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from graphs import model, node, values
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
 from trtopt.graph.work import macs
 
@@ -39,3 +40,27 @@ def test_dynamic_sizes_count_as_said_or_one() -> None:
     )
     assert macs(proto) == {"m": 35}
     assert macs(proto, {"n": 4}) == {"m": 140}
+
+
+def test_what_is_not_known_is_left_out_and_bodies_are_read() -> None:
+    body = [
+        helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], [f"{name}_y"], f"{name}_mm")],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)],
+        )
+        for name in ("then", "other")
+    ]
+    proto = model(
+        [
+            node("If", "flag", "h", "if", then_branch=body[0], else_branch=body[1]),
+            node("Reshape", "h shape", "r", "reshape"),
+            node("MatMul", "r v", "y", "unknown"),
+        ],
+        inputs={"x": [4, 8], "flag": [], "shape": [2]},
+        weights={"w": np.zeros((8, 16), np.float32), "v": np.zeros((16, 2), np.float32)},
+    )
+    proto.graph.input[1].type.tensor_type.elem_type = TensorProto.BOOL
+    proto.graph.input[2].type.tensor_type.elem_type = TensorProto.INT64
+    assert macs(proto) == {"then_mm": 4 * 8 * 16, "other_mm": 4 * 8 * 16}

@@ -101,12 +101,17 @@ def test_unknown_texts_are_quoted() -> None:
 
 def test_warnings_are_counted_and_errors_kept_in_order() -> None:
     messages = Messages()
-    for text in ("ModelImporter.cpp:1071: Make sure input sizes has Int64 binding.", "b", "b"):
+    for text in (
+        "ModelImporter.cpp:1071: Empty initializer roi.",
+        "b",
+        "b",
+        "Make sure input sizes has Int64 binding.",
+    ):
         messages.add("WARNING", text)
     for text in ("first", "second", "first"):
         messages.add("ERROR", text)
     messages.add("INFO", "nothing")
-    assert messages.warnings == ("Make sure input sizes has Int64 binding.", "b (2 times)")
+    assert messages.warnings == ("Empty initializer roi.", "b (2 times)")  # the last one says nothing
     assert messages.errors == ("first", "second")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, numpy_helper
 
 from trtopt.errors import InvalidModel
 from trtopt.graph.compare import is_numeric, synthetic_inputs
@@ -33,11 +33,10 @@ _RANDOM = (
     "RandomUniformLike",
     "Multinomial",
     "Bernoulli",
-    "Dropout",
 )
 # Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
 # ConvTranspose's `output_shape` otherwise than ONNX says (ONNX Runtime doesn't).
-_UNCOMPARED = (*_RANDOM, "Loop", "GridSample", "ConvTranspose")
+_UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "GridSample", "ConvTranspose")
 
 
 def fault(before: ModelProto, after: ModelProto) -> str:
@@ -49,10 +48,27 @@ def fault(before: ModelProto, after: ModelProto) -> str:
         inferred = validate(after, "it")
     except InvalidModel as error:
         return str(error)
+    if (was := _drawn(before)) != (now := _drawn(after)):
+        return f"it draws random numbers {now} times, no longer {was}"
     before_ends, after_ends = ([value.name for value in proto.graph.output] for proto in (before, after))
     if before_ends != after_ends:
         return f"its outputs are {', '.join(after_ends)}, no longer {', '.join(before_ends)}"
     return _difference(before, after) if _cheap(before, inferred) else ""
+
+
+def _drawn(proto: ModelProto) -> int:
+    """How many operators draw random numbers; a Dropout does in training."""
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    count = 0
+    for node in all_nodes(proto.graph):
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+            constants[node.output[0]] = node.attribute[0].t
+        if node.op_type == "Dropout":
+            mode = node.input[2] if len(node.input) > 2 else ""
+            count += bool(mode) and (mode not in constants or bool(numpy_helper.to_array(constants[mode]).any()))
+        else:
+            count += node.op_type in _RANDOM
+    return count
 
 
 def invalid(proto: ModelProto) -> str:

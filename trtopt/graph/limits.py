@@ -71,6 +71,11 @@ def _types(graph: GraphProto) -> dict[str, str]:
 
 
 def _ends(graph: GraphProto, constants: Collection[str], types: Collection[str]) -> Iterator[Issue]:
+    inputs = {value.name for value in graph.input} - set(constants)
+    for value in graph.output:
+        if value.name in inputs:
+            text = "the output is an input, too, and TensorRT's have different names"
+            yield Issue(value.name, "", f"{text}: leave it out, or give it a name of its own by an Identity")
     for side, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
             kind = _kind(value)

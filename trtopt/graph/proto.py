@@ -94,11 +94,27 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
+UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")  # both give what they read
+
+
 def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
-    return onnx.shape_inference.infer_shapes(
-        skeleton(proto, LARGE), check_type=strict, strict_mode=strict, data_prop=True
-    )
+    light = skeleton(proto, LARGE)
+    stood_in = {} if strict else dict(_stand_in(light.graph))
+    inferred = onnx.shape_inference.infer_shapes(light, check_type=strict, strict_mode=strict, data_prop=True)
+    for node in all_nodes(inferred.graph) if stood_in else ():
+        if node.output and node.output[0] in stood_in:
+            node.CopyFrom(stood_in[node.output[0]])
+    return inferred
+
+
+def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
+    """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
+    for node in all_nodes(graph):
+        if node.op_type in UNINFERRED and node.domain in ("", "ai.onnx") and len(node.output) == 1:
+            yield node.output[0], NodeProto.FromString(node.SerializeToString())
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
 
 
 def opset_version(proto: ModelProto) -> int:

@@ -10,7 +10,7 @@ tensors may change, and which go together, is read off ONNX's own operator schem
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trtopt.graph.opset import upgraded
 from trtopt.graph.quantize import is_quantized
-from trtopt.graph.view import constant, fresh_names, int_attribute, is_float, linked, outer_values, subgraphs
+from trtopt.graph.view import constant, fresh_names, int_attribute, is_float, linked, outer_values, read_once, subgraphs
 from trtopt.spec import Kept, Override, Precision, overriding
 
 FP16_MAX = 65504.0
@@ -51,13 +51,24 @@ _OVERFLOWS = {
 # Refused in that type by the parser or builder of TensorRT-RTX 1.7, each tried alone.
 _WITHOUT = {
     Precision.BF16: frozenset(
-        ("HardSwish", "Mish", "LpNormalization", "GlobalLpPool", "MeanVarianceNormalization", "Shrink", "ConvTranspose")
+        (
+            "HardSwish",
+            "Mish",
+            "LpNormalization",
+            "GlobalLpPool",
+            "MeanVarianceNormalization",
+            "Shrink",
+            "ConvTranspose",
+            "GRU",
+        )
     ),
     Precision.FP16: frozenset(("Celu", "TensorScatter")),
 }
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _CONTROL_FLOW = ("If", "Loop", "Scan")
+_RECURRENT = ("RNN", "GRU", "LSTM")
+_MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
     "Resize": (1, 2),
     "Upsample": (1,),
@@ -157,7 +168,22 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
             keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
     if base is Precision.FP16:
         _extend_over_variance(model.graph, kept, overrides)
+    if typed:
+        for node in model.graph:
+            if node.op_type in _RECURRENT and node.name in kept:
+                for mover in _feeding(node):
+                    keep(mover, f"moves what {node.name} reads, which stays in FP32")
     return kept
+
+
+def _feeding(node: ir.Node) -> Iterator[ir.Node]:
+    """What only moves a node's inputs: TensorRT's recurrent layers can't read through a cast in front of it."""
+    for value in node.inputs:
+        while value is not None and (mover := value.producer()) is not None and mover.op_type in _MOVERS:
+            if not read_once(value):
+                break
+            yield mover
+            value = mover.inputs[0]
 
 
 def _is_fp32(value: ir.Value | None) -> bool:
@@ -330,7 +356,8 @@ class _Typing:
         if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
             return ir.DataType.FLOAT
         if any(
-            value is not None and not isinstance(value.type, ir.TensorType) for value in (*node.inputs, *node.outputs)
+            value is not None and value.name and not isinstance(value.type, ir.TensorType)
+            for value in (*node.inputs, *node.outputs)
         ):
             return ir.DataType.FLOAT  # sequences hold what they held
         if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):

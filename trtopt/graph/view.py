@@ -10,7 +10,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
-from trtopt.graph.proto import infer_shapes
+from trtopt.errors import ModelError
+from trtopt.graph.proto import UNINFERRED, infer_shapes
 from trtopt.graph.proto import subgraphs as proto_bodies
 from trtopt.library_output import quiet
 
@@ -19,14 +20,36 @@ FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.
 
 def linked(proto: onnx.ModelProto) -> ir.Model:
     """`proto` as an onnx-ir model with inferred types and shapes; `proto` itself stays as it is."""
-    model = ir.from_proto(proto)
-    with (
-        quiet()
-    ):  # inference is best effort here (validity is graph.io's business): without a shape passes stay conservative
+    try:
+        model = ir.from_proto(proto)
+    except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
+        raise ModelError(
+            f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
+        ) from error
+    if any(node.op_type in UNINFERRED for node in model.graph.all_nodes()):
+        _tell(model, infer_shapes(proto))
+    with quiet():  # best effort (validity is graph.io's business): without a shape passes stay conservative
         model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
     if any("Sequence" in node.op_type or "Optional" in node.op_type for node in model.graph.all_nodes()):
         _restore_containers(model, proto)
     return model
+
+
+def _strange(proto: onnx.ModelProto) -> str:
+    values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
+    names = [value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)]
+    return f"{', '.join(names[:5]) or 'see its types'}; leave these out of the network"
+
+
+def _tell(model: ir.Model, inferred: onnx.ModelProto) -> None:
+    """Give the outputs of operators that onnx-ir's inference doesn't know their types and shapes."""
+    known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
+    for node in model.graph.all_nodes():
+        for value in node.outputs if node.op_type in UNINFERRED else ():
+            if value.name in known and value.type is None:
+                found = known[str(value.name)].type
+                value.type = ir.serde.deserialize_type_proto_for_type(found)
+                value.shape = ir.serde.deserialize_type_proto_for_shape(found)
 
 
 def _restore_containers(model: ir.Model, proto: onnx.ModelProto) -> None:

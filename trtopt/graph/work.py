@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from onnx import ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto
 
-from trtopt.graph.proto import LARGE, all_nodes, infer_shapes, skeleton
+from trtopt.graph.proto import LARGE, all_nodes, infer_shapes, skeleton, subgraphs
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
 
 def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
     """Multiply-accumulates of each convolution and matrix product, by node name; those of a loop's body count once.
+
+    Nodes whose shapes ONNX's inference doesn't find are left out.
 
     Args:
         sizes: of dynamic dimensions by name; others count as 1.
@@ -26,28 +28,43 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")  # what it declares names the dimensions that have a size now
-    graph = infer_shapes(light).graph
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer}
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer} | _shapes(
+        infer_shapes(light).graph
+    )
+    found = {node.name: _macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
+    return {name: count for name, count in found.items() if count}
+
+
+def _shapes(graph: GraphProto) -> dict[str, tuple[int, ...]]:
+    """Those that are known in every dimension."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        if value.type.tensor_type.HasField("shape"):
-            shapes[value.name] = tuple(max(1, dim.dim_value) for dim in value.type.tensor_type.shape.dim)
-    return {node.name: _macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
+        tensor = value.type.tensor_type
+        if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
+            shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+    for node in graph.node:
+        for body in subgraphs(node):
+            shapes |= _shapes(body)
+    return shapes
 
 
 def _macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
-    operands = [shapes.get(name, ()) for name in node.input[:2]]
-    result = math.prod(shapes.get(node.output[0], ()))
-    if len(operands) < 2 or not all(operands):
-        return result
-    data, weight = operands
-    if node.op_type == "Conv":
-        return result * math.prod(weight[1:])
+    """0 where a shape isn't known."""
+    operands = [shapes.get(name) for name in node.input[:2]]
+    result = shapes.get(node.output[0])
+    if node.op_type == "Einsum" and all(operands):
+        return _einsum(node, [operand or () for operand in operands])
+    data, weight = (*operands, None, None)[:2]
+    if not data or not weight:
+        return 0
     if node.op_type == "ConvTranspose":
         return math.prod(data) * math.prod(weight[1:])
-    if node.op_type == "Einsum":
-        return _einsum(node, operands) or result
+    if result is None:
+        return 0
+    if node.op_type == "Conv":
+        return math.prod(result) * math.prod(weight[1:])
     transposed = any(item.name == "transA" and item.i for item in node.attribute)
-    return result * (data[0] if transposed else data[-1])
+    return math.prod(result) * (data[0] if transposed else data[-1])
 
 
 def _einsum(node: NodeProto, operands: Sequence[Sequence[int]]) -> int:

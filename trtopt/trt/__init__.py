@@ -18,7 +18,7 @@ from trtopt.runtime.device import probe
 from trtopt.spec import BACKENDS, choice
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.parsing import NetworkLayer
+from trtopt.trt.parsing import NetworkLayer, refusal
 from trtopt.trt.plans import LoadedEngine, PlanHeader, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
@@ -37,6 +37,7 @@ __all__ = [
     "installed",
     "plan_header",
     "profile_problems",
+    "refusal",
     "select",
     "validate_profiles",
 ]

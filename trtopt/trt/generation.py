@@ -225,8 +225,12 @@ class Generation:
 
         return self._parsed(model, read)
 
+    def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
+        """What no build of this generation takes, found without its parser."""
+        return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
+
     def _issues(self, light: ModelProto | None) -> tuple[Issue, ...]:
-        return () if light is None else limits.issues(light, self.capabilities.types, self.capabilities.absent)
+        return () if light is None else self.limits(light)
 
     def network(self, model: Path) -> tuple[NetworkLayer, ...]:
         """The layers that the parser makes of `model`, in its order and with its tensor names.

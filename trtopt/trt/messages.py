@@ -37,6 +37,7 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
     (r"generated with INT64 weights", "INT64 weights were cast to INT32"),
     (r"outside (the )?range of INT32|out of range for INT32", "INT64 weights beyond INT32 were clamped"),
     (r"Missing scale and zero-point for tensor", "tensors without a calibrated scale stay in floating point"),
+    (r"Make sure input .* has Int64 binding", None),  # every integer input has one
     (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
 )
 
@@ -177,14 +178,24 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
         "TensorRT parses {0} but has no implementation for its types and shapes; if --workspace is given, raise it",
     ),
     (
-        r"Non-zero zero point is not supported",
+        r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC",
         InvalidModel,
         "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to --int8",
     ),
     (
-        r"(\S+): input has type Int32 but must have type",
+        r"([^\s(]+): input has type Int32 but must have type",
         InvalidModel,
         "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model",
+    ),
+    (
+        r"legalUINT8|UINT8.* not supported",
+        UnsupportedOperator,
+        "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first",
+    ),
+    (
+        r"mode == \"none\".*(ScatterND|ScatterElements)",
+        UnsupportedOperator,
+        "TensorRT has {0} without a reduction only",
     ),
     (
         r"scaleAllPositive",
@@ -230,13 +241,26 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
 )
 
 
+def in_words(text: str) -> str:
+    """What a message of TensorRT's means; empty where we don't know it."""
+    line = " ".join(text.split())
+    return next((ours for known in _KNOWN if (ours := _in_words(line, known))), "")
+
+
+def _in_words(line: str, known: tuple[str, type[TrtoptError], str]) -> str:
+    pattern, _, words = known
+    match = re.search(pattern, line)
+    if match is None:
+        return ""
+    groups = [group for group in match.groups() if group] + ["", ""]
+    return words.replace("{0}", groups[0]).replace("{1}", groups[1])
+
+
 def translate(errors: tuple[str, ...], doing: str, default: type[TrtoptError] = BuildFailed) -> TrtoptError:
     """The error of ours that TensorRT's messages mean; unknown ones are quoted in `default`."""
     lines = [" ".join(text.split()) for text in errors]
-    for pattern, kind, words in _KNOWN:
+    for known in _KNOWN:
         for line in lines:
-            if match := re.search(pattern, line):
-                groups = [group for group in match.groups() if group] + ["", ""]
-                ours = words.replace("{0}", groups[0]).replace("{1}", groups[1])
-                return kind(f"{doing}: {ours} (TensorRT said: {tidy(line)[:600]})")
+            if ours := _in_words(line, known):
+                return known[1](f"{doing}: {ours} (TensorRT said: {tidy(line)[:600]})")
     return default(f"{doing}: {'; '.join(filter(None, map(tidy, lines[:6]))) or 'TensorRT gave no message'}")

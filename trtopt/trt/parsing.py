@@ -13,7 +13,7 @@ from onnx import ModelProto
 
 from trtopt.errors import InvalidModel, ModelError, UnsupportedOperator
 from trtopt.spec import Issue, TensorInfo
-from trtopt.trt.messages import Messages, tidy
+from trtopt.trt.messages import Messages, in_words, tidy
 
 _NUMPY = {
     "FLOAT": "float32",
@@ -92,8 +92,8 @@ def _reason(description: str, op: str) -> str:
     if text in ("", "false"):
         return f"TensorRT's parser has no {op}" if op else "TensorRT's parser refuses the model without a reason"
     if "Plugin not found" in text or "No importer registered" in text or "creator was not found" in text:
-        return f"TensorRT has neither an operator nor a plugin named {op or 'that'} ({text})"
-    return text
+        return f"TensorRT has neither an operator nor a plugin named {op or 'that'}"
+    return in_words(str(description)) or text
 
 
 def ask_support(parser: Any, model: Path, nodes: Sequence[tuple[str, str]]) -> tuple[Issue, ...]:
