@@ -169,12 +169,18 @@ def outcome(work: Any, names: set[str]) -> dict[str, Any]:
     known = "can't be read" not in result.truth
     return {
         "state": "built" if known else "unknown",
-        "text": result.truth.split("; ")[0] if known else result.truth,
+        "text": counts(result.truth) if known else result.truth,
         "truth": result.truth,
         "coverage": dict(result.coverage),
         "kept": dict(reasons.most_common(5)),
         "seconds": round(result.seconds, 1),
     }
+
+
+def counts(truth: str) -> str:
+    """Of the line that says what an engine runs: the counts, without what was kept and why."""
+    parts = [part for part in truth.split("; ") if re.match(r"\d+ of \d+ ", part)]
+    return "; ".join(parts) or truth.split("; ")[0]
 
 
 def parts_of(proto: Any) -> set[str]:

@@ -32,7 +32,7 @@ from trtopt.graph.io import load_model
 from trtopt.graph.proto import fingerprint
 from trtopt.machine import cores
 from trtopt.progress import SILENT, Reporter
-from trtopt.spec import METHODS, Override, choice
+from trtopt.spec import METHODS, Override, TensorInfo, choice
 
 DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own
@@ -204,7 +204,7 @@ def calibrate(
             threads=threads or (cores() if device != "cpu" else None),  # a GPU waits for decoding
             lazy=True,
         )
-        check_enough(batches)
+        check_enough(batches, loaded.inputs)
         prepared, first = prepare(loaded, overrides, reporter=reporter), first_layers(loaded.proto)
         del loaded  # of a model given in memory a copy of all weights
         found = _measured(
@@ -313,12 +313,13 @@ def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], exam
     return replace(table, quality={**found, "convergence": convergence, "preprocessing": dict(examined)})
 
 
-def check_enough(batches: Batches) -> None:
+def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
     """Raise DataError where there are too few samples to calibrate on at all."""
     if batches.samples < LEAST:
+        shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
         raise DataError(
             f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
-            "that look like what the network will see give good scales (the first axis of an array counts samples)"
+            f"that look like what the network will see give good scales (the first axis of an array counts samples{shapes})"
         )
 
 

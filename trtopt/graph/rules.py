@@ -24,7 +24,7 @@ WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
 DATA_DEPENDENT = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
 CONTROL_FLOW = ("If", "Loop", "Scan")
-RANGE_PRONE = ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum", "Softplus")
+RANGE_PRONE = ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")
 NORMALIZING = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
 INT8_ONLY = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
 STANDARD_DOMAINS = ("", "ai.onnx")
@@ -363,7 +363,9 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
     for node in graph.of("Conv", "ConvTranspose", "Gemm"):
         weight = graph.weight(node)
         if weight is None:
-            dynamic.append(node)
+            maker = graph.producer.get(node.input[1])
+            if maker is None or maker.op_type not in ("DequantizeLinear", "Constant"):
+                dynamic.append(node)
             continue
         if node.op_type == "Conv" and node is not first and weight.ndim > 2:
             group = next((int(item.i) for item in node.attribute if item.name == "group"), 1)
