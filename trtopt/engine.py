@@ -249,23 +249,19 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
     except PrecisionLost as error:
         raise PrecisionLost(Origins(work.model.proto, folded).explained(str(error))) from error
     if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
-        _refuse_other(verdict, lowered, spec, is_quantized(folded), reporter)
+        reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
     return _Made(lowered, built, verdict)
 
 
-def _refuse_other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool, reporter: Reporter) -> None:
-    """Nothing runs in the precision asked for: an error, unless nodes were kept out of it for reasons that are said."""
+def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
+    """Why nothing runs in the precision asked for."""
     what = f"no convolution or matrix product runs in {spec.precision.upper()}"
     if quantized and not spec.precision.quantized:
-        reporter.warn(f"{what}: the model is quantized, which --int8 says")
-    elif lowered.kept or spec.allow_precision_fallback:
-        reporter.warn("".join([what, *(f": {item.node}: {item.reason}" for item in lowered.kept[:1])]))
-    else:
-        others = " and ".join(precision.upper() for precision in verdict.coverage)
-        raise PrecisionLost(
-            f"{what}: they run in {others}, because of the model's own types, which are left as they are. Nothing was written; "
-            "export it in float32, build it without a precision, or take it as it is with --allow-precision-fallback"
-        )
+        return f"{what}: the model is quantized, which --int8 says"
+    if lowered.kept:
+        return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
+    others = " and ".join(precision.upper() for precision in verdict.coverage)
+    return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
 
 
 def _accept(

@@ -63,9 +63,12 @@ def _drawn(proto: ModelProto) -> int:
     for node in all_nodes(proto.graph):
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
             constants[node.output[0]] = node.attribute[0].t
-        if node.op_type == "Dropout":
-            mode = node.input[2] if len(node.input) > 2 else ""
-            count += bool(mode) and (mode not in constants or bool(numpy_helper.to_array(constants[mode]).any()))
+        if node.op_type == "Dropout":  # nothing where the mode is off, or the ratio 0
+            ratio, mode = (*node.input[1:3], "", "")[:2] if len(node.input) > 2 else ("", "")
+            off = [
+                name for name in (ratio, mode) if name in constants and not numpy_helper.to_array(constants[name]).any()
+            ]
+            count += bool(mode) and not off
         else:
             count += node.op_type in _RANDOM
     return count
