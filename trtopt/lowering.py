@@ -11,7 +11,7 @@ from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.errors import ModelError, UsageError
 from trtopt.graph.guard import invalid
-from trtopt.graph.old_parser import readable
+from trtopt.graph.old_parser import readable, with_float_weights
 from trtopt.graph.placement import WEIGHTED, Points, find_points
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.quantize import insert_qdq, is_quantized
@@ -20,6 +20,12 @@ from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
 from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision, overriding
 from trtopt.trt import BuiltPlan, Generation
+
+# What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
+_MEANS = ("ReduceMean", "GlobalAveragePool")
+_ELEMENTWISE = {
+    "Add", "Clip", "Div", "Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "Mul", "Sigmoid", "Softplus", "Sub", "Tanh",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,10 @@ def lower(
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
-        heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
-        preferred = {name: spec.base for name in heavy if name not in asked and name not in layer_precision}
+        left = {node.name for node in folded.graph.node if node.op_type in WEIGHTED and node.name not in asked}
+        preferred = dict.fromkeys(sorted((left | _beside(proto, left)) - layer_precision.keys()), spec.base)
+    if not can.stored_codes:
+        proto = with_float_weights(proto)
     forget_placeholders(proto)
     if proto is not folded and (problem := invalid(proto)):
         raise ModelError(
@@ -126,6 +134,23 @@ def lower(
     return Lowered(
         proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed, folded
     )
+
+
+def _beside(proto: onnx.ModelProto, nodes: Collection[str]) -> set[str]:
+    """Elementwise nodes that lead to these or follow them with no other operator between, and means wherever they are."""
+    found = {node.name for node in proto.graph.node if node.op_type in _MEANS}
+    light = {node.name for node in proto.graph.node if node.op_type in _ELEMENTWISE}
+    read = {name for node in proto.graph.node if node.name in nodes for name in node.input}
+    made = {name for node in proto.graph.node if node.name in nodes for name in node.output}
+    for node in reversed(proto.graph.node):  # in topological order, so one pass each way reaches all
+        if node.name in light and read.intersection(node.output):
+            found.add(node.name)
+            read.update(node.input)
+    for node in proto.graph.node:
+        if node.name in light and made.intersection(node.input):
+            found.add(node.name)
+            made.update(node.output)
+    return found
 
 
 @dataclass(frozen=True)
@@ -166,6 +191,10 @@ def judge(
     unknown = built.layers_unknown if not built.layers or unseen else ""
     if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
         unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
+        if hidden := [layer.name for layer in built.layers if "ForeignNode" in layer.name]:
+            unknown += (
+                f"; of what is in {', '.join(hidden[:2])}{', …' if len(hidden) > 2 else ''} TensorRT says nothing"
+            )
     kept = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept / total) if total else 1.0
     problem = ""
@@ -177,14 +206,17 @@ def judge(
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
-    return Verdict(lost, unknown, share, problem, _coverage(heavy, work))
+    return Verdict(lost, unknown, share, problem, _coverage(heavy, work, lowered.merged))
 
 
-def _coverage(layers: Sequence[LayerInfo], work: Mapping[str, int]) -> dict[Precision, float]:
+def _coverage(
+    layers: Sequence[LayerInfo], work: Mapping[str, int], merged: Mapping[str, str]
+) -> dict[Precision, float]:
     """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
     if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
         return {}
     precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
+    precision |= {node: precision[into] for node, into in merged.items() if into in precision and node in work}
     total = sum(work.values())
     shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}
     return {item: done / total for item, done in shares.items() if done}

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 from trtopt.errors import UnsupportedOperator
 from trtopt.graph.compare import OnnxSession
 from trtopt.graph.io import load_model
-from trtopt.graph.old_parser import readable
+from trtopt.graph.old_parser import readable, with_float_weights
 
 
 def _ops(proto: ModelProto) -> dict[str, dict[str, Any]]:
@@ -228,3 +228,42 @@ def _looped(**attributes: Any) -> ModelProto:
 def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
     with pytest.raises(UnsupportedOperator, match=reason):
         readable(_free(proto), 17)
+
+
+def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes() -> None:
+    """8.6 stops with an assertion at stored codes of a matrix product. A weight for two layers stays one weight."""
+    codes = np.random.default_rng(0).integers(-127, 128, (8, 4)).astype(np.int8)
+    scale = np.random.default_rng(1).uniform(1e-4, 0.3, 4).astype(np.float32)
+    nodes = [
+        node("DequantizeLinear", "w s z", "first", "first/DQ", axis=1),
+        node("DequantizeLinear", "w s z", "second", "second/DQ", axis=-1),
+        node("DequantizeLinear", "b one none", "bias", "bias/DQ"),
+        node("MatMul", "x first", "a", "product"),
+        node("Mul", "a bias", "c", "scaled"),
+        node("MatMul", "x second", "d", "other"),
+        node("Add", "c d", "y", "sum"),
+    ]
+    weights = {
+        "w": codes, "s": scale, "z": np.zeros(4, np.int8),
+        "b": codes[0, :4], "one": np.float32(0.02), "none": np.int8(0),
+    }  # fmt: skip
+    proto = model(nodes, inputs={"x": ["n", 8]}, weights=weights)
+    made = load_model(with_float_weights(proto)).proto
+    x = values(5, 8)
+    expected, found = (OnnxSession(item, threads=1)({"x": x})["y"] for item in (proto, made))
+    np.testing.assert_array_equal(found, expected)
+    assert not [
+        item.name for item in made.graph.initializer if item.data_type == TensorProto.INT8 and len(item.dims) > 1
+    ]
+    by_name = {item.name: item for item in made.graph.node}
+    assert {item.name for item in proto.graph.node} <= by_name.keys()
+    made.graph.output.append(helper.make_tensor_value_info(by_name["first/DQ"].input[0], TensorProto.INT8, [8, 4]))
+    quantized = OnnxSession(made, threads=1)({"x": x})[by_name["first/DQ"].input[0]]
+    np.testing.assert_array_equal(quantized, codes)
+    assert with_float_weights(made) is made
+
+
+def test_codes_whose_scale_is_computed_stay_codes() -> None:
+    nodes = [node("Abs", "t", "s"), node("DequantizeLinear", "w s", "f"), node("MatMul", "x f", "y")]
+    proto = model(nodes, inputs={"x": ["n", 8], "t": []}, weights={"w": np.ones((8, 4), np.int8)})
+    assert with_float_weights(proto) is proto

@@ -18,7 +18,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_h
 from trtopt.errors import ModelError, UnsupportedOperator
 from trtopt.graph.guard import fault
 from trtopt.graph.opset import lower_opset
-from trtopt.graph.proto import all_nodes, infer_shapes, node_label, subgraphs, tensor_info
+from trtopt.graph.proto import all_nodes, infer_shapes, node_label, subgraphs, tensor_info, to_array
 from trtopt.spec import Issue, TensorInfo
 
 _INT32_MAX = 2**31 - 1
@@ -32,6 +32,47 @@ def readable(proto: ModelProto, max_opset: int | None) -> ModelProto:
         ModelError: what comes out isn't valid, or computes something else.
     """
     return proto if max_opset is None else _rewritten(lower_opset(proto, max_opset))
+
+
+def with_float_weights(proto: ModelProto) -> ModelProto:
+    """The same model with every INT8 constant behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
+
+    The builder of 8.6 takes stored codes for most convolutions. For a matrix product, or convolutions that it would join since
+    they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md).
+    """
+    stored = {item.name: item for item in proto.graph.initializer}
+    constants = {name for name, item in stored.items() if item.data_type == TensorProto.INT8}
+    reads = [node for node in proto.graph.node if node.op_type == "DequantizeLinear" and node.input[1] in stored]
+    behind = {node.name for node in reads if node.input[0] in constants}
+    if not behind:
+        return proto
+    made = ModelProto()
+    made.CopyFrom(proto)
+    writer, nodes, written = _Writer(made), list[NodeProto](), dict[tuple[str, ...], str]()
+    for node in made.graph.node:
+        if node.name in behind:
+            codes, attributes = node.input[0], _attributes(node)
+            key = (*node.input, str(attributes))
+            if key not in written:
+                scale, axis = to_array(stored[node.input[1]]), attributes.get("axis", 1)
+                code = to_array(stored[codes]).astype(np.float32)
+                if scale.size > 1:
+                    scale = scale.reshape([-1 if index == axis % code.ndim else 1 for index in range(code.ndim)])
+                floats = writer.hold(f"{codes}_float", code * scale, np.float32)
+                written[key] = writer.fresh(f"{codes}_again")
+                inputs = [floats, *node.input[1:]]
+                nodes.append(
+                    writer.node("QuantizeLinear", inputs, written[key], f"{codes}/QuantizeLinear", **attributes)
+                )
+            node.input[0] = written[key]
+        nodes.append(node)
+    del made.graph.node[:]
+    made.graph.node.extend(nodes)
+    read = {name for node in all_nodes(made.graph) for name in node.input} | {item.name for item in made.graph.output}
+    left = [item for item in made.graph.initializer if item.name in read or item.name not in constants]
+    del made.graph.initializer[:]
+    made.graph.initializer.extend(left)
+    return made
 
 
 class _Refused(Exception):
