@@ -132,12 +132,11 @@ def test_each_shard_takes_a_gpu(ray: Any, world: World, monkeypatch: pytest.Monk
     assert found["samples"] == 4 and found["versions"].items() >= identity.items()
     engine.close()
     assert Cluster("auto", 1).identity() is None
-    text = 'device = "cuda"\n' + LIST
     with pytest.raises(DeviceError, match="PyTorch can't use the device 'cuda'"):  # as a worker found
-        trtopt.run_jobs(listed(world, text), workers=1, threads=1, ray="auto")
+        Cluster("auto", 1, "cuda").identity()
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
     with pytest.raises(BackendError, match="the Ray cluster has no GPU"):
-        trtopt.run_jobs(listed(world, text), workers=1, threads=1, ray="auto")
+        trtopt.run_jobs(listed(world, 'device = "cuda"\n' + LIST), workers=1, threads=1, ray="auto")
 
 
 def test_too_many_threads_for_the_cluster_are_refused(ray: Any, world: World) -> None:

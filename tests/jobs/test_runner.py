@@ -356,7 +356,7 @@ def _until(condition: Callable[[], bool], run: subprocess.Popen[str]) -> None:
     while not condition():
         assert run.poll() is None, run.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.002)
+        time.sleep(0.02)
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
