@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,14 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.documents import Damaged, read_toml
 from trtopt.errors import UsageError, require
 from trtopt.files import sha256_json
 from trtopt.spec import TensorInfo
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 RESIZES = ("stretch", "crop", "letterbox")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
@@ -128,9 +123,9 @@ class Preprocess:
         if not path.is_file():
             raise UsageError(f"--preprocess {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"--preprocess {name}: not TOML: {error}") from None
+            content = read_toml(path)
+        except Damaged as error:
+            raise UsageError(f"--preprocess {name}: {error}") from None
         return cls._from(content, name)
 
     @classmethod
