@@ -113,9 +113,11 @@ class Comparison:
     def load(cls, described: Mapping[str, Any]) -> Comparison | None:
         """What `describe` gave; None where it can't be read, as from another version."""
         try:
-            return converted(dict(described), cls)
+            found = converted(dict(described), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
+        times = [item.gpu_ms for entrant in found.entrants for item in entrant.times]
+        return found if all(1e-6 < item < 1e9 for item in times) else None
 
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""

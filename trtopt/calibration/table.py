@@ -185,7 +185,7 @@ def _packed_counts(histogram: Histogram) -> str:
 
 
 def _table(content: dict[str, Any]) -> Table:
-    found = converted(content, _Content)
+    found = converted(content, _Content, "the table")
     tensors = {name: _entry(value, name) for name, value in found.tensors.items()}
     if not tensors:
         raise Damaged("the table has no tensors")

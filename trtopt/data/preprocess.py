@@ -22,6 +22,7 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
 CHANNELS = ("rgb", "bgr", "gray")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
+LARGEST = 1 << 26  # pixels of an input
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")  # by Pillow, where `antialias` is set
 
 
@@ -82,6 +83,8 @@ class Preprocess:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
+        if self.size is not None and self.size[0] * self.size[1] > LARGEST:
+            raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
         count = 1 if self.channels == "gray" else 3
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, count):

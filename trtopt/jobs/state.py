@@ -7,8 +7,9 @@
     lock                       held by the run at work; the system lets go of it when that process ends, however it ends
 
 Every file is written whole or not at all, and there are no links: with them a stranger's folder could lead elsewhere. A
-result is taken up again by the content it was made from, never by a name or a place in a list, so a job list may be reordered and files renamed. At the end of a run shards are removed that no job of its
-list, and no unfinished one that was left out of it, comes from any more.
+result is taken up again by the content it was made from, never by a name or a place in a list, so a job list may be
+reordered and files renamed. At the end of a run shards are removed that no job of its list, and no unfinished one that was
+left out of it, comes from any more.
 """
 
 from __future__ import annotations
