@@ -19,7 +19,7 @@ from hostile_values import DEEP, TERMINAL, mutants, toml_file
 from onnx import TensorProto
 from world import Outcome, World, net, samples
 
-from trtopt import engine
+from trtopt import engine, stages
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import read_cache
@@ -378,6 +378,23 @@ def test_class_names_of_anything(world: World) -> None:
             assert load_classes(path) == (TERMINAL,)
         except TrtoptError as error:
             assert "names.json" in str(error)
+
+
+def test_a_pipelines_ledger_of_anything(tmp_path: Path) -> None:
+    accuracy = {"top1": 0.5, "top5": 0.9}
+    result = {"samples": 4, "snr_db": 30.0, "top1_agreement": 1.0}
+    result |= {"reference_accuracy": accuracy, "candidate_accuracy": accuracy}
+    ledger = stages._Ledger(tmp_path)
+    assert ledger.run("verify", {"a": 1}, [], lambda: result, stages._Agreement) == result
+    path = tmp_path / "pipeline.json"
+
+    def use(mutant: Any) -> None:
+        path.write_text(json.dumps(mutant))
+        found = stages._Ledger(tmp_path).run("verify", {"a": 1}, [], lambda: result, stages._Agreement)
+        assert float(found["snr_db"]) + found["samples"]
+        assert found["reference_accuracy"] is None or found["reference_accuracy"]["top1"] + 1
+
+    assert not any(refuses(use, mutant, said) for said, mutant in mutants(json.loads(path.read_bytes()), 60))
 
 
 # State folders -----------------------------------------------------------------------------------------------------------

@@ -807,9 +807,8 @@ def _failure(error: Exception) -> int:
         import traceback
 
         traceback.print_exc()
-    said: list[str] = []
     if isinstance(error, TrtoptError):
-        kind, message, status, said = type(error).__name__, str(error), error.exit_code, error.lines
+        kind, message, status = type(error).__name__, str(error), error.exit_code
     elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
         return 2
@@ -820,7 +819,8 @@ def _failure(error: Exception) -> int:
     else:
         kind, status = "InternalError", 70
         message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"
-    print("error:", "\n".join(map(visible, said or [message])), file=sys.stderr)
+    said = error.lines if isinstance(error, TrtoptError) else [message]
+    print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
         print(json.dumps({"error": {"type": kind, "message": message}}))
     return status

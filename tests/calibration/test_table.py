@@ -127,7 +127,7 @@ def in_histogram(key: str, value: Any) -> Callable[[Path], None]:
         (lambda path: path.write_bytes(path.read_bytes()[:-100]), "not JSON"),
         (lambda path: path.write_text("[]"), "the format None; 'trtopt.calib/1' is needed"),
         (edited(lambda content: content.update(format="trtopt.calib/9")), "the format 'trtopt.calib/9'"),
-        (edited(lambda content: content.pop("tensors")), "the table lacks 'tensors'"),
+        (edited(lambda content: content.pop("tensors")), "the table.tensors is NoneType; a mapping is needed"),
         (edited(lambda content: content.update(tensors={})), "has no tensors"),
         (
             edited(lambda content: content.update(samples="many")),

@@ -8,7 +8,7 @@ import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -54,7 +54,7 @@ class Table:
 
     tensors: Mapping[str, Entry]
     groups: tuple[tuple[str, ...], ...]
-    model: Mapping[str, str]
+    model: Annotated[Mapping[str, str], _Model]
     data: Mapping[str, Any]
     method: str
     samples: int
@@ -62,7 +62,7 @@ class Table:
     preprocess: Mapping[str, Any] | None = None
     skipped: tuple[Mapping[str, str], ...] = ()
     version: str = __version__
-    quality: Mapping[str, Any] | None = None
+    quality: Annotated[Mapping[str, Any], _Quality] | None = None
 
     @property
     def amax(self) -> dict[str, float]:
@@ -185,14 +185,13 @@ def _packed_counts(histogram: Histogram) -> str:
 
 
 def _table(content: dict[str, Any]) -> Table:
-    found = converted(content, _Content, "the table")
-    tensors = {name: _entry(value, name) for name, value in found.tensors.items()}
+    tensors = converted(content.get("tensors"), dict[str, Any], "the table.tensors")
     if not tensors:
         raise Damaged("the table has no tensors")
-    if strangers := [name for group in found.groups for name in group if name not in tensors]:
+    table = converted({**content, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
+    if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
-    rest = {item.name: getattr(found, item.name) for item in fields(found) if item.name not in ("tensors", "trtopt")}
-    return Table(**rest | {"tensors": tensors, "version": found.trtopt})
+    return replace(table, tensors={name: _entry(value, name) for name, value in tensors.items()})
 
 
 def _entry(value: Any, name: str) -> Entry:
@@ -233,6 +232,9 @@ def unpacked(value: Any, where: str) -> Histogram:
     if not -_LARGEST <= low <= high <= _LARGEST or exponent != needed:
         raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
     return Histogram(counts, exponent, low, high, total)
+
+
+# What is needed of the plain JSON in a table ---------------------------------------------------------------------------
 
 
 class _Bins(TypedDict):
@@ -309,20 +311,3 @@ class _Quality(_Facts, total=False):
     tokens: _Named
     convergence: _Convergence | None
     preprocessing: _Preprocessing | None
-
-
-@dataclass(frozen=True)
-class _Content:
-    """A table's file, but for its tensors."""
-
-    tensors: Mapping[str, Any]
-    groups: tuple[tuple[str, ...], ...]
-    model: Annotated[Mapping[str, Any], _Model]
-    data: Mapping[str, Any]
-    method: str
-    samples: int
-    seconds: float
-    preprocess: Mapping[str, Any] | None
-    skipped: tuple[Mapping[str, str], ...]
-    trtopt: str
-    quality: Annotated[Mapping[str, Any], _Quality] | None = None
