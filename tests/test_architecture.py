@@ -14,8 +14,8 @@ ROOT = Path(trtopt.__file__).parent
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 # Lower rooms first; a module may import from its own room and from those before it.
 ROOMS = (
-    ("errors", "about", "machine", "library_output", "native_output"),
-    ("files", "progress"),
+    ("errors", "about", "machine", "library_output", "native_output", "terminal"),
+    ("files", "progress", "documents"),
     ("spec",),
     ("recipes", "modules"),
     ("classnames", "predictions"),

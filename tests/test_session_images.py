@@ -114,7 +114,8 @@ def test_only_classes_are_ranked(folder: Path, tmp_path: Path) -> None:
 
     def given(**described: Any) -> Any:
         manifest = json.loads((folder / "named.engine.json").read_text()) | described
-        (tmp_path / "e.engine.json").write_text(json.dumps(manifest | {"graph_file": str(folder / "named.onnx")}))
+        (tmp_path / "e.engine.json").write_text(json.dumps(manifest))
+        (tmp_path / "named.onnx").write_bytes((folder / "named.onnx").read_bytes())
         (tmp_path / "e.engine").write_bytes((folder / "named.engine").read_bytes())
         with Session(tmp_path / "e.engine", backend="onnxruntime") as opened:
             return opened.run_images([PHOTO]), run(tmp_path / "e.engine", images=[PHOTO], backend="onnxruntime").ranked

@@ -51,7 +51,7 @@ from trtopt.errors import (
 )
 from trtopt.files import existing_file, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.manifest import load_manifest, manifest_path
+from trtopt.manifest import beside, load_manifest, manifest_path
 from trtopt.measure.limits import MIN_AGREEMENT, Limits
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.measure.verify import Runner
@@ -325,7 +325,7 @@ class _Best:
         manifest = load_manifest(kept.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.options["save_onnx"], self.options["save_cache"]
-        graph_file = os.path.relpath(graph, self.output.parent) if graph else None
+        graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
         with writing(self.output) as plan, writing(manifest_path(self.output)) as described:
             os.replace(kept.engine, plan)
@@ -355,6 +355,8 @@ class _Best:
             found = stored.judged(self.limits)
         except AccuracyLost:
             return None  # FP32 hasn't been tried
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return None  # figures that nobody measured: compare again
         manifest = load_manifest(self.output)
         if found.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 
+from trtopt.documents import Damaged, read_json
 from trtopt.errors import UsageError
 from trtopt.files import existing_file
 from trtopt.recipes import CLASSES, PACKAGE, package_file
@@ -32,9 +32,11 @@ def load_classes(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, .
         else existing_file(reference, "the file of class names")
     )
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        names = json.loads(text) if path.suffix == ".json" else [line.strip() for line in text.splitlines()]
-    except (OSError, ValueError) as error:
+        if path.suffix == ".json":
+            names = read_json(path)
+        else:
+            names = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+    except (OSError, ValueError, Damaged) as error:
         raise UsageError(
             f"the class names in {path} can't be read ({error}); write one name a line, in UTF-8"
         ) from error

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from trtopt.native_output import keep_apart, lines
+from trtopt.terminal import escaped, own_lines, styled, visible
 
 if TYPE_CHECKING:
     from trtopt.progress import Reporter
@@ -82,17 +83,18 @@ def _show(result: _Result, as_json: bool, text: Callable[[], None]) -> None:
     if as_json:
         print(json.dumps(result.to_json(), default=str))
     else:
-        text()
+        with own_lines(sys.stdout):
+            text()
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, title=title, title_justify="left", show_edge=False)
+    table = Table(*map(visible, columns), title=visible(title), title_justify="left", show_edge=False)
     for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
+        table.add_row(*map(visible, row))
+    console = Console(file=styled(sys.stdout), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200  # a log has no width of its own: don't cut names short
     console.print(table)
@@ -536,7 +538,7 @@ def pipeline(
         reporter=_reporter(json_output),
     )
 
-    _show(result, json_output, lambda: print(result))
+    _show(result, json_output, lambda: print(*str(result).split("\n"), sep="\n"))
 
 
 @app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
@@ -587,7 +589,7 @@ def bench(
     def text() -> None:
         columns, rows = result.table()
         _table(str(engine), columns, rows)
-        print("\n".join(result.remarks()))
+        print(*result.remarks(), sep="\n")
 
     _show(result, json_output, text)
 
@@ -773,15 +775,16 @@ def version(json_output: Json = False) -> None:
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
-    try:
-        status = app(prog_name="trtopt", standalone_mode=False)
-    except Exception as error:
-        status = _failure(error)
-    except KeyboardInterrupt:
-        status = 130
-    if status == 130:
-        print("stopped", file=sys.stderr)
-    _tell_of_native_lines(bool(status))
+    with escaped():
+        try:
+            status = app(prog_name="trtopt", standalone_mode=False)
+        except Exception as error:
+            status = _failure(error)
+        except KeyboardInterrupt:
+            status = 130
+        if status == 130:
+            print("stopped", file=sys.stderr)
+        _tell_of_native_lines(bool(status))
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -816,7 +819,8 @@ def _failure(error: Exception) -> int:
     else:
         kind, status = "InternalError", 70
         message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"
-    print(f"error: {message}", file=sys.stderr)
+    said = error.lines if isinstance(error, TrtoptError) else [message]
+    print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
         print(json.dumps({"error": {"type": kind, "message": message}}))
     return status

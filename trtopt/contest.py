@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.data import Batches
-from trtopt.errors import AccuracyLost
+from trtopt.documents import Damaged, converted
+from trtopt.errors import AccuracyLost, UsageError
 from trtopt.graph.compare import synthetic_inputs
 from trtopt.measure.limits import Limits
 from trtopt.measure.outputs import decibels, measure
@@ -112,15 +113,11 @@ class Comparison:
     def load(cls, described: Mapping[str, Any]) -> Comparison | None:
         """What `describe` gave; None where it can't be read, as from another version."""
         try:
-            entrants = tuple(
-                Entrant(**{**item, "times": tuple(Times(**times) for times in item["times"])})
-                for item in described["entrants"]
-            )
-            limits = Limits(**described["limits"]) if described["limits"] else None
-            plain = {name: value for name, value in described.items() if name != "speedup"}
-            return cls(**{**plain, "entrants": entrants, "limits": limits})
-        except (KeyError, TypeError):
+            found = converted(dict(described), cls)
+        except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
+        times = [item.gpu_ms for entrant in found.entrants for item in entrant.times]
+        return found if all(1e-6 < item < 1e9 for item in times) else None
 
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""

@@ -21,6 +21,7 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
+from trtopt.documents import converted
 from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.expand import written_out
@@ -31,7 +32,7 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
-from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
+from trtopt.manifest import Manifest, beside, found_precision, load_manifest, manifest_path
 from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
@@ -456,7 +457,7 @@ class _Work:
                 calibration=_summary(table),
                 warnings=list(built.warnings),
                 graph=fingerprint(lowered.proto) if self.save_onnx else None,
-                graph_file=os.path.relpath(self.save_onnx, self.output.parent) if self.save_onnx else None,
+                graph_file=beside(self.output, self.save_onnx) if self.save_onnx else None,
                 classes=self.classes,
                 output_kinds=self.kinds(self.classes),
             )
@@ -478,7 +479,7 @@ class _Work:
             seconds=seconds,
             cached=cached,
             targets=tuple(manifest.targets),
-            kept=tuple(Kept(**{**item, "precision": Precision(item["precision"])}) for item in manifest.kept),
+            kept=converted(list(manifest.kept), tuple[Kept, ...]),
             warnings=tuple(manifest.warnings),
             onnx=self.save_onnx,
             table=self.table,

@@ -39,6 +39,11 @@ class TrtoptError(Exception):
 
     exit_code = 1
 
+    @property
+    def lines(self) -> list[str]:
+        """The text by lines: a line break in a name isn't one."""
+        return [str(self)]
+
 
 class UsageError(TrtoptError):
     exit_code = 2
@@ -68,9 +73,14 @@ class UnsupportedOperator(ModelError):
     """`problem`, then `issues` line by line (`trtopt.spec.Issue`), then `advice`; `words`: the issues in other words."""
 
     def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
-        lines = [f"  {line}" for line in (words or map(str, issues))]
-        super().__init__("\n".join([f"{problem}:" if lines else problem, *lines, *filter(None, [advice])]))
+        said = [f"  {line}" for line in (words or map(str, issues))]
+        self._lines = [f"{problem}:" if said else problem, *said, *filter(None, [advice])]
+        super().__init__("\n".join(self._lines))
         self.problem, self.issues, self.advice = problem, tuple(issues), advice
+
+    @property
+    def lines(self) -> list[str]:
+        return self._lines
 
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
         """The same, its issues in the words that `word` gives them."""

@@ -6,17 +6,17 @@ loads; a plan that doesn't match its manifest doesn't.
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
-from trtopt.errors import EngineError, EngineMismatch
+from trtopt.documents import Damaged, converted, path_in, read_json
+from trtopt.errors import EngineError, EngineMismatch, UsageError
 from trtopt.files import existing_file, sha256_file, write_json
-from trtopt.spec import Kept, LayerInfo, Precision
+from trtopt.spec import Kept, LayerInfo, Precision, parse_range
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
@@ -105,6 +105,43 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 
+class _Maker(TypedDict):
+    family: str
+    product: str
+    version: str
+    gpu: str | None
+
+
+class _Asked(TypedDict):
+    precision: str
+
+
+class _Tensor(TypedDict):
+    name: str
+    dtype: str
+    shape: Sequence[int | str]
+
+
+class _Source(TypedDict):
+    path: str | None
+    sha256: str
+
+
+class _Plan(TypedDict):
+    sha256: str
+    bytes: int
+
+
+class _Calibration(TypedDict):
+    method: str
+    samples: int
+
+
+class _Compared(TypedDict):
+    why: str
+    gpu: str
+
+
 @dataclass(frozen=True)
 class Manifest:
     """Everything known about a plan; every field is plain JSON.
@@ -119,7 +156,7 @@ class Manifest:
         preprocess: how an image becomes the input; None where unknown.
         source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
         graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
-        graph_file: that graph's file, relative to the plan's folder.
+        graph_file: that graph's file, in the plan's folder or below it; None where it was kept elsewhere.
         classes: names of the classes that the outputs score, in order; None where not given.
         output_kinds: output name → what it holds ("classes", "embedding", …); None: written before there were kinds.
         comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
@@ -128,28 +165,28 @@ class Manifest:
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
-    generation: Mapping[str, Any]
+    generation: Annotated[Mapping[str, Any], _Maker]
     targets: Sequence[str]
-    spec: Mapping[str, Any]
+    spec: Annotated[Mapping[str, Any], _Asked]
     precision: Mapping[str, int]
     truth: str
     layers: Sequence[Mapping[str, Any]]
-    kept: Sequence[Mapping[str, Any]]
-    inputs: Sequence[Mapping[str, Any]]
-    outputs: Sequence[Mapping[str, Any]]
+    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
+    inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
+    outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
     profiles: Sequence[Mapping[str, str]]
-    source: Mapping[str, Any]
-    plan: Mapping[str, Any]
+    source: Annotated[Mapping[str, Any], _Source]
+    plan: Annotated[Mapping[str, Any], _Plan]
     key: str
     seconds: float
     trtopt: str
     preprocess: Mapping[str, Any] | None = None
-    calibration: Mapping[str, Any] | None = None
+    calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
     warnings: Sequence[str] = ()
     graph: str | None = None
     graph_file: str | None = None
     classes: Sequence[str] | None = None
-    comparison: Mapping[str, Any] | None = None
+    comparison: Annotated[Mapping[str, Any], _Compared] | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
     output_kinds: Mapping[str, str] | None = None
     format: str = field(default=FORMAT)
@@ -180,8 +217,8 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = read_json(path)
+    except Damaged as error:
         raise EngineError(
             f"{path} can't be read ({error}); build the engine again, or delete it to use the plan alone"
         ) from error
@@ -189,6 +226,36 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
         said = content.get("format") if isinstance(content, dict) else None
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; build the engine again")
     try:
-        return Manifest(**content)
-    except TypeError as error:
-        raise EngineError(f"{path} is incomplete ({error}); build the engine again") from error
+        manifest = converted(content, Manifest)
+        _check(manifest, path.parent)
+    except Damaged as error:
+        raise EngineError(
+            f"{path} is damaged or incomplete: {error}; build the engine again, or delete it to use the plan alone"
+        ) from error
+    return manifest
+
+
+def _check(manifest: Manifest, folder: Path) -> None:
+    """Raise Damaged for texts that stand for something, and don't."""
+    if (graph := manifest.graph_file) is not None:
+        path_in(folder, graph)
+        if _elsewhere(graph):
+            raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+    try:
+        _ = [parse_range(text) for profile in manifest.profiles for text in profile.values()]
+    except UsageError as error:
+        raise Damaged(f"profiles: {error}") from None
+
+
+def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:
+    """`graph` as the manifest of `engine` names it; None for one that isn't in the plan's folder or below it."""
+    try:
+        place = os.path.relpath(graph, engine.parent)
+    except ValueError:  # on another drive
+        return None
+    return None if _elsewhere(place) else place
+
+
+def _elsewhere(place: str) -> bool:
+    path = Path(place)
+    return bool(path.anchor) or ".." in path.parts

@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from trtopt.terminal import styled, visible
+
 HEARTBEAT = 10.0  # seconds between signs of life in a log
 
 
@@ -58,7 +60,7 @@ class PlainReporter(Reporter):
         self.stream = stream or sys.stderr
 
     def _line(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
+        print(visible(text), file=self.stream, flush=True)
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -95,7 +97,7 @@ class RichReporter(PlainReporter):
         if self._live is None:
             super()._line(text)
         else:
-            self._live.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._live.print(visible(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
@@ -108,13 +110,20 @@ class RichReporter(PlainReporter):
         spinner = Spinner("dots")
 
         def render() -> Spinner:
-            spinner.update(text=Text(f"{phase}… {phase.seconds:.0f} s"))
+            spinner.update(text=Text(visible(f"{phase}… {phase.seconds:.0f} s")))
             return spinner
 
         state, before = "stopped after ", self._live
-        console = Console(file=self.stream)
+        console = Console(file=styled(self.stream))
         try:
-            with Live(get_renderable=render, console=console, refresh_per_second=8, transient=True):
+            with Live(
+                get_renderable=render,
+                console=console,
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,  # it would take them away from `trtopt.terminal`
+                redirect_stderr=False,
+            ):
                 self._live = console
                 yield phase
             state = ""

@@ -23,19 +23,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtopt.documents import Damaged, path_in, read_toml
 from trtopt.errors import MissingDependency, UsageError
-from trtopt.spec import ShapeRange, TensorInfo, parse_profile
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from trtopt.spec import ShapeRange, TensorInfo, parse_range
 
 FOLDER = Path(__file__).resolve().parent.parent / "models"
 PACKAGE = "package:"
@@ -84,7 +80,12 @@ class Recipe:
         if self.labelled is None:
             return ()
         pattern = _resolved(self.labelled, self.path.parent, self.requires)
-        found = tuple(sorted(pattern.parent.glob(pattern.name)))
+        try:
+            found = tuple(sorted(pattern.parent.glob(pattern.name)))
+        except (ValueError, OSError, re.error) as error:
+            raise UsageError(
+                f"the recipe {self.path}: labelled is {self.labelled!r}, no usable pattern: {error}"
+            ) from None
         if not found:
             raise UsageError(f"the recipe {self.path} names labelled images {self.labelled}, which match no file")
         return found
@@ -127,8 +128,8 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         known = ", ".join(known_recipes()) or "none (models/ isn't part of this installation; give a path)"
         raise UsageError(f"there is no model recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file")
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        content = read_toml(path)
+    except Damaged as error:
         raise UsageError(f"the recipe {path} can't be read: {error}") from error
     what = f"the recipe {path}"
     _check(content, _KEYS, what)
@@ -170,16 +171,31 @@ def package_file(reference: str, requires: str = "'trtopt[samples]'") -> Path:
         MissingDependency: the package or the file isn't there.
     """
     package, slash, rest = reference.removeprefix(PACKAGE).partition("/")
-    if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or ".." in Path(rest).parts:
+    if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or _outside(rest):
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
-    found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
+    try:
+        found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
+    except (OSError, ValueError):  # a name too long for a file's; __main__
+        found = None
     places = list(found.submodule_search_locations or []) if found else []
     if not places:
         raise MissingDependency(f"{reference} needs the package {package}, not installed: pip install {requires}")
     for place in map(Path, places):
-        if "*" in rest or (place / rest).exists():
-            return place / rest
+        path = _path(place, rest, reference)
+        if "*" in rest or path.exists():
+            return path
     raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}): pip install {requires}")
+
+
+def _outside(place: str) -> bool:
+    return bool(Path(place).anchor) or ".." in Path(place).parts
+
+
+def _path(folder: Path, text: str, where: str) -> Path:
+    try:
+        return path_in(folder, text)
+    except Damaged as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _check(table: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
@@ -201,7 +217,7 @@ def _inputs(tables: Mapping[str, Any], what: str) -> tuple[tuple[TensorInfo, ...
         info = TensorInfo(name, table.get("dtype", "float32"), shape)
         infos.append(info)
         if "range" in table:
-            found = parse_profile(f"{name}:{table['range']}")[name]
+            found = parse_range(table["range"])
             _fits(found, info, f"{what}: inputs.{name}")
             ranges[name] = found
     return tuple(infos), ranges
@@ -240,7 +256,7 @@ def _class_names(text: str, folder: Path) -> str:
 def _resolved(text: str, folder: Path, requires: str) -> Path:
     if text.startswith(PACKAGE):
         return package_file(text, requires)
-    path = folder / text
+    path = _path(folder, text, f"the recipe in {folder}")
     if "*" not in text and not path.exists():
         raise UsageError(f"the recipe in {folder} names {text}, which doesn't exist (looked for {path})")
     return path

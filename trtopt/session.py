@@ -165,8 +165,8 @@ class Session:
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
-                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none: build with "
-                    "--save-onnx, or give an ONNX file"
+                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
+                    "build with --save-onnx, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")

@@ -94,7 +94,7 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
             not colon
             or not name
             or len(pieces) not in (1, 3)
-            or not all(re.fullmatch(r"-?\d+(x-?\d+)*", piece.strip()) for piece in pieces)
+            or not all(re.fullmatch(r"-?\d{1,18}(x-?\d{1,18})*", piece.strip()) for piece in pieces)
         ):
             raise UsageError(
                 f"--shapes {part!r} can't be read; write NAME:MIN,OPT,MAX such as "
@@ -112,6 +112,18 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
     if not profile:
         raise UsageError("--shapes is empty; write NAME:MIN,OPT,MAX such as input:1x3x224x224,8x3x224x224,32x3x224x224")
     return profile
+
+
+def parse_range(text: str) -> ShapeRange:
+    """Read what `parse_profile` takes for one input: `MIN,OPT,MAX`, or one shape.
+
+    Raises:
+        UsageError: as `parse_profile`.
+    """
+    found = list(parse_profile(f"input:{text}").values())
+    if len(found) != 1:
+        raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as 1x3x224x224,8x3x224x224,32x3x224x224")
+    return found[0]
 
 
 def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
@@ -295,7 +307,7 @@ def parse_size(text: str | int) -> int:
     Raises:
         UsageError: it can't be read.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"--workspace {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from trtopt.about import __version__
 from trtopt.checker import check
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
+from trtopt.documents import Damaged, converted, read_json
 from trtopt.engine import BuildResult, build
 from trtopt.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.exporter import export
@@ -81,6 +82,34 @@ class PipelineResult:
         return "\n".join(lines)
 
 
+class _Entry(TypedDict):
+    key: str
+    files: dict[str, str]
+    result: Any
+
+
+class _Accuracy(TypedDict):
+    top1: float
+
+
+class _Agreement(TypedDict):
+    """Of `Agreement.describe()`, what is said of it."""
+
+    samples: int
+    snr_db: float | Literal["inf", "-inf", "nan"]
+    top1_agreement: float | None
+    reference_accuracy: _Accuracy | None
+    candidate_accuracy: _Accuracy | None
+
+
+def _is(value: Any, kind: Any) -> bool:
+    try:
+        converted(value, kind)
+    except Damaged:
+        return False
+    return True
+
+
 class _Ledger:
     """Which stage made which files from what: `pipeline.json` in the output folder."""
 
@@ -88,18 +117,24 @@ class _Ledger:
         self.path = folder / "pipeline.json"
         self.skipped: list[str] = []
         try:
-            content = json.loads(self.path.read_bytes())
-            self.entries: dict[str, Any] = content if isinstance(content, dict) else {}
-        except (OSError, ValueError):
+            self.entries = converted(read_json(self.path), dict[str, _Entry])
+        except Damaged:
             self.entries = {}  # absent or damaged: everything is done again
 
-    def run(self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any]) -> Any:
-        """Do `work` unless it was done for the same key and its files are still what it wrote; returns its JSON result."""
+    def run(
+        self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any], kind: Any = Any
+    ) -> Any:
+        """Do `work` unless it was done for the same key and its files are still what it wrote; returns its JSON result.
+
+        Args:
+            kind: of the result: another, in an entry that was changed, isn't taken.
+        """
         digest = sha256_json({"key": key, "trtopt": __version__})
         entry = self.entries.get(stage)
         if (
             entry
             and entry["key"] == digest
+            and _is(entry["result"], kind)
             and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
         ):
             self.skipped.append(stage)
@@ -231,7 +266,7 @@ def _agreement(
         "photos": [path.name for path in photos],
         "kinds": dict(kinds),
     }
-    found = ledger.run("verify", key, [], work)
+    found = ledger.run("verify", key, [], work, _Agreement)
     return dict(found)
 
 

@@ -28,7 +28,17 @@ with State.locked(Path(sys.argv[1])):
 
 
 LOOKS = [
-    Sample(f"sample {n}", f"{n:064x}", 0.1 * n, 1 / 3, math.inf, False, n == 2, bytes([n, 255]), bytes([7, n]))
+    Sample(
+        f"sample {n}",
+        f"{n:064x}",
+        0.1 * n,
+        1 / 3,
+        math.inf,
+        False,
+        "1 everywhere" * (n == 2),
+        bytes([n, 60] * 256),
+        bytes([7, n] * 8),
+    )
     for n in range(4)
 ]
 

@@ -40,6 +40,7 @@ PROBES = 16  # samples kept for the look into the model
 PROBE_BYTES = 32 << 20
 COMPARED = 4096  # samples whose thumbnails are compared
 _THUMB = 16
+THUMB_BYTES = 2 * _THUMB * _THUMB  # of a sample's `thumb`
 TOKENS = 64  # numbers of a sequence that are looked at
 VOCABULARY = 500  # a smaller range may be letters or bytes
 

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import math
 import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
 from trtopt.about import __version__
+from trtopt.calibration.counting import LOWEST_EXPONENT
 from trtopt.calibration.histogram import BINS, Histogram, merged
 from trtopt.calibration.thresholds import choose
+from trtopt.documents import Damaged, converted, read_json
 from trtopt.errors import CalibrationError
 from trtopt.files import existing_file, sha256_json, write_json
 
 FORMAT = "trtopt.calib/1"
+_LARGEST = float(np.finfo(np.float32).max)  # of a magnitude: tensors are FP32
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Table:
 
     tensors: Mapping[str, Entry]
     groups: tuple[tuple[str, ...], ...]
-    model: Mapping[str, str]
+    model: Annotated[Mapping[str, str], _Model]
     data: Mapping[str, Any]
     method: str
     samples: int
@@ -60,7 +62,7 @@ class Table:
     preprocess: Mapping[str, Any] | None = None
     skipped: tuple[Mapping[str, str], ...] = ()
     version: str = __version__
-    quality: Mapping[str, Any] | None = None
+    quality: Annotated[Mapping[str, Any], _Quality] | None = None
 
     @property
     def amax(self) -> dict[str, float]:
@@ -122,9 +124,9 @@ class Table:
         """
         file = existing_file(path, "the calibration table")
         try:
-            content = json.loads(file.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise CalibrationError(f"{file} isn't a calibration table: not JSON ({error}); {_MAKE}") from None
+            content = read_json(file)
+        except Damaged as error:
+            raise CalibrationError(f"{file} isn't a calibration table: {error}; {_MAKE}") from None
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, dict) else None
             raise CalibrationError(f"{file} has the format {found!r}; {FORMAT!r} is needed: {_MAKE}")
@@ -182,52 +184,24 @@ def _packed_counts(histogram: Histogram) -> str:
     return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
 
 
-class Damaged(Exception):
-    """What is wrong with a table's or a histogram's content."""
-
-
-def _get(content: Any, key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """`content[key]`, which must be of that kind."""
-    if not isinstance(content, dict) or key not in content:
-        raise Damaged(f"{where} lacks {key!r}")
-    value = content[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise Damaged(f"{where}: {key!r} is {type(value).__name__} {str(value)[:40]!r}")
-    return value
-
-
 def _table(content: dict[str, Any]) -> Table:
-    here = "the table"
-    tensors = {name: _entry(value, name) for name, value in _get(content, "tensors", dict, here).items()}
+    tensors = converted(content.get("tensors"), dict[str, Any], "the table.tensors")
     if not tensors:
         raise Damaged("the table has no tensors")
-    groups = tuple(tuple(map(str, group)) for group in _get(content, "groups", list, here))
-    if strangers := [name for group in groups for name in group if name not in tensors]:
+    table = converted({**content, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
+    if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
-    model = _get(content, "model", dict, here)
-    _get(model, "fingerprint", str, "the model")
-    return Table(
-        tensors=tensors,
-        groups=groups,
-        model=model,
-        data=_get(content, "data", dict, here),
-        method=_get(content, "method", str, here),
-        samples=_get(content, "samples", int, here),
-        seconds=_get(content, "seconds", (int, float), here),
-        preprocess=_get(content, "preprocess", (dict, type(None)), here),
-        skipped=tuple(_get(content, "skipped", list, here)),
-        version=_get(content, "trtopt", str, here),
-        quality=_get({"quality": None} | content, "quality", (dict, type(None)), here),
-    )
+    return replace(table, tensors={name: _entry(value, name) for name, value in tensors.items()})
 
 
 def _entry(value: Any, name: str) -> Entry:
     where = f"the tensor {name!r}"
-    amax = float(_get(value, "amax", (int, float), where))
-    if not 0 < amax < math.inf:
-        raise Damaged(f"{where} has amax {amax}, which isn't positive and finite")
-    method = _get(value, "method", str, where)
-    return Entry(amax, method, None if value.get("histogram") is None else unpacked(value, where))
+    found = converted(value, _Tensor, where)
+    if not 0 < found["amax"] <= _LARGEST:
+        raise Damaged(f"{where} has amax {found['amax']}, which isn't positive and finite in FP32")
+    return Entry(
+        float(found["amax"]), found["method"], None if value.get("histogram") is None else unpacked(value, where)
+    )
 
 
 def unpacked(value: Any, where: str) -> Histogram:
@@ -236,25 +210,104 @@ def unpacked(value: Any, where: str) -> Histogram:
     Raises:
         Damaged: it isn't one; `where` is named.
     """
-    content = _get(value, "histogram", dict, where)
-    if (bins := _get(content, "bins", int, where)) != BINS:
-        raise Damaged(f"{where} has a histogram of {bins} bins; this trtopt works with {BINS}")
+    found = converted(value, _Seen, where)
+    content = found["histogram"]
+    if content["bins"] != BINS:
+        raise Damaged(f"{where} has a histogram of {content['bins']} bins; this trtopt works with {BINS}")
     counts = np.zeros(BINS, np.int64)
     try:
         stream = zlib.decompressobj()
-        unzipped = stream.decompress(base64.b64decode(_get(content, "counts", str, where), validate=True), 8 * BINS)
+        unzipped = stream.decompress(base64.b64decode(content["counts"], validate=True), 8 * BINS)
         planes = np.frombuffer(unzipped, np.uint8).reshape(8, -1)
         some = np.ascontiguousarray(planes.T).view("<i8").reshape(-1)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise Damaged(f"{where} has a damaged histogram ({error})") from None
     counts[: some.size] = some
-    total = _get(value, "count", int, where)
-    low, high = (float(_get(value, key, (int, float), where)) for key in ("low", "high"))
-    exponent = _get(content, "exponent", (int, type(None)), where)
-    if not stream.eof or total <= 0 or int(some.sum()) != total or some.min(initial=0) < 0:
-        raise Damaged(f"{where} has a damaged histogram (the counts add up to {int(some.sum())}, not {total})")
-    if not (-math.inf < low <= high < math.inf) or (exponent is None) != (low == high == 0):
-        raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
-    if exponent is not None and max(high, -low) > math.ldexp(1.0, min(max(exponent, -1000), 1000)):
+    total, low, high, exponent = found["count"], float(found["low"]), float(found["high"]), content["exponent"]
+    added = int(some.sum(dtype=np.float64))  # exact below 2**53, which nobody counts to
+    if not stream.eof or not 0 < total < 2**53 or added != total or some.min(initial=0) < 0:
+        raise Damaged(f"{where} has a damaged histogram (the counts add up to {added}, not {total})")
+    largest = max(high, -low)
+    needed = max(math.frexp(largest)[1], LOWEST_EXPONENT) if largest else None
+    if not -_LARGEST <= low <= high <= _LARGEST or exponent != needed:
         raise Damaged(f"{where} has a damaged histogram (range {low} to {high}, exponent {exponent})")
     return Histogram(counts, exponent, low, high, total)
+
+
+# What is needed of the plain JSON in a table ---------------------------------------------------------------------------
+
+
+class _Bins(TypedDict):
+    bins: int
+    exponent: int | None
+    counts: str
+
+
+class _Seen(TypedDict):
+    low: float
+    high: float
+    count: int
+    histogram: _Bins
+
+
+class _Tensor(TypedDict):
+    amax: float
+    method: str
+
+
+class _Model(TypedDict):
+    fingerprint: str
+
+
+class _Named(TypedDict):
+    count: int
+    some: list[str]
+
+
+class _Plain(_Named):
+    seen: str
+
+
+class _Alike(TypedDict):
+    count: int
+    some: list[tuple[str, str]]
+
+
+class _Outlier(TypedDict):
+    name: str
+    seen: str
+
+
+class _Outliers(TypedDict):
+    count: int
+    some: list[_Outlier]
+
+
+class _Convergence(TypedDict):
+    method: str
+    more: int
+    mean: float
+    most: float
+    tensor: str
+
+
+class _Preprocessing(TypedDict, total=False):
+    warning: str
+
+
+class _Facts(TypedDict):
+    samples: int
+    different: int
+    random: _Named
+    plain: _Plain
+    copies: int
+    alike: _Alike
+    outliers: _Outliers
+
+
+class _Quality(_Facts, total=False):
+    """What `verdict.facts` and `calibrator.with_quality` give; the last three came later."""
+
+    tokens: _Named
+    convergence: _Convergence | None
+    preprocessing: _Preprocessing | None

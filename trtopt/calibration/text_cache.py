@@ -23,7 +23,7 @@ HEADER = "TRT-8600-EntropyCalibration2"
 CODES = 127
 # Beyond these it is no scale: a line that was cut off has fewer than 8 digits, which say less than 2**-95; and amax is FP32.
 SMALLEST, LARGEST = 2.0**-95, (2 - 2.0**-23) * 2.0**127 / CODES
-_HEADER = re.compile(r"TRT-(\d+)-(\w+)")
+_HEADER = re.compile(r"TRT-(\d{1,9})-(\w+)")
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
+from trtopt.documents import Damaged, parsed_json
 from trtopt.errors import TrtoptError
 from trtopt.graph.compare import OnnxSession
 from trtopt.graph.proto import in_memory, to_array
@@ -188,10 +189,10 @@ def _recorded(proto: ModelProto) -> Trained | None:
     if text is None:
         return None
     try:
-        content = json.loads(text)
+        content = parsed_json(text)
         mean, std = (np.asarray(content[key], np.float64) for key in ("mean", "std"))
         found = Trained(str(content["tensor"]), mean, std, str(content["source"]))
-    except (ValueError, KeyError, TypeError):
+    except (Damaged, ValueError, KeyError, TypeError):
         return None
     there = any(found.tensor in node.output for node in proto.graph.node)
     return found if there and mean.ndim == 1 and mean.shape == std.shape and bool((std >= 0).all()) else None

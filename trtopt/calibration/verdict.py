@@ -105,7 +105,7 @@ def warnings(table: Table) -> tuple[str, ...]:
     if found["copies"] and not table.data.get("repeated"):
         said.append(f"{found['copies']} of the {found['samples']} samples are copies of others: they add nothing new")
     alike = found["alike"]
-    if alike["count"]:
+    if alike["some"]:
         one, other = alike["some"][0]
         said.append(
             f"some images look almost the same as others ({alike['count']}, such as {one} and {other}): they add little"

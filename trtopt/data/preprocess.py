@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,20 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.documents import Damaged, read_toml
 from trtopt.errors import UsageError, require
 from trtopt.files import sha256_json
 from trtopt.spec import TensorInfo
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 RESIZES = ("stretch", "crop", "letterbox")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
 CHANNELS = ("rgb", "bgr", "gray")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
+LARGEST = 1 << 26  # pixels of an input
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")  # by Pillow, where `antialias` is set
 
 
@@ -87,6 +83,8 @@ class Preprocess:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
         if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
             raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
+        if self.size is not None and self.size[0] * self.size[1] > LARGEST:
+            raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
         count = 1 if self.channels == "gray" else 3
         for name in ("mean", "std"):
             if len(getattr(self, name)) not in (1, count):
@@ -128,9 +126,9 @@ class Preprocess:
         if not path.is_file():
             raise UsageError(f"--preprocess {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UsageError(f"--preprocess {name}: not TOML: {error}") from None
+            content = read_toml(path)
+        except Damaged as error:
+            raise UsageError(f"--preprocess {name}: {error}") from None
         return cls._from(content, name)
 
     @classmethod

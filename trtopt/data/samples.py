@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +13,10 @@ from typing import Any
 import numpy as np
 
 from trtopt.data.decoding import decode
+from trtopt.documents import Damaged, read_toml
 from trtopt.errors import DataError, OutputError, UsageError, require
 from trtopt.files import sha256_file, sha256_json
 from trtopt.recipes import package_file
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "calibration"
 _KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}
@@ -59,9 +54,9 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
         known = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
         raise UsageError(f"there is no calibration recipe {os.fspath(name)!r}; under calibration/: {known}")
     try:
-        content: Mapping[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: not TOML: {error}") from None
+        content: Mapping[str, Any] = read_toml(path)
+    except Damaged as error:
+        raise UsageError(f"{path}: {error}") from None
     if unknown := sorted(set(content) - _KEYS):
         raise UsageError(f"{path}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
     try:

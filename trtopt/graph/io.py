@@ -214,6 +214,16 @@ def _load_external_data(proto: ModelProto, folder: Path | None, what: str, lazy:
         tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
 
 
+def external_files(proto: ModelProto, path: Path) -> list[Path]:
+    """The files beside the model at `path` that hold weights of it.
+
+    Raises:
+        InvalidModel: a reference that `load_model` would refuse.
+    """
+    stored = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
+    return sorted({_external_place(tensor, path.parent, str(path))[0] for tensor in stored})
+
+
 def _external_place(tensor: TensorProto, folder: Path, what: str) -> tuple[Path, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")

@@ -9,7 +9,8 @@ from typing import TypeVar
 import onnx
 
 from trtopt.data.images import EXTENSIONS
-from trtopt.files import sha256_file, sha256_json
+from trtopt.files import existing_file, sha256_file, sha256_json
+from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import DataSet, Job
 
 Key = TypeVar("Key")
@@ -47,14 +48,9 @@ def _kept(known: dict[Key, object], key: Key, find: Callable[[], object]) -> obj
 def _model(path: Path) -> object:
     """Digests of the model's files; what can't be read is found out when the job runs."""
     try:
-        proto = onnx.load(path, load_external_data=False)
-        beside = {
-            entry.value
-            for tensor in proto.graph.initializer
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
-        return [sha256_file(path), *((name, sha256_file(path.parent / name)) for name in sorted(beside))]
+        proto = onnx.load(existing_file(path, "the model"), load_external_data=False)
+        beside = external_files(proto, path)  # which refuses what isn't a file of the model's, before it is opened
+        return [sha256_file(path), *((file.name, sha256_file(file)) for file in beside)]
     except Exception as error:  # protobuf raises errors of its own
         return str(error)
 

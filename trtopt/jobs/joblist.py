@@ -22,21 +22,16 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.documents import Damaged, path_in, read_toml
 from trtopt.errors import UsageError
 from trtopt.files import existing_file
 from trtopt.spec import METHODS, Override, choice
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _TOP = ("output", "device", "data", "job")
 DEVICES = ("cpu", "cuda")
@@ -84,12 +79,12 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
     """
     file = existing_file(path, "the job list")
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not TOML: {error}") from None
+        content = read_toml(file)
+    except Damaged as error:
+        raise UsageError(f"{file}: {error}") from None
     where, root = str(file), file.parent
     _known(content, _TOP, where)
-    folder = root / _text(content.get("output", "calibrated"), f"{where}: output")
+    folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
     device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
     sets = _table(content.get("data", {}), f"{where}: data")
     data = {name: _data_set(name, value, root, f"{where}: [data.{name}]") for name, value in sets.items()}
@@ -136,15 +131,20 @@ def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, dev
                 raise UsageError(f"{where}: data is {chosen!r}; the data sets are {there}")
             for method in methods:
                 name = f"{named or model.stem}.{chosen}.{method}"
-                found.append(Job(name, model, data[chosen], method, overrides, folder / f"{name}.calib.json", device))
+                table = _path(f"{name}.calib.json", folder, f"{where}: the table's name")
+                found.append(Job(name, model, data[chosen], method, overrides, table, device))
     return found
 
 
 def _models(text: str, root: Path, where: str) -> list[Path]:
+    path = _path(text, root, f"{where}: model")
     if not re.search(r"[*?[]", text):
-        return [root / text]  # whether it exists is that job's own affair: one failure never stops the rest
+        return [path]  # whether it exists is that job's own affair: one failure never stops the rest
     start = Path(text).anchor or root
-    found = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if path.is_file())
+    try:
+        found = sorted(path for path in Path(start).glob(text.removeprefix(Path(text).anchor)) if path.is_file())
+    except (ValueError, OSError, re.error) as error:
+        raise UsageError(f"{where}: the model {text!r} isn't a pattern that can be searched for: {error}") from None
     if not found:
         raise UsageError(f"{where}: no file fits the model {text!r}")
     return found
@@ -160,7 +160,7 @@ def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
     limit = table.get("limit")
     if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
         raise UsageError(f"{where}: limit is {limit!r}; a whole number from 1 is needed")
-    images, data = (root / _text(table[key], f"{where}: {key}") if key in table else None for key in ("images", "data"))
+    images, data = (_path(table[key], root, f"{where}: {key}") if key in table else None for key in ("images", "data"))
     prepared = table.get("preprocess")
     if images is not None and prepared is None:
         raise UsageError(
@@ -169,7 +169,7 @@ def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
     if images is None and prepared is not None:
         raise UsageError(f"{where}: preprocess is for images: arrays are used as they are; drop it")
     if isinstance(prepared, str) and prepared not in PRESETS:
-        prepared = root / prepared
+        prepared = _path(prepared, root, f"{where}: preprocess")
     try:
         preprocess = None if prepared is None else Preprocess.load(prepared)
     except UsageError as error:
@@ -195,6 +195,13 @@ def _text(value: Any, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise UsageError(f"{where} is {value!r}; a text is needed")
     return value
+
+
+def _path(value: Any, folder: Path, where: str) -> Path:
+    try:
+        return path_in(folder, _text(value, where))
+    except Damaged as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _texts(entry: Mapping[str, Any], key: str, where: str) -> list[str]:

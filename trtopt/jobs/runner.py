@@ -26,7 +26,7 @@ from trtopt.jobs.joblist import Job, load_jobs
 from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.results import JobResult, JobsResult
-from trtopt.jobs.state import State
+from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
 from trtopt.machine import cores
 from trtopt.progress import SILENT, Phase, Reporter
@@ -117,11 +117,12 @@ def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
     that were when one was killed are pending.
 
     Raises:
-        UsageError: it isn't a state folder.
+        UsageError: it isn't a state folder, or it holds something else than files and folders.
     """
     folder = Path(state)
     if not (folder / "jobs").is_dir():
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
+    check_folder(folder)
     kept = State(folder)
     found, stopped = kept.jobs(), not kept.at_work()
     found = [item | {"state": "pending"} if stopped and item.get("state") == "running" else item for item in found]
@@ -255,7 +256,7 @@ class _Run:
             for start in range(0, len(data), size):
                 stop = min(start + size, len(data))
                 name = data.shard(start, stop)
-                lacking = [item for item in users if self._lacks(item, name)]
+                lacking = [item for item in users if self._lacks(item, name, stop - start)]
                 if lacking:
                     work.append((data.samples.part(start, stop), start, name, lacking))
         if self.spread:
@@ -287,12 +288,12 @@ class _Run:
         self.state.keep_shard_size(key, size)
         return size
 
-    def _lacks(self, item: _Pass, shard: str) -> bool:
+    def _lacks(self, item: _Pass, shard: str, samples: int) -> bool:
         item.shards.append(shard)
         if shard in item.missing:  # the same content once more
             return False
         seen = self.state.shard(item.key, shard)
-        if seen is not None:
+        if seen is not None and seen[0].samples == samples and seen[0].histograms.keys() == set(item.model.tensors):
             self.reused += 1
             return False
         item.missing.add(shard)

@@ -6,30 +6,32 @@
     scratch/                   folded models and decoded images of the current run; emptied when one starts
     lock                       held by the run at work; the system lets go of it when that process ends, however it ends
 
-Every file is written whole or not at all. A result is taken up again by the content it was made from, never by a name or a
-place in a list, so a job list may be reordered and files renamed. At the end of a run shards are removed that no job of its
-list, and no unfinished one that was left out of it, comes from any more.
+Every file is written whole or not at all, and there are no links: with them a stranger's folder could lead elsewhere. A
+result is taken up again by the content it was made from, never by a name or a place in a list, so a job list may be
+reordered and files renamed. At the end of a run shards are removed that no job of its list, and no unfinished one that was
+left out of it, comes from any more.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import json
 import os
 import shutil
 import socket
+import stat
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal, TypedDict
 
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import Observation
-from trtopt.calibration.quality import Sample
-from trtopt.calibration.table import Damaged, packed, unpacked
+from trtopt.calibration.quality import THUMB_BYTES, Sample
+from trtopt.calibration.table import packed, unpacked
+from trtopt.documents import Damaged, converted, read_json
 from trtopt.errors import OutputError, UsageError
 from trtopt.files import write_json
 
@@ -37,6 +39,51 @@ _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "
 
 _BYTES = ("thumb", "tokens")  # of a sample
 _NUMBERS = ("mean", "std", "absmax")  # of a sample; written as text, as they may be infinite, which JSON can't say
+
+
+class _Failure(TypedDict):
+    type: str
+    message: str
+
+
+class _Named(TypedDict):
+    name: str
+    state: Literal["pending", "running", "done", "failed"]
+
+
+_Pass = TypedDict("_Pass", {"pass": str}, total=False)
+
+
+class _Record(_Named, _Pass, total=False):
+    """Of a job: `JobResult.to_json`, and what runs need besides."""
+
+    key: str
+    sha256: str
+    model: str
+    data: str
+    method: str
+    table: str
+    error: _Failure | None
+    digest: str | None
+    samples: int
+    tensors: dict[str, int]
+    shards: int
+    notes: list[str]
+    seconds: float
+
+
+class _Look(TypedDict):
+    """A `Sample` as plain JSON."""
+
+    name: str
+    digest: str
+    mean: str
+    std: str
+    absmax: str
+    random: bool
+    plain: str
+    thumb: str
+    tokens: str
 
 
 class State:
@@ -51,10 +98,11 @@ class State:
         """The folder, made if absent, for this process alone.
 
         Raises:
-            UsageError: another run is at work on it.
+            UsageError: another run is at work on it, or it holds something else than files and folders.
             OutputError: it can't be made or written.
         """
         state = cls(folder)
+        check_folder(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = (folder / "lock").open("a+", encoding="utf-8")
@@ -95,13 +143,11 @@ class State:
 
     def job(self, name: str) -> dict[str, Any]:
         """What is recorded of a job; {} for nothing that can be read."""
-        return _read(self.folder / "jobs" / f"{name}.json", _JOB_FORMAT)
+        return _record(self.folder / "jobs" / f"{name}.json")
 
     def jobs(self) -> list[dict[str, Any]]:
         """Every record, by name."""
-        return [
-            record for path in sorted((self.folder / "jobs").glob("*.json")) if (record := _read(path, _JOB_FORMAT))
-        ]
+        return [record for path in sorted((self.folder / "jobs").glob("*.json")) if (record := _record(path))]
 
     def record(self, name: str, content: Mapping[str, Any]) -> None:
         write_json(self.folder / "jobs" / f"{name}.json", {"format": _JOB_FORMAT, "name": name, **content})
@@ -160,21 +206,15 @@ class State:
         found = _read(self._shard(pass_key, shard), _SHARD_FORMAT)
         if (found.get("pass"), found.get("shard")) != (pass_key, shard):
             return None
-        observation, looks = unpacked_observation(found), found.get("looks")
+        observation = unpacked_observation(found)
         try:
-            samples = [
-                Sample(
-                    **item
-                    | {name: float(item[name]) for name in _NUMBERS}
-                    | {name: base64.b64decode(item[name]) for name in _BYTES}
-                )
-                for item in looks or ()
-            ]
-        except (TypeError, KeyError, ValueError):
+            samples = [_sample(item) for item in converted(found.get("looks"), list[_Look], "looks")]
+            seconds = converted(found.get("seconds"), float, "seconds")
+        except (Damaged, ValueError):  # ValueError: not a number, or not base64
             return None
         if not observation or observation.samples != len(samples):
             return None
-        return observation, samples, float(found.get("seconds", 0.0))
+        return observation, samples, seconds
 
 
 def packed_looks(samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -200,14 +240,15 @@ def packed_observation(seen: Observation) -> dict[str, Any]:
 
 def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
     """What `packed_observation` wrote; None if it is damaged."""
-    blocks, samples = content.get("blocks"), content.get("samples")
-    if not isinstance(blocks, list) or not blocks or not isinstance(samples, int):
-        return None
     try:
+        samples = converted(content.get("samples"), int, "samples")
+        blocks = converted(content.get("blocks"), list[dict[str, Any]], "blocks")
         parts = tuple(
             {name: unpacked(item, name) if item else Histogram() for name, item in block.items()} for block in blocks
         )
-    except (Damaged, AttributeError):
+    except Damaged:
+        return None
+    if not parts or any(part.keys() != parts[0].keys() for part in parts):
         return None
     whole = {name: merged(part[name] for part in parts) for name in parts[0]}
     return Observation(whole, samples, parts if len(parts) > 1 else ())
@@ -215,10 +256,44 @@ def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = read_json(path)
+    except Damaged:
         return {}  # absent or damaged: it is done again
     return content if isinstance(content, dict) and content.get("format") == kind else {}
+
+
+def _record(path: Path) -> dict[str, Any]:
+    try:
+        return {**converted(_read(path, _JOB_FORMAT), _Record)}
+    except Damaged:
+        return {}
+
+
+def _sample(look: _Look) -> Sample:
+    plain: dict[str, Any] = {**look}
+    plain |= {name: float(plain[name]) for name in _NUMBERS}
+    plain |= {name: base64.b64decode(plain[name], validate=True) for name in _BYTES}
+    if len(plain["thumb"]) not in (0, THUMB_BYTES) or len(plain["tokens"]) % 8:
+        raise ValueError("a thumbnail or tokens of another size")
+    return Sample(**{item.name: plain[item.name] for item in fields(Sample)})
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a state folder with links, devices or pipes in it: runs write and remove files there.
+
+    Raises:
+        UsageError: the first such thing.
+    """
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            with contextlib.suppress(FileNotFoundError):  # a run at work may have removed it
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    raise UsageError(
+                        f"{path} is neither a file nor a folder, which is all that a state folder holds: remove it, or give "
+                        "another folder with --state"
+                    )
 
 
 def _lock(file: IO[str], patience: float = 0.0) -> bool:

@@ -1,0 +1,506 @@
+"""Tables, caches, manifests, recipes, preprocessing, job lists and state folders with anything in any place: a clear error, or
+none where the place doesn't matter; no internal error, nothing that steers a terminal, nothing written."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hostile_values import DEEP, TERMINAL, mutants, toml_file
+from onnx import TensorProto
+from world import Outcome, World, net, samples
+
+from trtopt import engine, stages
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import read_cache
+from trtopt.calibration.verdict import refuse, warnings
+from trtopt.candidates import stored_comparison
+from trtopt.classnames import load_classes
+from trtopt.contest import Comparison, Entrant, Times
+from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.data.samples import load_crops
+from trtopt.errors import BuildFailed, EngineError, TrtoptError
+from trtopt.graph.io import load_model
+from trtopt.jobs.contents import Contents
+from trtopt.jobs.joblist import load_jobs
+from trtopt.jobs.runner import run_jobs, show_jobs
+from trtopt.jobs.state import State
+from trtopt.manifest import Manifest, load_manifest
+from trtopt.measure.limits import Limits
+from trtopt.recipes import load_recipe
+from trtopt.session import Session
+
+
+def tame(found: Outcome) -> None:
+    """What every command owes whatever it read."""
+    assert found.status in (0, 1, 2), found
+    assert "Traceback" not in found.err
+    for text in (found.out, found.err):
+        assert text.replace("\n", "").isprintable(), ascii(text)
+    assert not any(line.startswith("error: forged") for line in (found.out + found.err).splitlines()), found
+
+
+def survived(count: int, document: Any, use: Callable[[Any], object]) -> None:
+    """`use` takes each mutant, or raises an error of trtopt's; some of them it must refuse."""
+    refused = sum(refuses(use, mutant, said) for said, mutant in mutants(document, count))
+    assert count // 8 < refused < count
+
+
+def refuses(use: Callable[[Any], object], mutant: Any, said: str) -> bool:
+    try:
+        use(mutant)
+    except TrtoptError:
+        return True
+    except Exception as error:
+        raise AssertionError(f"{said}: {type(error).__name__}: {error}") from error
+    return False
+
+
+# Manifests -----------------------------------------------------------------------------------------------------------
+
+
+def comparison() -> Comparison:
+    times = (Times({"x": "1x3x32x32"}, 1.0, 0.9, 1.1, True),)
+    output = {"kind": "classes", "nonfinite": 0, "integers": False, "channels": None, "snr_db": 40.0, "agreement": 0.99}
+    accuracy = {"samples": 4, "snr_db": 40.0, "outputs": {"y": output}}
+    entrants = (Entrant("int8", "1 of 1", 1.0, times, accuracy), Entrant("fp16", "", 1.0, times, accuracy))
+    return Comparison("GPU", "real samples", "FP32", entrants, True, Limits(), "int8", "INT8 kept", "k")
+
+
+@pytest.fixture
+def described(world: World) -> dict[str, Any]:
+    """A manifest with everything in it, beside a plan that is none: what is asked of it here needs no TensorRT."""
+    plan, model = world.output / "m.engine", load_model(world.model)
+    shutil.copy(world.model, world.output / "kept.onnx")
+    plan.write_bytes(b"ftrt" + bytes(200))
+    manifest = Manifest(
+        generation={"family": "rtx", "product": "TensorRT-RTX", "version": "1.7.1.116", "gpu": None},
+        targets=["sm89"],
+        spec={"precision": "int8", "version_compatible": False},
+        precision={"int8": 2, "fp16": 0, "fp32": 0, "total": 2},
+        truth="2 of 2 convolutions INT8",
+        layers=[{"name": "l", "kind": "convolution", "precision": "int8", "nodes": ["conv1"]}],
+        kept=[{"node": "pool", "op": "GlobalAveragePool", "precision": "fp16", "reason": "no kernel"}],
+        inputs=[dataclasses.asdict(item) for item in model.inputs],
+        outputs=[dataclasses.asdict(item) for item in model.outputs],
+        profiles=[{"x": "1x3x32x32,2x3x32x32,8x3x32x32"}],
+        source={"path": str(world.model), "sha256": model.fingerprint},
+        plan={"sha256": hashlib.sha256(plan.read_bytes()).hexdigest(), "bytes": 204},
+        key="k",
+        seconds=1.0,
+        trtopt="0.1.0",
+        preprocess=PRESETS["imagenet"].describe(),
+        calibration={"method": "auto", "samples": 40, "digest": "d"},
+        warnings=["a warning"],
+        graph=model.fingerprint,
+        graph_file="kept.onnx",
+        classes=[f"class {number}" for number in range(16)],
+        comparison=comparison().describe(),
+        coverage={"int8": 0.9, "fp16": 0.1},
+        output_kinds={"y": "classes"},
+    )
+    manifest.save(plan)
+    content: dict[str, Any] = json.loads((world.output / "m.engine.json").read_bytes())
+    return content
+
+
+def test_inspect_takes_any_manifest(world: World, described: dict[str, Any]) -> None:
+    path = world.output / "m.engine.json"
+    statuses = set()
+    for said, mutant in mutants(described, 30):
+        path.write_text(json.dumps(mutant))
+        before = world.contents()
+        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            found = world.run("inspect", world.output / "m.engine", *options)
+            tame(found)
+            statuses.add(found.status)
+        assert world.contents() == before
+    assert statuses == {0, 1}
+
+
+def test_sessions_and_contests_take_any_manifest(world: World, described: dict[str, Any]) -> None:
+    path, plan = world.output / "m.engine.json", world.output / "m.engine"
+
+    def use(mutant: Any) -> None:
+        path.write_text(json.dumps(mutant))
+        if (stored := stored_comparison(plan)) is not None:
+            stored.describe()
+        load_manifest(plan)
+        with Session(plan, backend="onnxruntime") as session:
+            session.run({"x": samples(2)})
+
+    use(described)
+    assert stored_comparison(plan) == comparison()
+    survived(200, described, use)
+
+
+@pytest.mark.usefixtures("rtx")
+def test_what_does_not_describe_the_plan_is_built_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = world.output / "m.engine"
+    options: dict[str, Any] = {"target": "sm89", "backend": "rtx", "save_onnx": world.output / "kept.onnx"}
+    engine.build(world.model, plan, fp16=True, **options)
+    path = world.output / "m.engine.json"
+    whole = json.loads(path.read_bytes())
+
+    def again(*_: Any, **__: Any) -> Any:
+        raise BuildFailed("built again")
+
+    monkeypatch.setattr("trtopt.trt.generation.Generation.build", again)
+    assert engine.build(world.model, plan, fp16=True, **options).cached
+    survived(40, whole | {"kept": [{"node": "n", "op": "o", "precision": "fp16", "reason": "r"}]}, lambda mutant: (
+        path.write_text(json.dumps(mutant)),
+        engine.build(world.model, plan, fp16=True, **options),
+    ))  # fmt: skip
+
+
+def test_a_manifest_names_a_graph_beside_its_plan_alone(world: World, described: dict[str, Any]) -> None:
+    for place in (str(world.model), "../model.onnx", "a/../kept.onnx"):
+        (world.output / "m.engine.json").write_text(json.dumps(described | {"graph_file": place}))
+        with pytest.raises(EngineError, match=r"graph_file is .*; a file in the plan's folder or below it is needed"):
+            load_manifest(world.output / "m.engine")
+
+
+def test_what_a_newer_trtopt_adds_is_passed_over(world: World, described: dict[str, Any]) -> None:
+    newer = described | {"a field": [1], "generation": described["generation"] | {"new": 1}}
+    (world.output / "m.engine.json").write_text(json.dumps(newer))
+    found = load_manifest(world.output / "m.engine")
+    assert found is not None
+    assert dataclasses.replace(found, generation=described["generation"]) == Manifest(**described)
+
+
+# Tables and caches -----------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_anything(world: World) -> None:
+    path = world.folder / "t.calib.json"
+    calibrate(world.model, path, images=world.photos, preprocess={"preset": "imagenet", "size": [32, 32]}, cache=False)
+    whole = json.loads(path.read_bytes())
+    quality = whole["quality"] | {
+        "alike": {"count": 9, "some": [["a", "b"]]},
+        "outliers": {"count": 9, "some": [{"name": "a", "seen": "b"}]},
+        "convergence": {"method": "auto", "more": 200, "mean": 0.1, "most": 0.2, "tensor": "a"},
+    }
+    whole |= {"quality": quality, "skipped": [{"name": "a.jpg", "reason": "damaged"}]}
+
+    def use(mutant: Any) -> None:
+        path.write_text(json.dumps(mutant))
+        table = Table.load(path)
+        json.dumps(table.to_json(), allow_nan=False)
+        warnings(table.with_method("entropy"))
+        refuse(table.quality or {}, False)
+        if table.preprocess is not None:
+            Preprocess.load(table.preprocess)
+
+    use(whole)
+    survived(200, whole, use)
+    tensor = next(iter(whole["tensors"]))
+    changes: tuple[dict[str, Any], ...] = ({"amax": 10**400}, {"low": 1e300}, {"high": 10**400}, {"amax": 1e300})
+    histogram = whole["tensors"][tensor]["histogram"]
+    changes += ({"histogram": histogram | {"exponent": 5000}}, {"histogram": histogram | {"bins": 10**9}})
+    for change in (*({"tensors": {tensor: whole["tensors"][tensor] | item}} for item in changes), {"groups": [1]}):
+        path.write_text(json.dumps(whole | change))
+        tame(found := world.run("calibrate", world.model, "--calib", path, "-o", world.output / "o.json"))
+        assert found.status == 1, change
+        assert world.contents() == {}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"TRT-" + b"9" * 5000 + b"-EntropyCalibration2\nx: 3c000000\n",
+        b"TRT-8600-Entropy\nx: 3c000000\nx: 3d000000\n",
+        f"TRT-8600-E\n{TERMINAL}: zz\n".encode(),
+        f"TRT-8600-E\n{TERMINAL}: 3c000000\n".encode(),
+        b"TRT-8600-E\n\xff\xfe: 3c000000\n",
+        b"TRT-8600-E\n" + b":" * 100_000,
+        "TRT-٣٣٣-E\nx: 3c000000\n".encode(),
+    ],
+)
+def test_text_caches_of_anything(world: World, content: bytes) -> None:
+    path = world.folder / "old.cache"
+    path.write_bytes(content)
+    try:
+        cache = read_cache(path)
+        assert cache.version
+        assert cache.algorithm
+    except TrtoptError:
+        pass
+    tame(world.run("calibrate", world.model, "--import-cache", path, "-o", world.output / "o.json"))
+
+
+# TOML ------------------------------------------------------------------------------------------------------------------
+
+RECIPE: dict[str, Any] = {
+    "description": "a net",
+    "source": "model.onnx",
+    "arguments": ["a", 1],
+    "options": {"a": 1},
+    "weights": "model.onnx",
+    "requires": "nothing",
+    "outputs": ["y"],
+    "opset": 17,
+    "preprocess": "imagenet",
+    "calibration": "imagenet-crops",
+    "labelled": "photos/*.jpg",
+    "classes": "imagenet",
+    "inputs": {"x": {"shape": ["batch", 3, 32, 32], "dtype": "float32", "range": "1x3x32x32,2x3x32x32,8x3x32x32"}},
+}
+CROPS: dict[str, Any] = {
+    "description": "crops",
+    "count": 4,
+    "seed": 1,
+    "size": 32,
+    "scale": [0.2, 1.0],
+    "photos": ["package:skimage/data/astronaut.png"],
+}
+BEYOND = [
+    b"a = " + b"[" * 5000 + b"]" * 5000,
+    b"a = " + b"{a=" * 5000 + b"1" + b"}" * 5000,
+    b".".join([b"a"] * 20_000) + b" = 1",
+    b"[" + b".".join([b"'a'"] * 20_000) + b"]",
+    b"a = " + b"9" * 5000,
+    b"a = 0x" + b"f" * 5000,
+    b"\xff\xfe",
+    b"#" * (2 << 20),
+    TERMINAL.encode(),
+]
+
+
+def test_recipes_of_anything(world: World) -> None:
+    path = world.folder / "r.toml"
+
+    def use(mutant: dict[str, Any]) -> None:
+        path.write_bytes(toml_file(mutant))
+        load_recipe(path).labelled_files()
+
+    use(RECIPE)
+    survived(150, RECIPE, use)
+    for content in BEYOND:
+        path.write_bytes(content)
+        tame(found := world.run("pipeline", path, "-o", world.output / "p"))
+        assert found.status == 2
+    path.write_bytes(toml_file(RECIPE | {TERMINAL: 1}))
+    tame(found := world.run("pipeline", path, "-o", world.output / "p"))
+    assert "\\x1b]0;PWNED" in found.err
+    assert world.contents() == {}
+    for reference in ("package:__main__/x", f"package:{'x' * 5000}/x", "package:numpy//etc/passwd", "package:numpy/\0"):
+        with pytest.raises(TrtoptError):
+            path.write_bytes(toml_file(RECIPE | {"weights": reference}))
+            load_recipe(path)
+
+
+def test_crop_recipes_of_anything(world: World) -> None:
+    path = world.folder / "c.toml"
+
+    def use(mutant: dict[str, Any]) -> None:
+        path.write_bytes(toml_file(mutant))
+        load_crops(path)
+
+    use(CROPS)
+    survived(60, CROPS, use)
+
+
+def test_preprocessing_of_anything(world: World) -> None:
+    path, image = world.folder / "p.toml", np.zeros((40, 60, 3), np.uint8)
+    whole = PRESETS["yolo"].describe() | {
+        "preset": "yolo",
+        "size": [32, 32],
+        "dtype": "float32",
+        "std": [1.0, 2.0, 3.0],
+    }
+
+    def use(mutant: dict[str, Any]) -> None:
+        path.write_bytes(toml_file(mutant))
+        with np.errstate(all="ignore"):
+            Preprocess.load(path)(image)
+
+    use(whole)
+    survived(120, whole, use)
+    for content in BEYOND:
+        path.write_bytes(content)
+        command = ("calibrate", world.model, "--images", world.photos, "--preprocess", path)
+        tame(found := world.run(*command, "-o", world.output / "o.json"))
+        assert found.status == 2
+    assert world.contents() == {}
+
+
+def test_job_lists_of_anything(world: World) -> None:
+    path = world.folder / "jobs.toml"
+    whole = {
+        "output": "tables",
+        "device": "cpu",
+        "data": {
+            "photos": {"images": "photos", "preprocess": {"preset": "imagenet", "size": [32, 32]}, "limit": 4},
+            "arrays": {"data": "data.npz", "allow_unusual_data": True},
+        },
+        "job": [
+            {
+                "model": ["model.onnx", "mod*.onnx"],
+                "data": ["photos"],
+                "method": ["auto"],
+                "precision_override": ["a=fp32"],
+            },
+            {"name": "n", "model": "model.onnx", "data": "arrays", "method": "minmax"},
+        ],
+    }
+    whole["job"][0]["model"] = ["mod*.onnx"]  # type: ignore[index]
+
+    def use(mutant: dict[str, Any]) -> None:
+        path.write_bytes(toml_file(mutant))
+        for job in load_jobs(path):
+            job.output.is_file()
+            job.model.is_file()
+
+    use(whole)
+    survived(150, whole, use)
+    for content in BEYOND:
+        path.write_bytes(content)
+        tame(found := world.run("jobs", "run", path, "--state", world.output / "s"))
+        assert found.status == 2
+    assert world.contents() == {}
+
+
+def test_class_names_of_anything(world: World) -> None:
+    path = world.folder / "names.json"
+    for value in (DEEP, [10**400], [1], {"a": 1}, [TERMINAL], "x", None, [float("nan")]):
+        path.write_text(json.dumps(value))
+        try:
+            assert load_classes(path) == (TERMINAL,)
+        except TrtoptError as error:
+            assert "names.json" in str(error)
+
+
+def test_a_pipelines_ledger_of_anything(tmp_path: Path) -> None:
+    accuracy = {"top1": 0.5, "top5": 0.9}
+    result = {"samples": 4, "snr_db": 30.0, "top1_agreement": 1.0}
+    result |= {"reference_accuracy": accuracy, "candidate_accuracy": accuracy}
+    ledger = stages._Ledger(tmp_path)
+    assert ledger.run("verify", {"a": 1}, [], lambda: result, stages._Agreement) == result
+    path = tmp_path / "pipeline.json"
+
+    def use(mutant: Any) -> None:
+        path.write_text(json.dumps(mutant))
+        found = stages._Ledger(tmp_path).run("verify", {"a": 1}, [], lambda: result, stages._Agreement)
+        assert float(found["snr_db"]) + found["samples"]
+        assert found["reference_accuracy"] is None or found["reference_accuracy"]["top1"] + 1
+
+    assert not any(refuses(use, mutant, said) for said, mutant in mutants(json.loads(path.read_bytes()), 60))
+
+
+# State folders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job list that was run, with its state."""
+    folder = tmp_path_factory.mktemp("jobs")
+    onnx.save(net(), folder / "model.onnx")
+    np.savez(folder / "data.npz", x=samples(8))
+    (folder / "jobs.toml").write_text('[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "model.onnx"\ndata = "d"\n')
+    assert run_jobs(folder / "jobs.toml", workers=1).ok
+    return folder
+
+
+def test_records_of_anything(world: World, finished: Path) -> None:
+    state = world.output / "jobs.state"
+    shutil.copytree(finished / "jobs.state", state)
+    (path,) = (state / "jobs").glob("*.json")
+    whole = json.loads(path.read_bytes()) | {"error": {"type": "ModelError", "message": "m"}, "notes": ["n"]}
+    for said, mutant in mutants(whole, 20):
+        path.write_text(json.dumps(mutant))
+        before = world.contents()
+        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            tame(found := world.run("jobs", "show", state, *options))
+            assert found.status == 0
+        assert world.contents() == before
+        State(state).prune({}, {})
+
+    def use(mutant: Any) -> None:
+        path.write_text(json.dumps(mutant))
+        found = show_jobs(state)
+        json.dumps(found.to_json(), allow_nan=False)
+        assert found.summary
+        assert all(map(str, found.jobs))
+
+    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120, seed=17))
+
+
+def test_shards_of_anything(finished: Path, tmp_path: Path) -> None:
+    (path,) = (finished / "jobs.state" / "shards").glob("*/*.json")
+    whole, state = json.loads(path.read_bytes()), State(tmp_path)
+    key, name = whole["pass"], whole["shard"]
+    copy = tmp_path / "shards" / path.parent.name / path.name
+    copy.parent.mkdir(parents=True)
+    found = []
+
+    def use(mutant: Any) -> None:
+        copy.write_text(json.dumps(mutant))
+        found.append(state.shard(key, name))
+
+    assert not any(refuses(use, mutant, said) for said, mutant in mutants(whole, 120))
+    assert 0 < sum(item is not None for item in found) < 60
+
+
+def test_what_is_damaged_is_done_again(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "jobs"
+    shutil.copytree(finished, folder)
+    (record,) = (folder / "jobs.state" / "jobs").glob("*.json")
+    (shard,) = (folder / "jobs.state" / "shards").glob("*/*.json")
+    record.write_text(json.dumps({**json.loads(record.read_bytes()), "name": 3}))
+    content = json.loads(shard.read_bytes())
+    content["blocks"] = [{"other": next(iter(block.values()))} for block in content["blocks"]]
+    shard.write_text(json.dumps(content))
+    result = run_jobs(folder / "jobs.toml", workers=1)
+    assert result.ok
+    assert (result.observed, result.reused) == (1, 0)
+
+
+@pytest.mark.parametrize("place", ["/dev/zero", "../secret", "pipe", "absent", "\0", "x" * 5000])
+def test_a_job_lists_model_is_not_followed_elsewhere(world: World, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    model = onnx.load(world.model)
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=place)
+    folder = world.folder / "models"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    (world.folder / "secret").write_bytes(bytes(1 << 16))
+    (folder / "m.onnx").write_bytes(model.SerializeToString())
+    (world.folder / "jobs.toml").write_text(
+        '[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "models/m.onnx"\ndata = "d"\n'
+    )
+    opened: list[Path] = []
+    monkeypatch.setattr("trtopt.jobs.contents.sha256_file", lambda path: opened.append(Path(path)) or "digest")
+    (job,) = load_jobs(world.folder / "jobs.toml")
+    assert Contents({}).key(job)
+    assert opened == [world.arrays]
+
+
+@pytest.mark.parametrize("place", ["lock", "scratch", "shards", "jobs", "jobs/a.json", f"shards/{'a' * 32}"])
+def test_a_state_folder_with_links_is_refused(world: World, place: str) -> None:
+    victim = world.output / "victim"
+    victim.mkdir()
+    (victim / "file").write_text("mine")
+    state = world.folder / "jobs.state"
+    (state / place).parent.mkdir(parents=True)
+    (state / place).symlink_to(victim / "file" if place in ("lock", "jobs/a.json") else victim)
+    (world.folder / "jobs.toml").write_text('[data.d]\ndata = "data.npz"\n[[job]]\nmodel = "model.onnx"\ndata = "d"\n')
+    before = world.contents()
+    found = world.run("jobs", "run", world.folder / "jobs.toml", "--state", state)
+    assert found.status == 2
+    assert f"{place} is neither a file nor a folder" in found.err
+    assert world.contents() == before
+    (state / "jobs").mkdir(exist_ok=True)
+    with pytest.raises(TrtoptError, match="neither a file nor a folder"):
+        show_jobs(state)

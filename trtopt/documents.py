@@ -1,0 +1,217 @@
+"""JSON and TOML from anywhere: read within limits, and of the types that the code behind them counts on.
+
+Their numbers fit in 64 bits, as TOML says of integers, and are finite; deeper nesting than `DEPTH` or more values than `VALUES`
+are in no document of trtopt's, and would cost stack, time or memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import errno
+import functools
+import json
+import math
+import os
+import re
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DEPTH = 64
+VALUES = 4_000_000  # of a JSON document; each takes at most some 250 bytes
+JSON_LIMIT, TOML_LIMIT = 256 << 20, 1 << 20  # bytes of a file
+_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+# So many dotted parts of a key; tomllib takes the square of their number in time.
+_LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEPTH}}}""")
+
+Kind = TypeVar("Kind")
+
+
+class Damaged(Exception):
+    """What is wrong with a document, and where in it."""
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        Damaged: it can't be read, isn't JSON, or is beyond the limits.
+    """
+    return parsed_json(_content(path, JSON_LIMIT))
+
+
+def parsed_json(text: str | bytes) -> Any:
+    """As `read_json`, of JSON that has been read."""
+    marks = ("[", "{", ",") if isinstance(text, str) else (b"[", b"{", b",")
+    if sum(map(text.count, marks)) > VALUES:  # type: ignore[arg-type]
+        raise Damaged(f"more than {VALUES} values")
+    try:
+        content = json.loads(text)
+    except RecursionError:
+        raise Damaged(f"nested deeper than {DEPTH} levels") from None
+    except ValueError as error:
+        raise Damaged(f"not JSON: {error}") from None
+    return _bounded(content)
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises:
+        Damaged: it can't be read, isn't TOML, or is beyond the limits.
+    """
+    try:
+        text = _content(path, TOML_LIMIT).decode()
+        if _LONG_KEY.search(text):
+            raise Damaged(f"nested deeper than {DEPTH} levels")
+        content = tomllib.loads(text)
+    except RecursionError:
+        raise Damaged(f"nested deeper than {DEPTH} levels") from None
+    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError among them
+        raise Damaged(f"not TOML: {error}") from None
+    return cast("dict[str, Any]", _bounded(content))
+
+
+def _content(path: str | os.PathLike[str], limit: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise Damaged(error.strerror or str(error)) from None
+    if len(content) > limit:
+        raise Damaged(f"over {limit >> 20} MiB")
+    return content
+
+
+def _bounded(content: Any) -> Any:
+    """The same, once all of it is seen to be within the limits; by levels, not by recursion."""
+    level = [content]
+    for _ in range(DEPTH + 1):
+        for value in level:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise Damaged("a whole number that doesn't fit in 64 bits")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise Damaged(f"the number {value}")
+        level = [
+            item
+            for value in level
+            if isinstance(value, (dict, list))
+            for item in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return content
+    raise Damaged(f"nested deeper than {DEPTH} levels")
+
+
+def path_in(folder: Path, text: str) -> Path:
+    """A path that a document in `folder` names, there or not.
+
+    Raises:
+        Damaged: no system could have such a path.
+    """
+    path = folder / text
+    try:
+        path.lstat()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise Damaged(f"{text[:40]!r}… can't be a path: {error.strerror}") from None
+    except ValueError as error:  # a NUL
+        raise Damaged(f"{text[:40]!r} can't be a path: {error}") from None
+    return path
+
+
+def converted(value: Any, kind: type[Kind], where: str = "") -> Kind:
+    """A value out of a document as what it is meant to be.
+
+    Args:
+        kind: a dataclass or TypedDict, of such and of plain JSON's types, sequences, mappings, literals, enumerations and
+            `X | Y`. What a dataclass doesn't have, as from a newer trtopt, is left out; what it lacks takes its default. An
+            `Annotated[type, Shape]` is checked as `Shape` and stays as it is.
+        where: what messages call it.
+
+    Raises:
+        Damaged: a value of another type; its place, the value and the type are named.
+    """
+    return cast(Kind, _converted(value, kind, where))
+
+
+def _converted(value: Any, kind: Any, where: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if origin is Annotated:
+        _converted(value, inner[1], where)
+        return value
+    if origin in (Union, types.UnionType):
+        return _one_of(value, inner, where)
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, enum.Enum)):
+        allowed = inner if origin is Literal else tuple(item.value for item in kind)
+        if not isinstance(value, str) or value not in allowed:
+            raise _other(value, " or ".join(map(str, allowed)), where)
+        return value if origin is Literal else kind(value)
+    if isinstance(origin, type) and issubclass(origin, Sequence):
+        fixed = origin is tuple and inner[-1] is not Ellipsis
+        if not isinstance(value, (list, tuple)) or (fixed and len(value) != len(inner)):
+            raise _other(value, f"a list of {len(inner)}" if fixed else "a list", where)
+        kinds = inner if fixed else (inner[0],) * len(value)
+        items = [_converted(item, part, f"{where}[{number}]") for number, (item, part) in enumerate(zip(value, kinds))]
+        return tuple(items) if origin is tuple else items
+    if origin is not None or dataclasses.is_dataclass(kind) or is_typeddict(kind):
+        if not isinstance(value, dict):
+            raise _other(value, "a mapping", where)
+        if origin is not None:
+            return {name: _converted(item, inner[1], f"{where}.{name}".strip(".")) for name, item in value.items()}
+        return _record(value, kind, where)
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise _other(value, _WORDS[kind], where)
+    return float(value) if kind is float else value
+
+
+def _one_of(value: Any, kinds: Sequence[Any], where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    problem = Damaged()
+    for kind in kinds:
+        if kind is not type(None):
+            try:
+                return _converted(value, kind, where)
+            except Damaged as error:
+                problem = error
+    raise problem
+
+
+def _record(value: Mapping[str, Any], kind: Any, where: str) -> Any:
+    hints = _hints(kind)
+    found = {
+        name: _converted(value[name], hint, f"{where}.{name}".strip("."))
+        for name, hint in hints.items()
+        if name in value
+    }
+    if is_typeddict(kind):
+        needed = kind.__required_keys__
+    else:
+        fields = dataclasses.fields(kind)
+        none = dataclasses.MISSING
+        needed = {item.name for item in fields if item.default is none and item.default_factory is none}
+    if lacking := sorted(needed - set(found)):
+        raise Damaged(f"{where or 'it'} lacks {lacking[0]!r}")
+    return {**value, **found} if is_typeddict(kind) else kind(**found)
+
+
+@functools.lru_cache(maxsize=64)
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _other(value: Any, needed: str, where: str) -> Damaged:
+    said = repr(value) if isinstance(value, (bool, int, float, str)) else type(value).__name__
+    return Damaged(f"{where or 'it'} is {said[:60]}; {needed} is needed")

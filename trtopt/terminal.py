@@ -1,0 +1,69 @@
+"""What the command line prints: names out of files must not steer the terminal, or look like lines of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+def visible(text: str) -> str:
+    """On one line, with what isn't printable written out as in Python's own `repr`: control characters, those that change the
+    direction of writing, line breaks of all kinds, halves of surrogate pairs."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+class Escaped:
+    """A stream on which everything is `visible`, its own line feeds aside. `stream` is the one below, for what is escaped
+    already and styled: rich's tables and spinners."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.own_lines = stream, False
+
+    def write(self, text: str) -> int:
+        """With `own_lines`, a line feed inside `text` isn't the program's: `print` writes each argument and end by itself."""
+        if self.own_lines:
+            self.stream.write(text if text == "\n" else visible(text))
+        else:
+            self.stream.write("\n".join(map(visible, text.split("\n"))))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextlib.contextmanager
+def escaped() -> Iterator[None]:
+    """Standard output and standard error are `Escaped` meanwhile."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = Escaped(before[0]), Escaped(before[1])
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+@contextlib.contextmanager
+def own_lines(stream: Any) -> Iterator[None]:
+    """Each argument of `print` is one line on `stream` meanwhile, whatever line breaks it holds."""
+    if not isinstance(stream, Escaped):
+        yield
+        return
+    stream.own_lines, before = True, stream.own_lines
+    try:
+        yield
+    finally:
+        stream.own_lines = before
+
+
+def styled(stream: Any) -> TextIO:
+    """The stream below an `Escaped` one: what is written there must be `visible`."""
+    below: TextIO = stream.stream if isinstance(stream, Escaped) else stream
+    return below
