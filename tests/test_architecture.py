@@ -15,6 +15,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Lower rooms first; a module may import from its own room and from those before it.
 ROOMS = (
     ("errors", "about", "machine", "library_output", "native_output"),
+    ("temporary",),
     ("files", "progress"),
     ("spec",),
     ("recipes", "modules"),
