@@ -16,6 +16,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 ROOMS = (
     ("errors", "about", "machine", "library_output", "native_output"),
     ("temporary",),
+    ("stopping",),
     ("files", "progress"),
     ("spec",),
     ("recipes", "modules"),

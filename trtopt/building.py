@@ -48,7 +48,15 @@ from trtopt.errors import (
     UsageError,
     require,
 )
-from trtopt.files import existing_file, folder_beside, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
+from trtopt.files import (
+    existing_file,
+    folder_beside,
+    json_bytes,
+    sha256_file,
+    sha256_json,
+    write_bytes,
+    writing_together,
+)
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.manifest import load_manifest, manifest_path
 from trtopt.measure.limits import MIN_AGREEMENT, Limits

@@ -13,7 +13,7 @@ from trtopt.calibration.text_cache import is_cache
 from trtopt.contest import Comparison, Entrant, judge, time_in_turns
 from trtopt.data import Batches, open_data
 from trtopt.engine import BuildResult
-from trtopt.errors import DeviceError, OutputError, TrtoptError, UsageError
+from trtopt.errors import DeviceError, TrtoptError, UsageError
 from trtopt.graph.io import Model
 from trtopt.graph.quantize import is_quantized
 from trtopt.manifest import load_manifest

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -12,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 from typer.core import TyperCommand
 
+from trtopt import stopping
+from trtopt.errors import BuildCancelled, TrtoptError
+from trtopt.library_output import TELEMETRY_OFF
 from trtopt.native_output import keep_apart, lines
 
 if TYPE_CHECKING:
@@ -773,15 +778,22 @@ def version(json_output: Json = False) -> None:
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
+    os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
     try:
         status = app(prog_name="trtopt", standalone_mode=False)
+        sys.stdout.flush()
     except Exception as error:
         status = _failure(error)
     except KeyboardInterrupt:
         status = 130
-    if status == 130:
+    status = stopping.status() or status
+    if status == 130 or stopping.status():
         print("stopped", file=sys.stderr)
     _tell_of_native_lines(bool(status))
+    try:
+        sys.stdout.flush()
+    except (TrtoptError, OSError):  # said before; and not to be tried once more at the exit
+        sys.stdout, status = io.StringIO(), status or 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -798,12 +810,12 @@ def _tell_of_native_lines(failed: bool) -> None:
 
 
 def _failure(error: Exception) -> int:
-    from trtopt.errors import TrtoptError
-
     if os.environ.get("TRTOPT_DEBUG"):
         import traceback
 
         traceback.print_exc()
+    if stopping.status() and not isinstance(error, BuildCancelled):
+        return 1  # what became of the interruption
     if isinstance(error, TrtoptError):
         kind, message, status = type(error).__name__, str(error), error.exit_code
     elif type(error).__name__ == "NoArgsIsHelpError":
@@ -818,7 +830,8 @@ def _failure(error: Exception) -> int:
         message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"
     print(f"error: {message}", file=sys.stderr)
     if "--json" in sys.argv:
-        print(json.dumps({"error": {"type": kind, "message": message}}))
+        with contextlib.suppress(TrtoptError, OSError):
+            print(json.dumps({"error": {"type": kind, "message": message}}))
     return status
 
 

@@ -32,19 +32,28 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
 def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...]]:
     """`writing` for files that belong together: all of them are on the disk before the first takes its name."""
     targets = [_target(path) for path in paths]
+    partials: list[Path] = []
     try:
         with contextlib.ExitStack() as stack:
-            partials = [stack.enter_context(_beside(target)) / target.name for target in targets]
+            partials += [stack.enter_context(_beside(target)) / target.name for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
                 partial.chmod(mode)
                 if not is_scratch(partial):
                     _sync(partial)
-            for partial, target in zip(partials, targets):
-                partial.replace(target)
+            new: list[Path] = []
+            try:
+                for partial, target in zip(partials, targets):
+                    new += [] if target.exists() else [target]
+                    partial.replace(target)
+            except BaseException:
+                for target in new:
+                    target.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        raise _output_error(targets[0], error) from error
+        failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
+        raise _output_error((failed or targets)[0], error) from error
 
 
 @contextlib.contextmanager

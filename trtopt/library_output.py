@@ -1,4 +1,4 @@
-"""What foreign libraries print, log and warn about their internals, kept from the user, and what they would report to their makers."""
+"""What foreign libraries print, log and warn about their internals while they are at work, and what they'd report home."""
 
 from __future__ import annotations
 
