@@ -20,6 +20,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
 LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=2, help="Times that test_kills.py sends each signal to each command.")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
 
