@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from fake_session import FakeCuda, Open
     from world import World
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import ONNX Runtime themselves
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs; tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)

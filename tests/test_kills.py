@@ -139,14 +139,15 @@ class Scene:
         return found
 
     def _processes(self) -> list[str]:
-        wanted, found = f"{MARK}={self.folder}".encode(), []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                if wanted in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(process.name)
-            except OSError:  # another's, or gone
-                continue
-        return found
+        wanted = f"{MARK}={self.folder}".encode()
+        return [path.name for path in Path("/proc").glob("[0-9]*") if wanted in _environment(path)]
+
+
+def _environment(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # another's, or gone
+        return []
 
 
 @pytest.mark.parametrize("command", ["build", "calibrate", "pipeline"])
@@ -164,7 +165,9 @@ def test_signals_at_any_moment(command: str, tmp_path: Path, pytestconfig: pytes
                 for path in scene.outputs.iterdir():
                     path.unlink()
             delay = scene.seconds * (turn + random_.random()) / times  # spread over the run
+            print(command, number.name, f"{delay:.2f} s", end=": ", flush=True)
             ends[number.name].append(scene.signalled(number, delay))
+            print(ends[number.name][-1])
         if times > 2:
             scene.undisturbed()
     scene.undisturbed()

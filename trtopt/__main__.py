@@ -12,8 +12,8 @@ from trtopt.native_output import open_closed
 def main() -> NoReturn:
     """The command line, from its first import to its end under `stopping`'s rules."""
     open_closed()
-    stopping.listen()
     try:
+        stopping.listen()
         from trtopt.cli import main as run
 
         run()
