@@ -42,6 +42,8 @@ from trtopt.graph.quantize import insert_qdq
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.recipes import load_recipe
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
+
 METHODS = ("auto", "minmax", "mse", "percentile", "entropy")
 BATCH = 20
 Made = tuple[str, float]  # the tool with its version, seconds

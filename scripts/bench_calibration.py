@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
+
 THREADS = 2
 SAMPLES = 128
 PEER_ROUNDS = 2

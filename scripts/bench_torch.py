@@ -12,11 +12,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
 
 BATCHES = (1, 32)
 ITERATIONS = 200

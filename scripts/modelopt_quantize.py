@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
 import modelopt
 import numpy as np
 from modelopt.onnx.quantization import quantize
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
 
 model, data, method, output = sys.argv[1:]
 with np.load(data) as arrays:

@@ -32,6 +32,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, TensorProto, numpy_helper
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
+
 KINDS = ("node", "simple", "pytorch-converted", "pytorch-operator")
 VARIANTS = ("plain", "const")
 STAGES = ("raw", "check", "fold", "fp16", "build", "build16")

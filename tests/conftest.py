@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from fake_session import FakeCuda, Open
     from world import World
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import ONNX Runtime themselves
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs; tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -18,6 +20,10 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
 
 # Files that take minutes: they begin first, so that at the end no process works while the other has nothing left.
 LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=2, help="Times that test_kills.py sends each signal to each command.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Lower rooms first; a module may import from its own room and from those before it.
 ROOMS = (
     ("errors", "about", "machine", "library_output", "native_output", "terminal"),
+    ("temporary",),
+    ("stopping",),
     ("files", "progress", "documents"),
     ("spec",),
     ("recipes", "modules"),

@@ -1,3 +1,30 @@
-from trtopt.cli import main
+"""`trtopt`, and `python -m trtopt`."""
 
-main()
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from trtopt import stopping
+from trtopt.native_output import open_closed
+
+
+def main() -> NoReturn:
+    """The command line, from its first import to its end under `stopping`'s rules."""
+    open_closed()
+    try:
+        stopping.listen()
+        from trtopt.cli import main as run
+
+        run()
+    except BaseException as left:  # SystemExit as a rule
+        stopping.end()
+        if stopping.status() is None:
+            raise
+        if not isinstance(left, SystemExit):
+            print("stopped", file=sys.stderr)
+    sys.exit(stopping.status())
+
+
+if __name__ == "__main__":
+    main()

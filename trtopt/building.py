@@ -29,7 +29,6 @@ from trtopt.candidates import (
     measured,
     precisions,
     real_samples,
-    scratch,
     stored_comparison,
 )
 from trtopt.classnames import load_classes
@@ -49,7 +48,15 @@ from trtopt.errors import (
     UsageError,
     require,
 )
-from trtopt.files import existing_file, json_bytes, sha256_file, sha256_json, write_bytes, writing
+from trtopt.files import (
+    existing_file,
+    folder_beside,
+    json_bytes,
+    sha256_file,
+    sha256_json,
+    write_bytes,
+    writing_together,
+)
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.manifest import beside, load_manifest, manifest_path
 from trtopt.measure.limits import MIN_AGREEMENT, Limits
@@ -193,7 +200,7 @@ def _asked_for(options: Mapping[str, Any], compare: bool) -> BuildResult:
     except TrtoptError as error:
         return replace(result, not_measured=str(error))
     try:
-        with scratch(result.engine) as folder:
+        with folder_beside(result.engine) as folder:
             reporter.note(f"building for {base.upper()} too, to compare (--no-compare leaves that out)")
             other = build_candidate(floating(options, base, options["preprocess"]), base, folder)
             samples = None if options["images"] is options["data"] is None else real_samples(model, options)
@@ -259,7 +266,7 @@ class _Best:
                 f"only {samples.samples} samples judge the accuracy, so one decides over {1 / samples.samples:.0%}: give at "
                 f"least {FEW}"
             )
-        with scratch(self.output) as folder, contextlib.ExitStack() as stack:
+        with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
             made, found = self._contest(folder, stack, gpu, model, samples)
             kept = made[Precision(found.kept)]
             self._install(kept, made.get(self.quantized), replace(found, key=key))
@@ -327,7 +334,7 @@ class _Best:
         graph, cache = self.options["save_onnx"], self.options["save_cache"]
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
-        with writing(self.output) as plan, writing(manifest_path(self.output)) as described:
+        with writing_together(self.output, manifest_path(self.output)) as (plan, described):
             os.replace(kept.engine, plan)
             described.write_bytes(json_bytes(asdict(manifest)))
             if graph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from trtopt.calibration.text_cache import is_cache
 from trtopt.contest import Comparison, Entrant, judge, time_in_turns
 from trtopt.data import Batches, open_data
 from trtopt.engine import BuildResult
-from trtopt.errors import DeviceError, OutputError, TrtoptError, UsageError
+from trtopt.errors import DeviceError, TrtoptError, UsageError
 from trtopt.graph.io import Model
 from trtopt.graph.quantize import is_quantized
 from trtopt.manifest import load_manifest
@@ -141,19 +140,6 @@ def stored_comparison(output: Path) -> Comparison | None:
     except TrtoptError:
         return None  # no engine, or an unreadable manifest: build again
     return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
-
-
-@contextlib.contextmanager
-def scratch(output: Path) -> Iterator[Path]:
-    """A folder beside the output, so that what is made there can be renamed to it; gone afterwards."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}.", suffix=".partial", dir=output.parent)
-    except OSError as error:
-        raise OutputError(
-            f"can't make a folder in {output.parent}: {error.strerror}; give another -o/--output"
-        ) from error
-    with folder as name:
-        yield Path(name)
 
 
 class _Prefixed(Reporter):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
+from trtopt.temporary import scratch
 
 __all__ = ["CheckReport", "Finding", "check"]
 
@@ -199,8 +199,8 @@ def _ask(
     graph, notes = folded, _Cautions()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable(graph, generation.capabilities.max_opset)
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch() as folder:
+        path = folder / "model.onnx"
         while True:
             save_model(graph, path)
             try:

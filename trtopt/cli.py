@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -12,6 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 from typer.core import TyperCommand
 
+from trtopt import stopping
+from trtopt.errors import BuildCancelled, TrtoptError
+from trtopt.library_output import TELEMETRY_OFF
 from trtopt.native_output import keep_apart, lines
 from trtopt.terminal import escaped, own_lines, styled, visible
 
@@ -775,16 +780,23 @@ def version(json_output: Json = False) -> None:
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
     keep_apart()
+    os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
     with escaped():
         try:
             status = app(prog_name="trtopt", standalone_mode=False)
+            sys.stdout.flush()
         except Exception as error:
             status = _failure(error)
         except KeyboardInterrupt:
             status = 130
-        if status == 130:
+        status = stopping.status() or status
+        if status == 130 or stopping.status():
             print("stopped", file=sys.stderr)
         _tell_of_native_lines(bool(status))
+    try:
+        sys.stdout.flush()
+    except (TrtoptError, OSError):  # said before; and not to be tried once more at the exit
+        sys.stdout, status = io.StringIO(), status or 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -801,12 +813,12 @@ def _tell_of_native_lines(failed: bool) -> None:
 
 
 def _failure(error: Exception) -> int:
-    from trtopt.errors import TrtoptError
-
     if os.environ.get("TRTOPT_DEBUG"):
         import traceback
 
         traceback.print_exc()
+    if stopping.status() and not isinstance(error, BuildCancelled):
+        return 1  # what became of the interruption
     if isinstance(error, TrtoptError):
         kind, message, status = type(error).__name__, str(error), error.exit_code
     elif type(error).__name__ == "NoArgsIsHelpError":
@@ -822,7 +834,8 @@ def _failure(error: Exception) -> int:
     said = error.lines if isinstance(error, TrtoptError) else [message]
     print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
-        print(json.dumps({"error": {"type": kind, "message": message}}))
+        with contextlib.suppress(TrtoptError, OSError):
+            print(json.dumps({"error": {"type": kind, "message": message}}))
     return status
 
 

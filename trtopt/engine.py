@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +22,7 @@ from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
 from trtopt.documents import converted
 from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
-from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
+from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
@@ -50,6 +49,7 @@ from trtopt.spec import (
     parse_size,
     parse_targets,
 )
+from trtopt.temporary import scratch
 from trtopt.trt import BuiltPlan, Generation, refusal, select, validate_profiles
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
@@ -229,8 +229,8 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
         PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
     """
     spec, generation = work.spec, work.generation
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        lowered, built = _planned(work, folded, {}, Path(folder), reporter)
+    with scratch() as folder:
+        lowered, built = _planned(work, folded, {}, folder, reporter)
         asked = lowered.asked
         arithmetic = macs(lowered.source or folded, work.opt_sizes())
         verdict = judge(built, lowered, spec, arithmetic, asked)
@@ -243,7 +243,7 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
                 f"again with these in {spec.base.upper()}"
             )
             reasons = {node: f"{generation} runs it in {found} when quantized" for node, found in verdict.lost.items()}
-            lowered, built = _planned(work, folded, reasons, Path(folder), reporter)
+            lowered, built = _planned(work, folded, reasons, folder, reporter)
             verdict = judge(built, lowered, spec, arithmetic, asked)
     try:
         _accept(verdict, spec, generation, named, reporter)
@@ -434,7 +434,7 @@ class _Work:
         built, lowered = made.built, made.lowered
         found = found_precision(built.layers, lowered.kept, built.layers_unknown)
         described, table = self.generation.describe(), self.table
-        with writing(self.output) as partial, writing(manifest_path(self.output)) as partial_manifest:
+        with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
                 generation={name: described[name] for name in ("family", "product", "version", "gpu")},

@@ -33,6 +33,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from trtopt.library_output import unreported
+
 
 class TrtoptError(Exception):
     """Base of every error trtopt raises on purpose; the CLI prints its text and exits with `exit_code`."""
@@ -159,7 +161,8 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         MissingDependency: it is not installed, or its import fails (the cause is quoted).
     """
     try:
-        return importlib.import_module(module)
+        with unreported():  # ONNX Runtime itself, and what imports it
+            return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -38,6 +37,7 @@ from trtopt.modules import Source, essence, open_source, quiet
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import check_shape, package_file
 from trtopt.spec import TensorInfo
+from trtopt.temporary import scratch
 
 if TYPE_CHECKING:
     import torch  # noqa: TID251
@@ -155,14 +155,14 @@ def export(
     for note in notes:
         reporter.warn(note)
     names = tuple(output_names or found.outputs)
-    with _threads(torch), _evaluating(torch, found.module), tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+    with _threads(torch), _evaluating(torch, found.module), scratch() as folder:
         with reporter.phase("export to ONNX"):
             model = _export(torch, found.module, infos, arrays, names, target)
             _record_training(torch, found.module, infos, arrays, model)
         comparisons: list[Comparison] = []
         if verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
-                path = Path(folder) / "model.onnx"
+                path = folder / "model.onnx"
                 save_model(model.proto, path)
                 session = OnnxSession(path)
                 for size in _batch_sizes(infos, arrays):

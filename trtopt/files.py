@@ -6,37 +6,70 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from trtopt.errors import OutputError, UsageError
+from trtopt.temporary import ADVICE, folder_in, is_scratch
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path beside `path`; rename it to `path` on success, remove it on any error.
+    """Give a temporary path; on success it becomes `path`, on any error it is removed.
+
+    A link is followed: what it points at is written. A file that is there gives the new one its mode.
 
     Raises:
-        OutputError: the folder doesn't exist or isn't writable, or the disk is full.
+        OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
     """
-    target = Path(path)
-    try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-        os.close(handle)
-    except OSError as error:
-        raise _output_error(target, error) from error
-    partial = Path(name)
-    try:
+    with writing_together(path) as (partial,):
         yield partial
-        if partial.stat().st_mode & 0o777 == 0o600:  # mkstemp's own mode: give the user's usual one instead
-            partial.chmod(0o666 & ~_umask())
-        partial.replace(target)
+
+
+@contextlib.contextmanager
+def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...]]:
+    """`writing` for files that belong together: all of them are on the disk before the first takes its name."""
+    targets = [_target(path) for path in paths]
+    partials: list[Path] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            partials += [stack.enter_context(_beside(target)) / target.name for target in targets]
+            modes = [_created(partial, target) for partial, target in zip(partials, targets)]
+            yield tuple(partials)
+            for partial, mode in zip(partials, modes):
+                partial.chmod(mode)
+                if not is_scratch(partial):
+                    _sync(partial)
+            new: list[Path] = []
+            try:
+                for partial, target in zip(partials, targets):
+                    new += [] if target.exists() else [target]
+                    partial.replace(target)
+            except BaseException:
+                for target in new:
+                    target.unlink(missing_ok=True)
+                raise
     except OSError as error:
-        raise _output_error(target, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
+        raise _output_error((failed or targets)[0], error) from error
+
+
+@contextlib.contextmanager
+def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder from which files can be renamed to `path`.
+
+    Raises:
+        OutputError: it can't be made.
+    """
+    target = _target(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_beside(target))
+        except OSError as error:
+            raise _output_error(target, error) from error
+        yield folder
 
 
 def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
@@ -47,24 +80,15 @@ def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
 
     Raises:
         UsageError: it is one of `others`, which it would destroy.
-        OutputError: it is a folder, its folder is missing, or it isn't writable.
+        OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
     """
-    target = Path(path)
     for other in others:
-        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(target):
-            raise UsageError(f"{target} would overwrite a file that is read or written besides: give another name")
-    try:
-        if target.is_dir():
-            raise OutputError(f"can't write {target}: it is a folder; give a file name")
-        if not target.parent.is_dir():
-            raise OutputError(
-                f"can't write {target}: the folder {target.parent} doesn't exist; mkdir -p {target.parent}"
+        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(path):
+            raise UsageError(
+                f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"
             )
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent)
-    except OSError as error:
-        raise _output_error(target, error) from error
-    os.close(handle)
-    os.unlink(name)
+    with folder_beside(path):
+        pass
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
@@ -117,8 +141,10 @@ def made_folder(
     folder = Path(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"can't make {what} {folder}: {error.strerror}", advice) from error
+    except FileExistsError as error:
+        raise OutputError(f"can't make {what} {folder}: a file, pipe or device has that name", advice) from error
+    except (OSError, ValueError) as error:
+        raise OutputError(f"can't make {what} {folder}: {_reason(error)}", advice) from error
     return folder
 
 
@@ -126,22 +152,85 @@ def existing_file(path: str | os.PathLike[str], what: str) -> Path:
     """`path` as a Path, or a UsageError that says what was looked for."""
     found = Path(path)
     try:
-        there = found.exists()
-    except OSError as error:  # such as a name too long
-        raise UsageError(f"{what} {found} can't be read: {error.strerror}") from error
-    if not there:
-        raise UsageError(f"{what} {found} doesn't exist")
-    if not found.is_file():
-        raise UsageError(f"{what} {found} is a folder; a file is needed")
+        mode = found.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{what} {found} doesn't exist") from None
+    except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
+        raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{what} {found} is {_kind(mode)}; a file is needed")
     return found
 
 
-def _umask() -> int:
-    value = os.umask(0)
-    os.umask(value)
-    return value
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
-def _output_error(target: Path, error: OSError) -> OutputError:
-    reason = error.strerror or str(error)
-    return OutputError(f"can't write {target}: {reason}; nothing was left behind", "give another -o/--output")
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    """The file to write: where `path` is a link, what it points at.
+
+    Raises:
+        OutputError: it is there and isn't a file, or its folder doesn't exist.
+    """
+    target = Path(path)
+    try:
+        if target.is_symlink():
+            target = Path(os.path.realpath(target))
+        mode = _mode(target)
+        if mode is not None and not stat.S_ISREG(mode):
+            raise OutputError(f"can't write {target}: it is {_kind(mode)}; give a file name")
+        if mode is None and not target.parent.is_dir():
+            raise OutputError(
+                f"can't write {target}: the folder {target.parent} doesn't exist; mkdir -p {target.parent}"
+            )
+    except (OSError, ValueError) as error:
+        raise _output_error(target, error) from error
+    return target
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
+    return folder_in(target.parent, f".{target.name[:40]}.")  # long names must leave room for more
+
+
+def _created(partial: Path, target: Path) -> int:
+    """Make an empty file; the mode it is to have."""
+    made = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
+    try:
+        mode = _mode(target)
+        return 0o777 & (os.fstat(made).st_mode if mode is None else mode)
+    finally:
+        os.close(made)
+
+
+def _sync(path: Path) -> None:
+    """Have its content on the disk before it takes a name: losing power must not leave an empty file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _output_error(target: Path, error: OSError | ValueError) -> OutputError:
+    advice = ADVICE if is_scratch(target) else "give another -o/--output"
+    return OutputError(f"can't write {target}: {_reason(error)}; nothing was left behind", advice)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

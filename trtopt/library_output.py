@@ -1,9 +1,10 @@
-"""What foreign libraries print, log and warn about their internals, kept from the user while they are at work."""
+"""What foreign libraries print, log and warn about their internals while they are at work, and what they'd report home."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 _LOGGERS = ("onnxslim", "onnxscript", "onnx_ir")
 
 
@@ -30,6 +32,30 @@ class _Muted:
 _lock = threading.Lock()
 _quiet_threads: Counter[int] = Counter()
 _undo = contextlib.ExitStack()
+_imports, _environment = 0, threading.Lock()
+
+
+@contextlib.contextmanager
+def unreported() -> Iterator[None]:
+    """No telemetry from an ONNX Runtime that is imported here, by whichever library; a value that is set is the user's word.
+
+    From 1.29 on its Linux wheels report their use to Microsoft, unless this variable is set when they are imported; it isn't
+    read later, so the environment is put back at the end.
+    """
+    global _imports
+    with _environment:
+        ours = _imports > 0 or TELEMETRY_OFF not in os.environ
+        if ours:
+            _imports += 1
+            os.environ[TELEMETRY_OFF] = "1"
+    try:
+        yield
+    finally:
+        if ours:
+            with _environment:
+                _imports -= 1
+                if not _imports:
+                    os.environ.pop(TELEMETRY_OFF, None)
 
 
 @contextlib.contextmanager
@@ -58,6 +84,7 @@ def _mute() -> None:
     muted = _Muted(sys.stdout)
     _undo.callback(_unmute, muted)
     sys.stdout = muted
+    _undo.enter_context(unreported())
     _undo.enter_context(warnings.catch_warnings())
     warnings.simplefilter("ignore")
 

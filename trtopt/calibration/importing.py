@@ -17,7 +17,6 @@ from __future__ import annotations
 import glob
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import linked
 from trtopt.progress import SILENT, Reporter
 from trtopt.spec import Override, Precision
+from trtopt.temporary import scratch
 from trtopt.trt import NetworkLayer, installed
 
 MISSING = ("error", "float")
@@ -353,8 +353,8 @@ def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
     parsed = False
     for generation in installed():
         for proto in models:
-            with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-                path = Path(folder) / "model.onnx"
+            with scratch() as folder:
+                path = folder / "model.onnx"
                 save_model(proto, path)
                 try:
                     layers = generation.network(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from trtopt.documents import Damaged, read_toml
 from trtopt.errors import DataError, OutputError, UsageError, require
 from trtopt.files import sha256_file, sha256_json
 from trtopt.recipes import package_file
+from trtopt.temporary import folder_in
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "calibration"
 _KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}
@@ -85,7 +85,7 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         DataError: a photo can't be decoded.
         OutputError: the folder can't be written.
     """
-    recipe, target = load_crops(name), Path(folder)
+    recipe, target = load_crops(name), Path(os.path.realpath(folder))
     paths = tuple(target / f"crop_{number:03}.png" for number in range(recipe.count))
     mark = target / _MARK
     if mark.is_file() and mark.read_text().strip() == recipe.digest and all(path.is_file() for path in paths):
@@ -99,16 +99,14 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
                 "with --images"
             )
     try:
-        made = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-        try:
+        with folder_in(target.parent, f".{target.name[:40]}.") as place:
+            made = place / target.name
+            made.mkdir()
             _write(recipe, made)
             (made / _MARK).write_text(recipe.digest + "\n")
-            made.chmod(0o755)  # mkdtemp's own mode is for its owner alone
             if target.exists():
                 shutil.rmtree(target)
             made.rename(target)
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"can't write the crops into {target}: {error.strerror or error}") from error
     return paths

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,11 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from trtopt.errors import ModelError, require
+from trtopt.files import write_bytes
 from trtopt.graph.io import save_model
 from trtopt.machine import cores
 from trtopt.spec import TensorInfo
+from trtopt.temporary import scratch
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 RESOLUTION = 4 * float(np.finfo(np.float32).eps)
@@ -103,8 +103,8 @@ def open_runtime(model: ModelProto | str | os.PathLike[str], options: Any, outpu
         ModelError: it can't load the model; its message is quoted.
     """
     ort = require("onnxruntime", "ort", "running an ONNX model")
-    with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch() as folder:
+        path = folder / "model.onnx"
         if isinstance(model, ModelProto):
             save_model(model, path, inline_limit=INLINE)
         if outputs is not None:
@@ -112,7 +112,7 @@ def open_runtime(model: ModelProto | str | os.PathLike[str], options: Any, outpu
             light.ParseFromString(path.read_bytes())
             del light.graph.output[:]
             light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
-            path.write_bytes(light.SerializeToString())
+            write_bytes(path, light.SerializeToString())
         try:
             source = os.fspath(path if isinstance(model, ModelProto) else model)
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])

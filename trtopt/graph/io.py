@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from trtopt.errors import InvalidModel, UsageError
-from trtopt.files import existing_file, writing
+from trtopt.files import existing_file, writing, writing_together
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -111,24 +111,18 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
             partial.write_bytes(in_memory(proto).SerializeToString(deterministic=True))
         return
     weights = target.with_name(target.name + ".data")
-    existed = weights.exists()
     stubs = skeleton(proto, 1024, external=weights.name)
     content = {tensor.name: tensor for tensor in proto.graph.initializer}
-    try:
-        with writing(target) as partial:
-            with writing(weights) as partial_weights, partial_weights.open("wb") as file:
-                for stub in stubs.graph.initializer:
-                    if stub.data_location == TensorProto.EXTERNAL:
-                        file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                        start = file.tell()
-                        for piece in tensor_pieces(content[stub.name]):
-                            file.write(piece)
-                        point(stub, location=weights.name, offset=start, length=file.tell() - start)
-            partial.write_bytes(stubs.SerializeToString(deterministic=True))
-    except BaseException:
-        if not existed:
-            weights.unlink(missing_ok=True)
-        raise
+    with writing_together(weights, target) as (partial_weights, partial):
+        with partial_weights.open("wb") as file:
+            for stub in stubs.graph.initializer:
+                if stub.data_location == TensorProto.EXTERNAL:
+                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                    start = file.tell()
+                    for piece in tensor_pieces(content[stub.name]):
+                        file.write(piece)
+                    point(stub, location=weights.name, offset=start, length=file.tell() - start)
+        partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
 def _parse(path: Path, lazy: bool) -> tuple[ModelProto, Spans]:

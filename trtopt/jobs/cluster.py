@@ -8,7 +8,6 @@ all models that take them.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,10 +20,12 @@ from onnx import ModelProto
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.data import ImageBatches
 from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
+from trtopt.files import write_bytes
 from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 from trtopt.machine import cores
+from trtopt.temporary import scratch
 
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 
@@ -196,8 +197,8 @@ def _graph(fingerprint: str, files: Mapping[str, bytes]) -> ModelProto:
     """The model, loaded; one is kept, for the shards that follow."""
     if fingerprint not in _graphs:
         _graphs.clear()
-        with tempfile.TemporaryDirectory(prefix="trtopt-") as folder:
+        with scratch() as folder:
             for name, content in files.items():
-                (Path(folder) / name).write_bytes(content)
-            _graphs[fingerprint] = onnx.load(Path(folder) / "model.onnx")
+                write_bytes(folder / name, content)
+            _graphs[fingerprint] = onnx.load(folder / "model.onnx")
     return _graphs[fingerprint]

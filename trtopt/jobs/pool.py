@@ -13,12 +13,14 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 from trtopt.errors import WorkerDied
+from trtopt.temporary import remove_leftovers
 
 _LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -53,6 +55,7 @@ class Pool:
         self._callers.shutdown(wait=True, cancel_futures=True)
         for worker in self._all:
             worker.end()
+        remove_leftovers(tempfile.gettempdir())  # of the workers
 
     def _call(self, function: str, args: tuple[Any, ...]) -> Any:
         worker = self._worker()

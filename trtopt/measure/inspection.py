@@ -68,7 +68,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
 
     Raises:
         UsageError: there is no such file.
-        EngineError: it isn't a TensorRT plan, or its manifest can't be read.
+        EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
         EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
             isn't installed.
     """
@@ -91,7 +91,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
         report = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
         found = found_precision(report.layers, (), report.unread)
         return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
-    except EngineMismatch:
+    except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
         raise EngineMismatch(

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from trtopt import stopping
 from trtopt.errors import BackendError, BuildCancelled
 from trtopt.progress import Phase
 
@@ -80,7 +81,7 @@ def _leave() -> None:
     if not all(done.is_set() for done in _abandoned):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(BuildCancelled.exit_code)
+        os._exit(stopping.status() or BuildCancelled.exit_code)
 
 
 def make_monitor(trt: Any, phase: Phase, cancel: threading.Event) -> Any:

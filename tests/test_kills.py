@@ -1,0 +1,176 @@
+"""Commands that are killed or told to end, at any moment: outputs stay whole, and nothing is left behind.
+
+`--kills N` sends each signal N times during each command (2 by default) and, if more than 2, lets the command end after
+every two: `pytest -n 0 tests/test_kills.py --kills 20` is the whole test, in about ten minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+from world import RTX, net, samples
+
+import trtopt
+from trtopt.calibration.table import Table
+from trtopt.files import sha256_file
+from trtopt.manifest import load_manifest
+from trtopt.temporary import SUFFIX
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
+MARK = "TRTOPT_TEST_KILLS"
+HANG = 30.0  # seconds
+
+
+@dataclass
+class Scene:
+    """One command in a folder of its own, each time with another model, so that there is always something to do."""
+
+    folder: Path
+    command: str
+    models: int = 0
+    seconds: float = 0.0  # that it takes undisturbed
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> Path:
+        return self.folder / "out"
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "tmp"
+
+    def prepare(self) -> None:
+        for name in ("out", "tmp", "home"):
+            (self.folder / name).mkdir()
+        np.savez(self.folder / "d.npz", x=samples(40))
+        (self.folder / "net.toml").write_text('description = "a net"\nsource = "m.onnx"\n')
+        own = {"TMPDIR": self.temporary, "HOME": self.folder / "home", "TRTOPT_CACHE": self.folder / "cache"}
+        self.environment = {
+            **os.environ,
+            **{name: str(path) for name, path in own.items()},
+            MARK: str(self.folder),
+            "PYTHONPATH": str(Path(trtopt.__file__).parents[1]),
+        }
+
+    def start(self) -> subprocess.Popen[str]:
+        self.models += 1
+        model = net()
+        for tensor in model.graph.initializer:
+            scaled = numpy_helper.to_array(tensor) * np.float32(1 + self.models / 100)
+            tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
+        onnx.save(model, self.folder / "m.onnx")
+        arguments: Sequence[object] = {
+            "build": ["m.onnx", "--fp16", *RTX, "-o", "out/m.engine", "--save-onnx", "out/m.kept.onnx"],
+            "calibrate": ["m.onnx", "--data", "d.npz", "--no-cache", "-o", "out/m.calib.json"],
+            "pipeline": ["net.toml", "--output", "out", "--precision", "fp16", *RTX],
+        }[self.command]
+        return subprocess.Popen(
+            [sys.executable, "-m", "trtopt", self.command, *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def undisturbed(self) -> None:
+        """Run it to its end: it succeeds, and removes what others left."""
+        started = time.monotonic()
+        said = self.start()
+        error = said.communicate(timeout=10 * HANG)[1]
+        assert said.returncode == 0, error
+        self.seconds = max(self.seconds, time.monotonic() - started)
+        assert self.leftovers() == set()
+        assert self.check_outputs() > 0
+
+    def signalled(self, number: signal.Signals, delay: float) -> int:
+        """The exit status; that nothing is broken is asserted."""
+        before, run = self.leftovers(), self.start()
+        time.sleep(delay)
+        run.send_signal(number)
+        error = run.communicate(timeout=HANG)[1]
+        assert "internal error" not in error, error
+        assert "Traceback" not in error, error
+        assert self.living() == []
+        self.check_outputs()
+        if number == signal.SIGTERM:
+            assert run.returncode in (0, 143, -number), error  # the last: before it could say what is to be done
+            assert run.returncode != 143 or error.endswith("stopped\n"), error
+            assert self.leftovers() <= before
+        else:
+            assert run.returncode in (0, -number), error
+        return run.returncode
+
+    def leftovers(self) -> set[str]:
+        beside = [path for path in self.folder.rglob("*") if path.name.endswith(SUFFIX)]
+        return {str(path) for path in [*beside, *self.temporary.iterdir()]}
+
+    def check_outputs(self) -> int:
+        """Each is whole, and belongs to what lies beside it."""
+        for engine in self.outputs.glob("*.engine"):
+            manifest = load_manifest(engine)
+            assert manifest is not None
+            assert manifest.plan["sha256"] == sha256_file(engine)
+        for manifest in self.outputs.glob("*.engine.json"):
+            assert manifest.with_suffix("").is_file()
+        for model in self.outputs.glob("*.onnx"):
+            onnx.checker.check_model(onnx.load(model))
+        for table in self.outputs.glob("*.calib.json"):
+            Table.load(table)
+        return len(list(self.outputs.iterdir()))
+
+    def living(self) -> list[str]:
+        """Processes of the command that are still there, after a moment to end in."""
+        deadline = time.monotonic() + 5
+        while (found := self._processes()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    def _processes(self) -> list[str]:
+        wanted = f"{MARK}={self.folder}".encode()
+        return [path.name for path in Path("/proc").glob("[0-9]*") if wanted in _environment(path)]
+
+
+def _environment(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:  # another's, or gone
+        return []
+
+
+@pytest.mark.parametrize("command", ["build", "calibrate", "pipeline"])
+def test_signals_at_any_moment(command: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if command != "calibrate":
+        pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    times = pytestconfig.getoption("--kills")
+    scene, random_ = Scene(tmp_path, command), random.Random(command)
+    scene.prepare()
+    scene.undisturbed()
+    ends: dict[str, list[int]] = {"SIGKILL": [], "SIGTERM": []}
+    for turn in range(times):
+        for number in (signal.SIGKILL, signal.SIGTERM):
+            if random_.random() < 0.3:
+                for path in scene.outputs.iterdir():
+                    path.unlink()
+            delay = scene.seconds * (turn + random_.random()) / times  # spread over the run
+            print(command, number.name, f"{delay:.2f} s", end=": ", flush=True)
+            ends[number.name].append(scene.signalled(number, delay))
+            print(ends[number.name][-1])
+        if times > 2:
+            scene.undisturbed()
+    scene.undisturbed()
+    print(command, f"{scene.seconds:.1f} s", ends)
+    assert -signal.SIGKILL in ends["SIGKILL"]
+    assert times <= 2 or 143 in ends["SIGTERM"]
