@@ -17,6 +17,7 @@ ROOMS = (
     ("errors", "about", "machine", "library_output", "native_output"),
     ("files", "progress"),
     ("spec",),
+    ("shapes",),
     ("recipes", "modules"),
     ("classnames", "predictions"),
     ("data",),

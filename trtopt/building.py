@@ -141,8 +141,10 @@ def build(
         calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
         precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
         fp32_io: keep the network's inputs and outputs FP32.
-        shapes: one profile each, "input:1x3x224x224,8x3x224x224,32x3x224x224". Without any, a model whose only dynamic
-            dimension is the batch gets 1, 8, 32.
+        shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
+            of names to `ShapeRange`. Parts that name different inputs are one profile; an input again begins another.
+            Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
+            of its images open, they are prepared in the opt size, unless `preprocess` has one.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
         save_onnx: where to keep the graph that TensorRT was given.
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.

@@ -26,7 +26,8 @@ from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
-from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
+from trtopt.shapes import DEFAULT_BATCH, parse_profiles, suggested_shapes
+from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
 
 __all__ = ["CheckReport", "Finding", "check"]
 
@@ -103,7 +104,7 @@ def check(
     fix: str | os.PathLike[str] | None = None,
     backend: str = "auto",
     target: str | Iterable[str] = (),
-    shapes: Sequence[str | Profile] = (),
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
     reporter: Reporter = SILENT,
 ) -> CheckReport:
     """Check a model: validity, operators the installed parser refuses, precision hazards.
@@ -115,7 +116,7 @@ def check(
             int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
-        shapes: profiles, as `NAME:MIN,OPT,MAX` or mappings, to check against the inputs.
+        shapes: profiles, as for `build`, to check against the inputs.
 
     Raises:
         UsageError: the file doesn't exist, or an option can't be right.
@@ -124,7 +125,7 @@ def check(
     """
     choice(backend, BACKENDS, "--backend")
     targets = parse_targets(target)
-    profiles = [parse_profile(item) if isinstance(item, str) else item for item in shapes]
+    profiles = parse_profiles(shapes)
     if fix is not None:
         check_writable(fix)
     name = "the model" if isinstance(model, ModelProto) else os.fspath(model)
@@ -141,9 +142,11 @@ def check(
     generation, reason = _generation(backend)
     findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
     with reporter.phase("ask the parser"):
-        asked, refused = _ask(generation, reason, loaded.proto, folded)
+        asked, refused, values = _ask(generation, reason, loaded.proto, folded)
     findings += refused
     findings += _request(generation, loaded, targets, profiles)
+    if not profiles:
+        findings += _ranges(loaded.inputs, values)
     written, verified = None, None
     if fix is not None:
         with reporter.phase("clean and compare"):
@@ -192,10 +195,13 @@ def _generation(backend: str) -> tuple[trt.Generation | None, str]:
 
 def _ask(
     generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
-) -> tuple[bool, list[Finding]]:
-    """Whether the installed parser was asked, and what it refuses; operators that a build would write out aren't."""
+) -> tuple[bool, list[Finding], dict[str, int]]:
+    """Whether the installed parser was asked, what it refuses, and the inputs whose values decide shapes, with their lengths.
+
+    Operators that a build would write out aren't refused.
+    """
     if generation is None:
-        return False, [_not_asked(reason)]
+        return False, [_not_asked(reason)], {}
     graph, notes = folded, _Cautions()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable(graph, generation.capabilities.max_opset)
@@ -206,7 +212,7 @@ def _ask(
             try:
                 issues = generation.unsupported(path)
             except BackendError as error:
-                return False, [_not_asked(str(error))]
+                return False, [_not_asked(str(error))], {}
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
@@ -222,12 +228,28 @@ def _ask(
     written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
     wanted = [
         Finding(
-            "info", "shape-input", name, "", "its values decide shapes inside",
-            f"give their range (numbers, not a shape): --shapes {name}:{'x'.join('N' * count)},…",
+            "info",
+            "shape-input",
+            name,
+            "",
+            "its values decide shapes inside, so --shapes bounds them, not its own shape",
         )
-        for name, count in values
-    ]  # fmt: skip
-    return True, [*refused, *written, *wanted]
+        for name, _ in values
+    ]
+    return True, [*refused, *written, *wanted], dict(values)
+
+
+def _ranges(inputs: Sequence[TensorInfo], values: Mapping[str, int]) -> Iterator[Finding]:
+    """What a build does about sizes that the model leaves open: the whole option to type, or what it picks by itself."""
+    line = suggested_shapes(inputs, values=values)
+    if not line:
+        return
+    low, best, high = DEFAULT_BATCH
+    if not values and all(info.open_axes in ((), (0,)) for info in inputs):
+        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
+        yield Finding("info", "batch-range", "", "", said, f"other sizes: {line}")
+    else:
+        yield Finding("info", "shapes-needed", "", "", "build needs the range of what is left open", f"type {line}")
 
 
 def _not_asked(reason: str) -> Finding:
@@ -251,7 +273,7 @@ def _request(
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
     for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
-        yield Finding("error", "shapes", "", "", problem, "write --shapes NAME:MIN,OPT,MAX")
+        yield Finding("error", "shapes", "", "", problem, f"write {suggested_shapes(model.inputs, profiles[0])}")
     if targets and generation is not None:
         cautions = _Cautions()
         try:

@@ -50,7 +50,10 @@ Overrides = Annotated[
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--shapes", metavar="NAME:MIN,OPT,MAX[;…]", help="A profile, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224."
+        "--shapes",
+        metavar="NAME:MIN,OPT,MAX[;…]",
+        help="Range of an input's shape, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224; of several inputs 'a:…;b:…', or "
+        "--shapes again. The same input again begins another profile.",
     ),
 ]
 Target = Annotated[

@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_p
 from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
+from trtopt.shapes import DEFAULT_BATCH, parse_profiles, shapes_option
 from trtopt.spec import (
     BuildSpec,
     Kept,
@@ -45,13 +46,11 @@ from trtopt.spec import (
     ShapeRange,
     TensorInfo,
     overriding,
-    parse_profile,
     parse_size,
     parse_targets,
 )
 from trtopt.trt import BuiltPlan, Generation, refusal, select, validate_profiles
 
-DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 PARTS = "part of an operator that TensorRT takes only written out"
 
@@ -154,7 +153,7 @@ def build(
         fp16, bf16, int8, fp8,
         io_fp32=fp32_io,
         overrides=tuple(map(Override.parse, precision_override)),
-        profiles=_profiles(shapes),
+        profiles=parse_profiles(shapes),
         targets=parse_targets(target),
         backend=backend,
         calibrator=calibrator,
@@ -517,25 +516,20 @@ def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> Buil
     return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
 
 
-def _profiles(shapes: Sequence[str] | str | Sequence[Profile]) -> tuple[Profile, ...]:
-    given: Iterable[str | Profile] = [shapes] if isinstance(shapes, str) else shapes
-    return tuple(parse_profile(item) if isinstance(item, str) else item for item in given)
-
-
 def _with_profiles(spec: BuildSpec, inputs: Sequence[TensorInfo], reporter: Reporter) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default for a model with a dynamic batch only."""
-    dynamic = [item for item in inputs if any(not isinstance(size, int) or size < 0 for size in item.shape)]
+    dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
         validate_profiles(inputs, spec.profiles)
         return spec
-    if any(not isinstance(size, int) or size < 0 for item in dynamic for size in item.shape[1:]):
+    if any(item.open_axes != (0,) for item in dynamic):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     low, best, high = DEFAULT_BATCH
     profile = {
         item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high))) for item in dynamic
     }
-    said = ";".join(f"{name}:{shape}" for name, shape in profile.items())
-    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} (--shapes '{said}')")
+    said = shapes_option([profile])
+    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} ({said})")
     return replace(spec, profiles=(profile,))
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.errors import MissingDependency, UsageError
-from trtopt.spec import ShapeRange, TensorInfo, parse_profile
+from trtopt.spec import ShapeRange, TensorInfo
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -201,7 +201,7 @@ def _inputs(tables: Mapping[str, Any], what: str) -> tuple[tuple[TensorInfo, ...
         info = TensorInfo(name, table.get("dtype", "float32"), shape)
         infos.append(info)
         if "range" in table:
-            found = parse_profile(f"{name}:{table['range']}")[name]
+            found = ShapeRange.parse(table["range"])
             _fits(found, info, f"{what}: inputs.{name}")
             ranges[name] = found
     return tuple(infos), ranges

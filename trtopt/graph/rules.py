@@ -135,17 +135,15 @@ def _inputs(graph: _Graph) -> Iterator[Finding]:
                 "declares no shape; TensorRT needs its number of dimensions",
                 "export it with a shape, dynamic dimensions by name",
             )
-        dynamic = [f"{size} (axis {axis})" for axis, size in enumerate(info.shape) if isinstance(size, str) or size < 0]
+        dynamic = [f"{info.shape[axis]} (axis {axis})" for axis in info.open_axes]
         if dynamic:
             named = ", ".join(text.replace("-1 ", "unnamed ") for text in dynamic)
-            sizes = ["x".join(str(size if isinstance(size, int) and size > 0 else "?") for size in info.shape)] * 3
             yield Finding(
                 "info",
                 "dynamic-input",
                 info.name,
                 "",
                 f"dynamic dimensions: {named}",
-                f"give their range: --shapes {info.name}:{','.join(sizes)} (min, opt, max)",
             )
     for info in [*graph.inputs, *map(tensor_info, graph.proto.graph.output)]:
         side = "input" if info in graph.inputs else "output"
