@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
@@ -71,6 +73,55 @@ OutputKind = Annotated[
 ]
 
 
+_IMAGE_OPTIONS: dict[str, Any] = {
+    "size": Annotated[
+        str | None, typer.Option("--size", metavar="HxW", help="Height and width of the images; default: the model's.")
+    ],
+    "resize": Annotated[str | None, typer.Option("--resize", help="stretch, crop or letterbox.")],
+    "channels": Annotated[str | None, typer.Option("--channels", help="rgb, bgr or gray.")],
+    "scale": Annotated[str | None, typer.Option("--scale", help="Factor on pixels (0 to 255), such as 1/255.")],
+    "mean": Annotated[str | None, typer.Option("--mean", help="After the scale: a number, or R,G,B.")],
+    "std": Annotated[str | None, typer.Option("--std", help="After the mean: a number, or R,G,B.")],
+}
+
+
+def _prepares_images(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `preprocess` the options that change single keys of it; it gets all of them as one."""
+
+    @functools.wraps(command)
+    def prepared(*, preprocess: str | None, **given: Any) -> None:
+        changes = {name: _image_option(name, text) for name in _IMAGE_OPTIONS if (text := given.pop(name)) is not None}
+        start = {} if preprocess is None else {"preset": preprocess}
+        command(preprocess={**start, **changes} if changes else preprocess, **given)
+
+    plain = signature(command, eval_str=True)
+    parameters = list(plain.parameters.values())
+    place = 1 + list(plain.parameters).index("preprocess")
+    parameters[place:place] = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=option)
+        for name, option in _IMAGE_OPTIONS.items()
+    ]
+    prepared.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+    prepared.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
+    return prepared
+
+
+def _image_option(name: str, text: str) -> Any:
+    from trtopt.errors import UsageError
+
+    try:
+        if name == "size":
+            return [int(side) for side in text.lower().split("x")]
+        if name in ("mean", "std"):
+            return [float(number) for number in text.split(",")]
+    except ValueError:
+        example = (
+            "480x640, height first" if name == "size" else "0.5, or one number per channel such as 0.485,0.456,0.406"
+        )
+        raise UsageError(f"--{name} {text!r} can't be read; write {example}") from None
+    return text
+
+
 class _Result(Protocol):
     def to_json(self) -> dict[str, Any]: ...
 
@@ -102,6 +153,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
 
 @app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
+@_prepares_images
 def export(
     source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe under models/.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
@@ -210,6 +262,7 @@ def _sentence(finding: Any) -> str:
 
 
 @app.command(epilog="Example: trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
+@_prepares_images
 def calibrate(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The table to write (*.calib.json).")],
@@ -295,6 +348,7 @@ def calibrate(
     epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
     "--best instead of --int8 keeps the faster of INT8 and FP16"
 )
+@_prepares_images
 def build(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The engine to write; its manifest lies beside it.")],
@@ -462,6 +516,7 @@ def inspect(
 
 
 @app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")
+@_prepares_images
 def verify(
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE.onnx", help="Usually the FP32 model.")],
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.onnx", help="Usually what build --save-onnx wrote.")],
@@ -543,6 +598,7 @@ def pipeline(
 
 
 @app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
+@_prepares_images
 def bench(
     engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan.")],
     against: Annotated[
@@ -611,6 +667,7 @@ class _ValuesInARow(TyperCommand):
 
 
 @app.command(cls=_ValuesInARow, epilog="Example: trtopt run model.engine --images photos/")
+@_prepares_images
 def run(
     engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan, or (onnxruntime) an ONNX file.")],
     input: Annotated[
@@ -620,6 +677,7 @@ def run(
     images: Annotated[
         list[Path] | None, typer.Option("--images", metavar="DIR|FILE…", help="Images, prepared as at calibration.")
     ] = None,
+    preprocess: Preprocess = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write NAME.npy, or predictions.json.")
     ] = None,
@@ -637,6 +695,7 @@ def run(
         engine,
         input=input,
         images=images,
+        preprocess=preprocess,
         output=output,
         top=top,
         backend=backend,

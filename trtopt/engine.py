@@ -21,6 +21,7 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
+from trtopt.data.preprocess import Preprocess
 from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.expand import written_out
@@ -186,6 +187,13 @@ def build(
     generation = select(backend)
     generation.refuse(spec, reporter)
     spec = _with_profiles(spec, loaded.inputs, reporter)
+    if preprocess is not None:
+        prepared = Preprocess.load(preprocess)
+        sized = prepared.at_opt(loaded.inputs, spec.profiles)
+        if sized.size is not None and prepared.size is None:
+            said = "x".join(map(str, sized.size))
+            reporter.note(f"images are prepared in {said}, the opt size of --shapes (--size gives another)")
+        scales = replace(scales, preprocess=sized)
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
     work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import decode
 from trtopt.data.images import EXTENSIONS
+from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError
 from trtopt.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.machine import cores
@@ -112,6 +113,7 @@ def run(
     input: Any = None,
     images: Any = None,
     output: str | os.PathLike[str] | None = None,
+    preprocess: Any = None,
     top: int = 5,
     backend: str = "auto",
     device: int = 0,
@@ -125,6 +127,8 @@ def run(
             list of these. More samples than the engine takes at once are run in several calls.
         images: a folder, image files, encoded images in memory, or uint8 arrays (height × width × 3, RGB).
         output: a folder: each output as NAME.npy, best classes of images as predictions.json.
+        preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
+            what the manifest says.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
 
@@ -138,10 +142,14 @@ def run(
         raise UsageError("give one of --input and --images: what the engine is to be run on")
     if top < 1:
         raise UsageError(f"--top is {top}; at least 1 is needed")
+    if images is None and preprocess is not None:
+        raise UsageError("--preprocess is for --images: arrays in --input are used as they are; drop one")
     path = existing_file(engine, "the engine")
     with _folder(output) as folder, Session(path, backend=backend, device=device) as session:
         if images is None:
             return _run_arrays(session, input, folder, top, reporter)
+        if preprocess is not None:
+            session.preprocess = Preprocess.load(preprocess, session.preprocess)
         return _run_images(session, _listed(images), folder, top, reporter)
 
 
