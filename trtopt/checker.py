@@ -26,7 +26,7 @@ from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
-from trtopt.shapes import DEFAULT_BATCH, parse_profiles, suggested_shapes
+from trtopt.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
 from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
 
 __all__ = ["CheckReport", "Finding", "check"]
@@ -48,6 +48,7 @@ class CheckReport:
         fixed: the cleaned model that was written, if any.
         verified: None: nothing was written; True: the cleaned model's outputs are the same in ONNX Runtime; False: that
             couldn't be tried (a finding says why).
+        shapes: the --shapes option to build with, and what of it is a guess; empty where build needs none or one was given.
     """
 
     model: str
@@ -60,6 +61,7 @@ class CheckReport:
     parser: str | None = None
     fixed: Path | None = None
     verified: bool | None = None
+    shapes: Suggestion = NOTHING
 
     @property
     def ok(self) -> bool:
@@ -77,6 +79,10 @@ class CheckReport:
             text += f"; {self.folding}"
         if self.fixed:
             text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
+        if self.shapes.option:
+            text += f"\nbuild needs the range of what is left open: {self.shapes.option}"
+        if self.shapes.guesses:
+            text += f"\n  adapt these guesses (min,opt,max): {'; '.join(self.shapes.guesses)}"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +98,7 @@ class CheckReport:
             "parser": self.parser,
             "fixed": str(self.fixed) if self.fixed else None,
             "verified": self.verified,
+            "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
         }
 
     def __str__(self) -> str:
@@ -145,8 +152,12 @@ def check(
         asked, refused, values = _ask(generation, reason, loaded.proto, folded)
     findings += refused
     findings += _request(generation, loaded, targets, profiles)
-    if not profiles:
-        findings += _ranges(loaded.inputs, values)
+    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
+    if suggestion.option and batch_alone(loaded.inputs) and not values:
+        low, best, high = DEFAULT_BATCH
+        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
+        findings.append(Finding("info", "batch-range", "", "", said, "--shapes for another range"))
+        suggestion = NOTHING
     written, verified = None, None
     if fix is not None:
         with reporter.phase("clean and compare"):
@@ -165,6 +176,7 @@ def check(
         parser=str(generation) if asked else None,
         fixed=written,
         verified=verified if written else None,
+        shapes=suggestion,
     )
 
 
@@ -237,19 +249,6 @@ def _ask(
         for name, _ in values
     ]
     return True, [*refused, *written, *wanted], dict(values)
-
-
-def _ranges(inputs: Sequence[TensorInfo], values: Mapping[str, int]) -> Iterator[Finding]:
-    """What a build does about sizes that the model leaves open: the whole option to type, or what it picks by itself."""
-    line = suggested_shapes(inputs, values=values)
-    if not line:
-        return
-    low, best, high = DEFAULT_BATCH
-    if not values and all(info.open_axes in ((), (0,)) for info in inputs):
-        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
-        yield Finding("info", "batch-range", "", "", said, f"other sizes: {line}")
-    else:
-        yield Finding("info", "shapes-needed", "", "", "build needs the range of what is left open", f"type {line}")
 
 
 def _not_asked(reason: str) -> Finding:

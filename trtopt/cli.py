@@ -111,7 +111,8 @@ def _image_option(name: str, text: str) -> Any:
 
     try:
         if name == "size":
-            return [int(side) for side in text.lower().split("x")]
+            sides = [int(side) for side in text.lower().split("x")]
+            return sides if len(sides) > 1 else sides * 2
         if name in ("mean", "std"):
             return [float(number) for number in text.split(",")]
     except ValueError:

@@ -36,7 +36,7 @@ from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_p
 from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
-from trtopt.shapes import DEFAULT_BATCH, parse_profiles, shapes_option
+from trtopt.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
 from trtopt.spec import (
     BuildSpec,
     Kept,
@@ -530,7 +530,7 @@ def _with_profiles(spec: BuildSpec, inputs: Sequence[TensorInfo], reporter: Repo
     if spec.profiles or not dynamic:
         validate_profiles(inputs, spec.profiles)
         return spec
-    if any(item.open_axes != (0,) for item in dynamic):
+    if not batch_alone(dynamic):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     low, best, high = DEFAULT_BATCH
     profile = {

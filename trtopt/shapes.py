@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from trtopt.errors import UsageError
 from trtopt.spec import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo
@@ -89,10 +89,29 @@ def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:
     return " ".join(f"--shapes {shlex.quote(text)}" for text in texts)
 
 
+class Suggestion(NamedTuple):
+    """A whole --shapes option, empty where nothing is open, and what of it was guessed: names with their min,opt,max."""
+
+    option: str
+    guesses: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f" (min,opt,max; guesses to adapt: {'; '.join(self.guesses)})" if self.guesses else ""
+        return self.option + said
+
+
+NOTHING = Suggestion("")
+
+
+def batch_alone(inputs: Iterable[TensorInfo]) -> bool:
+    """Whether the first dimension is all that is open: a build then takes `DEFAULT_BATCH`."""
+    return all(info.open_axes in ((), (0,)) for info in inputs)
+
+
 def suggested_shapes(
     inputs: Sequence[TensorInfo], given: Profile | None = None, values: Mapping[str, int] | None = None
-) -> str:
-    """The --shapes option for inputs that leave sizes open, whole, and what to adapt in it; empty where none does.
+) -> Suggestion:
+    """The --shapes option for inputs that leave sizes open.
 
     Args:
         given: ranges that are known; a dimension has the same range wherever its name stands.
@@ -107,7 +126,7 @@ def suggested_shapes(
             for axis in info.open_axes:
                 ranges[_dimension(info, axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
     guesses: list[str] = []
-    batch_alone = all(info.open_axes == (0,) for info in needing)
+    alone = batch_alone(needing)
     texts: dict[str, ShapeRange | str] = {}
     for info in needing:
         places: list[tuple[int, int, int]] = []
@@ -117,7 +136,7 @@ def suggested_shapes(
                 continue
             key = _dimension(info, axis)
             if key not in ranges:
-                ranges[key] = guess = _guess(info, axis, batch_alone)
+                ranges[key] = guess = _guess(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis else "batch"
                 label = str(size) if str(size).isidentifier() else unnamed
                 guesses.append(f"{label} {','.join(map(str, guess))}")
@@ -126,9 +145,7 @@ def suggested_shapes(
     for name, count in values.items():
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
-    if not texts:
-        return ""
-    return shapes_option([texts]) + (f" (min,opt,max; guesses to adapt: {'; '.join(guesses)})" if guesses else "")
+    return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
 
 
 def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
@@ -137,10 +154,10 @@ def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
     return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
 
 
-def _guess(info: TensorInfo, axis: int, batch_alone: bool) -> tuple[int, int, int]:
+def _guess(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
     """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
     if axis == 0:
-        return DEFAULT_BATCH if batch_alone else (1, 1, 8)
+        return DEFAULT_BATCH if alone else (1, 1, 8)
     if len(info.shape) == 4:
         channels = 3 if info.shape[3] in (1, 3, 4) else 1
         return (3, 3, 3) if axis == channels else (320, 640, 960)

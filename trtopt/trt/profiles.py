@@ -59,7 +59,7 @@ def validate_profiles(
     values = {
         info.name: int(info.shape[0]) if info.shape else 1 for info in inputs if info.name in (shape_inputs or ())
     }
-    line = suggested_shapes(inputs, profiles[0] if profiles else None, values)
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values))
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
