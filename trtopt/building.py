@@ -146,7 +146,9 @@ def build(
             Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
             of its images open, they are prepared in the opt size, unless `preprocess` has one.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
-        save_onnx: where to keep the graph that TensorRT was given.
+        save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
+            trtopt, set graph_optimization_level to ORT_ENABLE_BASIC: its further passes make a QLinearConcat of FP16 scales,
+            which ONNX Runtime then refuses.
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
         classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
             nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
@@ -327,6 +329,7 @@ class _Best:
         manifest = load_manifest(kept.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.options["save_onnx"], self.options["save_cache"]
+        engine.tell_cut_off(self.output, graph, self.reporter)
         graph_file = os.path.relpath(graph, self.output.parent) if graph else None
         manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
         with writing(self.output) as plan, writing(manifest_path(self.output)) as described:

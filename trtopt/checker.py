@@ -21,6 +21,7 @@ from trtopt.graph.expand import written_out
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.guard import invalid
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.listing import ListedNode, listed
 from trtopt.graph.old_parser import readable
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
@@ -49,6 +50,7 @@ class CheckReport:
         verified: None: nothing was written; True: the cleaned model's outputs are the same in ONNX Runtime; False: that
             couldn't be tried (a finding says why).
         shapes: the --shapes option to build with, and what of it is a guess; empty where build needs none or one was given.
+        nodes: of the folded graph, if they were asked for: the names that --precision-override takes.
     """
 
     model: str
@@ -62,6 +64,7 @@ class CheckReport:
     fixed: Path | None = None
     verified: bool | None = None
     shapes: Suggestion = NOTHING
+    nodes: tuple[ListedNode, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -99,6 +102,7 @@ class CheckReport:
             "fixed": str(self.fixed) if self.fixed else None,
             "verified": self.verified,
             "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
+            "nodes": [node.to_json() for node in self.nodes],
         }
 
     def __str__(self) -> str:
@@ -112,6 +116,7 @@ def check(
     backend: str = "auto",
     target: str | Iterable[str] = (),
     shapes: Sequence[str] | str | Sequence[Profile] = (),
+    nodes: bool = False,
     reporter: Reporter = SILENT,
 ) -> CheckReport:
     """Check a model: validity, operators the installed parser refuses, precision hazards.
@@ -124,6 +129,7 @@ def check(
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
         shapes: profiles, as for `build`, to check against the inputs.
+        nodes: list the nodes too, and what an INT8 build makes of each.
 
     Raises:
         UsageError: the file doesn't exist, or an option can't be right.
@@ -177,7 +183,13 @@ def check(
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
+        nodes=_nodes(folded, generation) if nodes else (),
     )
+
+
+def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
+    can = generation.capabilities if generation else None
+    return listed(folded, can.float_only, can.grouped) if can else listed(folded)
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:

@@ -238,16 +238,28 @@ def check(
     backend: Backend = "auto",
     target: Target = None,
     shapes: Shapes = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="List the nodes and what --int8 makes of each, by the names of overrides.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
     import trtopt
 
     report = trtopt.check(
-        model, fix=fix, backend=backend, target=target or (), shapes=shapes or (), reporter=_reporter(json_output)
+        model,
+        fix=fix,
+        backend=backend,
+        target=target or (),
+        shapes=shapes or (),
+        nodes=nodes,
+        reporter=_reporter(json_output),
     )
 
     def text() -> None:
+        if nodes:
+            listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
+            _table(f"{model}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
         rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
         if rows:
             _table(str(model), ("level", "code", "node", "operator", "finding"), rows)
@@ -471,6 +483,10 @@ def build(
         if line := arithmetic(result.coverage):
             print(f"  {line}")
         print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
+        if result.onnx and (int8 or fp8):
+            print(
+                f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+            )
         if result.comparison:
             print(f"  {result.comparison['why']}")
         if result.not_measured:
@@ -481,16 +497,30 @@ def build(
 
 @app.command(epilog="Example: trtopt inspect model.engine")
 def inspect(
-    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan.")],
+    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan, or an ONNX file.")],
     json_output: Json = False,
 ) -> None:
-    """Say what an engine file is and what it runs."""
+    """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
     from trtopt.manifest import arithmetic
 
     report = trtopt.inspect(engine)
 
+    def model() -> None:
+        assert isinstance(report, trtopt.ModelReport)
+        quantized = ", quantized (Q/DQ)" if report.quantized else ""
+        print(f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}")
+        print(f"  {report.parameters:,} parameters, {report.weights:,} bytes")
+        for item in report.inputs:
+            print(f"  input {item.name}: {item.dtype} {item.dims}")
+        for item in report.outputs:
+            print(f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}")
+        counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        print(f"  {sum(report.operators.values())} nodes: {counts}")
+        print(f"  trtopt check {report.model} says what TensorRT makes of it")
+
     def text() -> None:
+        assert isinstance(report, trtopt.EngineReport)
         print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
         print(f"  {report.truth}")
         if (manifest := report.manifest) is not None:
@@ -513,7 +543,7 @@ def inspect(
         for note in report.notes:
             print(f"  note: {note}")
 
-    _show(report, json_output, text)
+    _show(report, json_output, model if isinstance(report, trtopt.ModelReport) else text)
 
 
 @app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")

@@ -30,9 +30,10 @@ from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
+from trtopt.graph.rules import fp16_hazards
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
-from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
+from trtopt.manifest import Manifest, found_precision, kept_graph, load_manifest, manifest_path
 from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
@@ -186,6 +187,8 @@ def build(
     scales.check(spec, is_quantized(loaded.proto))
     generation = select(backend)
     generation.refuse(spec, reporter)
+    if not spec.targets and (targets := generation.targets(spec)):
+        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
     spec = _with_profiles(spec, loaded.inputs, reporter)
     if preprocess is not None:
         prepared = Preprocess.load(preprocess)
@@ -208,12 +211,13 @@ def build(
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     made = _construct(work, folded, reporter)
+    tell_cut_off(output, save_onnx, reporter)
     if made.lowered.merged:
         count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
         reporter.note(
             f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
         )
-    for warning in made.built.warnings:
+    for warning in [*made.built.warnings, *_hazards(folded, spec, made.lowered)]:
         reporter.warn(warning)
     manifest = work.write(made, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
@@ -258,6 +262,24 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
     if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
         reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
     return _Made(lowered, built, verdict)
+
+
+def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
+    """What `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    if spec.base is not Precision.FP16:
+        return []
+    kept = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    found = [item for item in fp16_hazards(folded) if item.node not in kept]
+    if not found:
+        return []
+    first, others = found[0], f" ({len(found)} such nodes)" if len(found) > 1 else ""
+    what = f"{first.message}; {first.hint}"
+    if lowered.typed:
+        what = (
+            "reads a constant beyond FP16's ±65504, which is held at that limit; the sum of two such is infinite, and "
+            f"infinity − infinity is NaN; {first.hint}"
+        )
+    return [f"{first.node} ({first.op}){others}: {what}"]
 
 
 def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
@@ -489,6 +511,14 @@ class _Work:
             warnings=tuple(manifest.warnings),
             onnx=self.save_onnx,
             table=self.table,
+        )
+
+
+def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporter: Reporter) -> None:
+    """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
+    if save_onnx is None and (graph := kept_graph(output)) is not None:
+        reporter.warn(
+            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add --save-onnx {graph}"
         )
 
 

@@ -133,7 +133,8 @@ def run(
         backend: "auto", "tensorrt", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
 
     Raises:
-        UsageError: not exactly one of `input` and `images`, or arrays that the engine doesn't take.
+        UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or
+            arrays that the engine doesn't take.
         DataError: a file that can't be read, or not one image that can be used.
         OutputError: the folder can't be written; found before anything is run.
         DeviceError, EngineError, NoBackend: as `Session`.
@@ -311,7 +312,8 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
                     skipped.append(Skipped(name, image))
-                    reporter.warn(f"{name} is left out: {image}")
+                    if len(items) > 1:  # else the error says it
+                        reporter.warn(f"{name} is left out: {image}")
                 else:
                     pixels.append(image)
                     names.append(name)
@@ -342,6 +344,8 @@ def _listed(images: Any) -> list[Any]:
     given = [images] if _is_path(images) or isinstance(images, (bytes, np.ndarray)) else list(images)
     if isinstance(images, np.ndarray) and images.ndim == 4:
         given = list(images)
+    if len(given) == 1 and _is_path(given[0]) and not Path(given[0]).exists():
+        raise UsageError(f"--images {given[0]} doesn't exist")
     found: list[Any] = []
     for item in given:
         if _is_path(item) and Path(item).is_dir():
@@ -349,7 +353,7 @@ def _listed(images: Any) -> list[Any]:
                 path for path in Path(item).rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
             )
             if not inside:
-                raise DataError(
+                raise UsageError(
                     f"there is no image in {item} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)"
                 )
             found += inside

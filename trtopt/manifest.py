@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trtopt.errors import EngineError, EngineMismatch
+from trtopt.errors import EngineError, EngineMismatch, TrtoptError
 from trtopt.files import existing_file, sha256_file, write_json
 from trtopt.spec import Kept, LayerInfo, Precision
 
@@ -192,3 +192,13 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
         return Manifest(**content)
     except TypeError as error:
         raise EngineError(f"{path} is incomplete ({error}); build the engine again") from error
+
+
+def kept_graph(engine: Path) -> Path | None:
+    """The graph that was kept at an engine's build, where it still lies."""
+    try:
+        manifest = load_manifest(engine)
+    except TrtoptError:
+        return None
+    graph = None if manifest is None or manifest.graph_file is None else engine.parent / manifest.graph_file
+    return Path(os.path.normpath(graph)) if graph is not None and graph.is_file() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import fnmatch
 import re
@@ -144,6 +145,22 @@ def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> P
     return asked
 
 
+def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:
+    """Raise UsageError for an override that matches none of these nodes (by their `name` and `op_type`), naming near ones."""
+    nodes = list(nodes)
+    for override in overrides:
+        if any(override.matches(node.name, node.op_type) for node in nodes):
+            continue
+        names = dict.fromkeys([node.op_type for node in nodes] + [node.name for node in nodes])
+        near = difflib.get_close_matches(override.pattern, names, 3)
+        raise UsageError(
+            f"--precision-override {override.pattern}={override.precision} matches no node"
+            + (f"; near: {', '.join(near)}" if near else "")
+            + ". Give a node's name (shell patterns such as '*/conv1*' work) or an operator: trtopt check MODEL --nodes lists "
+            "them"
+        )
+
+
 @dataclass(frozen=True)
 class BuildSpec:
     """Everything a build depends on except the model and the scales.
@@ -280,7 +297,9 @@ class TensorInfo:
     def dims(self) -> str:
         """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
         sizes = [
-            (size if size.isidentifier() else "?") if isinstance(size, str) else "?" if size < 0 else str(size)
+            str(size)
+            if (size.isidentifier() and not size.startswith("unk__") if isinstance(size, str) else size >= 0)
+            else "?"
             for size in self.shape
         ]
         return f"({', '.join(sizes)})" if sizes else "scalar"
