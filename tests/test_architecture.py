@@ -19,6 +19,7 @@ ROOMS = (
     ("stopping",),
     ("files", "progress", "documents"),
     ("spec",),
+    ("shapes",),
     ("recipes", "modules"),
     ("classnames", "predictions"),
     ("data",),

@@ -96,7 +96,7 @@ class PlayedSession:
 
 
 def _range(name: str, text: str) -> tuple[str, Any]:
-    return next(iter(trtopt.spec.parse_profile(f"{name}:{text}").items()))  # type: ignore[attr-defined]
+    return next(iter(trtopt.shapes.parse_profile(f"{name}:{text}").items()))  # type: ignore[attr-defined]
 
 
 @pytest.fixture

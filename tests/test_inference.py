@@ -176,7 +176,7 @@ def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> No
 def test_no_usable_image_is_an_error(lite0: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none of the 2 images can be used \(image 0: isn't an image"):
         run(lite0 / "fp16.engine", images=[b"no", tmp_path / "absent.jpg"], backend="onnxruntime")
-    with pytest.raises(DataError, match="there is no image in"):
+    with pytest.raises(UsageError, match="there is no image in"):
         run(lite0 / "fp16.engine", images=tmp_path, backend="onnxruntime")
     with pytest.raises(UsageError, match="gives no image"):
         run(lite0 / "fp16.engine", images=[], backend="onnxruntime")

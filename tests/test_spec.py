@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from trtopt.errors import UsageError
 from trtopt.spec import (
@@ -15,44 +13,9 @@ from trtopt.spec import (
     Precision,
     ShapeRange,
     overriding,
-    parse_profile,
     parse_size,
     parse_targets,
 )
-
-
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z][a-z0-9_:/.]{0,8}[a-z]", fullmatch=True),
-        st.lists(st.tuples(*[st.integers(0, 9)] * 3).map(sorted), min_size=1, max_size=4),
-        min_size=1,
-        max_size=3,
-    )
-)
-def test_profiles_read_back_what_they_print(sizes: dict[str, list[list[int]]]) -> None:
-    profile = {name: ShapeRange(*(tuple(column) for column in zip(*rows))) for name, rows in sizes.items()}
-    assert parse_profile(";".join(f"{name}:{shape}" for name, shape in profile.items())) == profile
-
-
-def test_one_shape_stands_for_all_three() -> None:
-    assert parse_profile("x:8x3x4x4") == {"x": ShapeRange((8, 3, 4, 4), (8, 3, 4, 4), (8, 3, 4, 4))}
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "is empty"),
-        ("1x3", "can't be read"),
-        ("x:1x3,2x3", "can't be read"),
-        ("x:axb", "can't be read"),
-        ("x:1x3,2x3,3", "differ in rank"),
-        ("x:4x3,2x3,8x3", "dimension 0 has 4, 2, 8"),
-        ("x:1;x:2", "twice"),
-    ],
-)
-def test_profiles_that_can_not_be_right_say_why(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse_profile(text)
 
 
 def test_targets_are_read_in_order_without_repeats() -> None:
@@ -95,7 +58,7 @@ def test_overrides_that_can_not_be_read(text: str) -> None:
 
 
 def test_a_build_spec_is_plain_json() -> None:
-    spec = BuildSpec(precision=Precision.INT8, targets=(89,), profiles=(parse_profile("x:1x3,2x3,4x3"),))
+    spec = BuildSpec(precision=Precision.INT8, targets=(89,), profiles=({"x": ShapeRange.parse("1x3,2x3,4x3")},))
     plain = json.loads(json.dumps(spec.describe()))
     assert plain["precision"] == "int8"
     assert plain["targets"] == ["sm89"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtopt.jobs.results import JobsResult
     from trtopt.jobs.runner import run_jobs, show_jobs
     from trtopt.manifest import Manifest, load_manifest
-    from trtopt.measure.inspection import EngineReport, inspect, version
+    from trtopt.measure.inspection import EngineReport, ModelReport, inspect, version
     from trtopt.measure.verify import Agreement, verify
     from trtopt.predictions import Prediction
     from trtopt.session import Session
@@ -48,7 +48,7 @@ _HOMES = {
     "jobs.runner": ("run_jobs", "show_jobs"),
     "checker": ("CheckReport", "check"),
     "manifest": ("Manifest", "load_manifest"),
-    "measure.inspection": ("EngineReport", "inspect", "version"),
+    "measure.inspection": ("EngineReport", "ModelReport", "inspect", "version"),
     "measure.verify": ("Agreement", "verify"),
     "predictions": ("Prediction",),
     "session": ("Session",),
@@ -67,6 +67,7 @@ __all__ = [
     "ExportResult",
     "JobsResult",
     "Manifest",
+    "ModelReport",
     "PipelineResult",
     "Prediction",
     "Preprocess",

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.data import open_data
+from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DeviceError, ModelError, UsageError
 from trtopt.files import existing_file
 from trtopt.graph.compare import difference, synthetic_inputs
@@ -162,7 +163,8 @@ def bench(
         streams: threads that call at the same time, for the throughput.
         iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
         data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
-            nothing else. Without `preprocess`, images are prepared as the manifest says.
+            nothing else. Without `preprocess`, images are prepared as the manifest says;
+            a mapping without `preset` changes that.
         model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
         source: where PyTorch's module comes from, as for `export`.
 
@@ -270,8 +272,9 @@ def _inputs(
             raise UsageError("--preprocess is for --images: give both, or neither for synthetic inputs")
         made = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
         return made, "synthetic: good for speed only (give --data or --images for real ones)"
-    if images is not None and preprocess is None:
-        preprocess = session.preprocess
+    if images is not None:
+        prepared = session.preprocess if preprocess is None else Preprocess.load(preprocess, session.preprocess)
+        preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
     batches = open_data(
         session.inputs, images=images, data=data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
     )

@@ -148,10 +148,14 @@ def build(
         calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
         precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
         fp32_io: keep the network's inputs and outputs FP32.
-        shapes: one profile each, "input:1x3x224x224,8x3x224x224,32x3x224x224". Without any, a model whose only dynamic
-            dimension is the batch gets 1, 8, 32.
+        shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
+            of names to `ShapeRange`. Parts that name different inputs are one profile; an input again begins another.
+            Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
+            of its images open, they are prepared in the opt size, unless `preprocess` has one.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
-        save_onnx: where to keep the graph that TensorRT was given.
+        save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
+            trtopt, set graph_optimization_level to ORT_ENABLE_BASIC: its further passes make a QLinearConcat of FP16 scales,
+            which ONNX Runtime then refuses.
         save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
         classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
             nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
@@ -332,6 +336,7 @@ class _Best:
         manifest = load_manifest(kept.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.options["save_onnx"], self.options["save_cache"]
+        engine.tell_cut_off(self.output, graph, self.reporter)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
         with writing_together(self.output, manifest_path(self.output)) as (plan, described):

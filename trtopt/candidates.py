@@ -12,6 +12,7 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.contest import Comparison, Entrant, judge, time_in_turns
 from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
 from trtopt.engine import BuildResult
 from trtopt.errors import DeviceError, TrtoptError, UsageError
 from trtopt.graph.io import Model
@@ -22,6 +23,7 @@ from trtopt.output_kinds import Kind
 from trtopt.progress import Phase, Reporter
 from trtopt.runtime.device import Device, DeviceInfo, probe
 from trtopt.session import Session
+from trtopt.shapes import parse_profiles
 from trtopt.spec import BuildSpec, Override, Precision, parse_targets
 from trtopt.trt import select
 
@@ -72,6 +74,8 @@ def real_samples(model: Model, options: Mapping[str, Any], default: int | None =
     if images is not None and preprocess is None and calib is not None:
         table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
         preprocess = table.preprocess if table else None
+    if images is not None and preprocess is not None:
+        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(options["shapes"]))
     return open_data(
         model.inputs,
         images=images,

@@ -20,12 +20,14 @@ from trtopt.graph.expand import written_out
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.guard import invalid
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.listing import ListedNode, listed
 from trtopt.graph.old_parser import readable
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import whole_copy
 from trtopt.graph.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.progress import SILENT, Reporter
-from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_profile, parse_targets
+from trtopt.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
+from trtopt.spec import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
 from trtopt.temporary import scratch
 
 __all__ = ["CheckReport", "Finding", "check"]
@@ -47,6 +49,8 @@ class CheckReport:
         fixed: the cleaned model that was written, if any.
         verified: None: nothing was written; True: the cleaned model's outputs are the same in ONNX Runtime; False: that
             couldn't be tried (a finding says why).
+        shapes: the --shapes option to build with, and what of it is a guess; empty where build needs none or one was given.
+        nodes: of the folded graph, if they were asked for: the names that --precision-override takes.
     """
 
     model: str
@@ -59,6 +63,8 @@ class CheckReport:
     parser: str | None = None
     fixed: Path | None = None
     verified: bool | None = None
+    shapes: Suggestion = NOTHING
+    nodes: tuple[ListedNode, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -76,6 +82,10 @@ class CheckReport:
             text += f"; {self.folding}"
         if self.fixed:
             text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
+        if self.shapes.option:
+            text += f"\nbuild needs the range of what is left open: {self.shapes.option}"
+        if self.shapes.guesses:
+            text += f"\n  adapt these guesses (min,opt,max): {'; '.join(self.shapes.guesses)}"
         return text
 
     def to_json(self) -> dict[str, Any]:
@@ -91,6 +101,8 @@ class CheckReport:
             "parser": self.parser,
             "fixed": str(self.fixed) if self.fixed else None,
             "verified": self.verified,
+            "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
+            "nodes": [node.to_json() for node in self.nodes],
         }
 
     def __str__(self) -> str:
@@ -103,7 +115,8 @@ def check(
     fix: str | os.PathLike[str] | None = None,
     backend: str = "auto",
     target: str | Iterable[str] = (),
-    shapes: Sequence[str | Profile] = (),
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
+    nodes: bool = False,
     reporter: Reporter = SILENT,
 ) -> CheckReport:
     """Check a model: validity, operators the installed parser refuses, precision hazards.
@@ -115,7 +128,8 @@ def check(
             int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
-        shapes: profiles, as `NAME:MIN,OPT,MAX` or mappings, to check against the inputs.
+        shapes: profiles, as for `build`, to check against the inputs.
+        nodes: list the nodes too, and what an INT8 build makes of each.
 
     Raises:
         UsageError: the file doesn't exist, or an option can't be right.
@@ -124,7 +138,7 @@ def check(
     """
     choice(backend, BACKENDS, "--backend")
     targets = parse_targets(target)
-    profiles = [parse_profile(item) if isinstance(item, str) else item for item in shapes]
+    profiles = parse_profiles(shapes)
     if fix is not None:
         check_writable(fix)
     name = "the model" if isinstance(model, ModelProto) else os.fspath(model)
@@ -141,9 +155,15 @@ def check(
     generation, reason = _generation(backend)
     findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
     with reporter.phase("ask the parser"):
-        asked, refused = _ask(generation, reason, loaded.proto, folded)
+        asked, refused, values = _ask(generation, reason, loaded.proto, folded)
     findings += refused
     findings += _request(generation, loaded, targets, profiles)
+    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
+    if suggestion.option and batch_alone(loaded.inputs) and not values:
+        low, best, high = DEFAULT_BATCH
+        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
+        findings.append(Finding("info", "batch-range", "", "", said, "--shapes for another range"))
+        suggestion = NOTHING
     written, verified = None, None
     if fix is not None:
         with reporter.phase("clean and compare"):
@@ -162,7 +182,14 @@ def check(
         parser=str(generation) if asked else None,
         fixed=written,
         verified=verified if written else None,
+        shapes=suggestion,
+        nodes=_nodes(folded, generation) if nodes else (),
     )
+
+
+def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
+    can = generation.capabilities if generation else None
+    return listed(folded, can.float_only, can.grouped) if can else listed(folded)
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:
@@ -192,10 +219,13 @@ def _generation(backend: str) -> tuple[trt.Generation | None, str]:
 
 def _ask(
     generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
-) -> tuple[bool, list[Finding]]:
-    """Whether the installed parser was asked, and what it refuses; operators that a build would write out aren't."""
+) -> tuple[bool, list[Finding], dict[str, int]]:
+    """Whether the installed parser was asked, what it refuses, and the inputs whose values decide shapes, with their lengths.
+
+    Operators that a build would write out aren't refused.
+    """
     if generation is None:
-        return False, [_not_asked(reason)]
+        return False, [_not_asked(reason)], {}
     graph, notes = folded, _Cautions()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable(graph, generation.capabilities.max_opset)
@@ -206,7 +236,7 @@ def _ask(
             try:
                 issues = generation.unsupported(path)
             except BackendError as error:
-                return False, [_not_asked(str(error))]
+                return False, [_not_asked(str(error))], {}
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
@@ -222,12 +252,15 @@ def _ask(
     written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
     wanted = [
         Finding(
-            "info", "shape-input", name, "", "its values decide shapes inside",
-            f"give their range (numbers, not a shape): --shapes {name}:{'x'.join('N' * count)},…",
+            "info",
+            "shape-input",
+            name,
+            "",
+            "its values decide shapes inside, so --shapes bounds them, not its own shape",
         )
-        for name, count in values
-    ]  # fmt: skip
-    return True, [*refused, *written, *wanted]
+        for name, _ in values
+    ]
+    return True, [*refused, *written, *wanted], dict(values)
 
 
 def _not_asked(reason: str) -> Finding:
@@ -251,7 +284,7 @@ def _request(
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
     for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
-        yield Finding("error", "shapes", "", "", problem, "write --shapes NAME:MIN,OPT,MAX")
+        yield Finding("error", "shapes", "", "", problem, f"write {suggested_shapes(model.inputs, profiles[0])}")
     if targets and generation is not None:
         cautions = _Cautions()
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
@@ -56,7 +58,10 @@ Overrides = Annotated[
 Shapes = Annotated[
     list[str] | None,
     typer.Option(
-        "--shapes", metavar="NAME:MIN,OPT,MAX[;…]", help="A profile, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224."
+        "--shapes",
+        metavar="NAME:MIN,OPT,MAX[;…]",
+        help="Range of an input's shape, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224; of several inputs 'a:…;b:…', or "
+        "--shapes again. The same input again begins another profile.",
     ),
 ]
 Target = Annotated[
@@ -72,6 +77,56 @@ OutputKind = Annotated[
         help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
     ),
 ]
+
+
+_IMAGE_OPTIONS: dict[str, Any] = {
+    "size": Annotated[
+        str | None, typer.Option("--size", metavar="HxW", help="Height and width of the images; default: the model's.")
+    ],
+    "resize": Annotated[str | None, typer.Option("--resize", help="stretch, crop or letterbox.")],
+    "channels": Annotated[str | None, typer.Option("--channels", help="rgb, bgr or gray.")],
+    "scale": Annotated[str | None, typer.Option("--scale", help="Factor on pixels (0 to 255), such as 1/255.")],
+    "mean": Annotated[str | None, typer.Option("--mean", help="After the scale: a number, or R,G,B.")],
+    "std": Annotated[str | None, typer.Option("--std", help="After the mean: a number, or R,G,B.")],
+}
+
+
+def _prepares_images(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command that takes `preprocess` the options that change single keys of it; it gets all of them as one."""
+
+    @functools.wraps(command)
+    def prepared(*, preprocess: str | None, **given: Any) -> None:
+        changes = {name: _image_option(name, text) for name in _IMAGE_OPTIONS if (text := given.pop(name)) is not None}
+        start = {} if preprocess is None else {"preset": preprocess}
+        command(preprocess={**start, **changes} if changes else preprocess, **given)
+
+    plain = signature(command, eval_str=True)
+    parameters = list(plain.parameters.values())
+    place = 1 + list(plain.parameters).index("preprocess")
+    parameters[place:place] = [
+        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=option)
+        for name, option in _IMAGE_OPTIONS.items()
+    ]
+    prepared.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+    prepared.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
+    return prepared
+
+
+def _image_option(name: str, text: str) -> Any:
+    from trtopt.errors import UsageError
+
+    try:
+        if name == "size":
+            sides = [int(side) for side in text.lower().split("x")]
+            return sides if len(sides) > 1 else sides * 2
+        if name in ("mean", "std"):
+            return [float(number) for number in text.split(",")]
+    except ValueError:
+        example = (
+            "480x640, height first" if name == "size" else "0.5, or one number per channel such as 0.485,0.456,0.406"
+        )
+        raise UsageError(f"--{name} {text!r} can't be read; write {example}") from None
+    return text
 
 
 class _Result(Protocol):
@@ -106,6 +161,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
 
 @app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
+@_prepares_images
 def export(
     source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe under models/.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
@@ -189,16 +245,28 @@ def check(
     backend: Backend = "auto",
     target: Target = None,
     shapes: Shapes = None,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="List the nodes and what --int8 makes of each, by the names of overrides.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
     """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
     import trtopt
 
     report = trtopt.check(
-        model, fix=fix, backend=backend, target=target or (), shapes=shapes or (), reporter=_reporter(json_output)
+        model,
+        fix=fix,
+        backend=backend,
+        target=target or (),
+        shapes=shapes or (),
+        nodes=nodes,
+        reporter=_reporter(json_output),
     )
 
     def text() -> None:
+        if nodes:
+            listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
+            _table(f"{model}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
         rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
         if rows:
             _table(str(model), ("level", "code", "node", "operator", "finding"), rows)
@@ -214,6 +282,7 @@ def _sentence(finding: Any) -> str:
 
 
 @app.command(epilog="Example: trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
+@_prepares_images
 def calibrate(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The table to write (*.calib.json).")],
@@ -299,6 +368,7 @@ def calibrate(
     epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
     "--best instead of --int8 keeps the faster of INT8 and FP16"
 )
+@_prepares_images
 def build(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="The engine to write; its manifest lies beside it.")],
@@ -420,6 +490,10 @@ def build(
         if line := arithmetic(result.coverage):
             print(f"  {line}")
         print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
+        if result.onnx and (int8 or fp8):
+            print(
+                f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+            )
         if result.comparison:
             print(f"  {result.comparison['why']}")
         if result.not_measured:
@@ -430,16 +504,30 @@ def build(
 
 @app.command(epilog="Example: trtopt inspect model.engine")
 def inspect(
-    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan.")],
+    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan, or an ONNX file.")],
     json_output: Json = False,
 ) -> None:
-    """Say what an engine file is and what it runs."""
+    """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
     from trtopt.manifest import arithmetic
 
     report = trtopt.inspect(engine)
 
+    def model() -> None:
+        assert isinstance(report, trtopt.ModelReport)
+        quantized = ", quantized (Q/DQ)" if report.quantized else ""
+        print(f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}")
+        print(f"  {report.parameters:,} parameters, {report.weights:,} bytes")
+        for item in report.inputs:
+            print(f"  input {item.name}: {item.dtype} {item.dims}")
+        for item in report.outputs:
+            print(f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}")
+        counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        print(f"  {sum(report.operators.values())} nodes: {counts}")
+        print(f"  trtopt check {report.model} says what TensorRT makes of it")
+
     def text() -> None:
+        assert isinstance(report, trtopt.EngineReport)
         print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
         print(f"  {report.truth}")
         if (manifest := report.manifest) is not None:
@@ -462,10 +550,11 @@ def inspect(
         for note in report.notes:
             print(f"  note: {note}")
 
-    _show(report, json_output, text)
+    _show(report, json_output, model if isinstance(report, trtopt.ModelReport) else text)
 
 
 @app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")
+@_prepares_images
 def verify(
     reference: Annotated[Path, typer.Argument(metavar="REFERENCE.onnx", help="Usually the FP32 model.")],
     candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.onnx", help="Usually what build --save-onnx wrote.")],
@@ -547,6 +636,7 @@ def pipeline(
 
 
 @app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
+@_prepares_images
 def bench(
     engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan.")],
     against: Annotated[
@@ -615,6 +705,7 @@ class _ValuesInARow(TyperCommand):
 
 
 @app.command(cls=_ValuesInARow, epilog="Example: trtopt run model.engine --images photos/")
+@_prepares_images
 def run(
     engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan, or (onnxruntime) an ONNX file.")],
     input: Annotated[
@@ -624,6 +715,7 @@ def run(
     images: Annotated[
         list[Path] | None, typer.Option("--images", metavar="DIR|FILE…", help="Images, prepared as at calibration.")
     ] = None,
+    preprocess: Preprocess = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write NAME.npy, or predictions.json.")
     ] = None,
@@ -641,6 +733,7 @@ def run(
         engine,
         input=input,
         images=images,
+        preprocess=preprocess,
         output=output,
         top=top,
         backend=backend,

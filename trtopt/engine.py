@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
+from trtopt.data.preprocess import Preprocess
 from trtopt.documents import converted
 from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
@@ -29,12 +30,14 @@ from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
+from trtopt.graph.rules import fp16_hazards
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
-from trtopt.manifest import Manifest, beside, found_precision, load_manifest, manifest_path
+from trtopt.manifest import Manifest, beside, found_precision, kept_graph, load_manifest, manifest_path
 from trtopt.output_kinds import Given, Kind, resolve, stated
 from trtopt.progress import SILENT, Reporter
 from trtopt.scales import Scales
+from trtopt.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
 from trtopt.spec import (
     BuildSpec,
     Kept,
@@ -45,14 +48,12 @@ from trtopt.spec import (
     ShapeRange,
     TensorInfo,
     overriding,
-    parse_profile,
     parse_size,
     parse_targets,
 )
 from trtopt.temporary import scratch
 from trtopt.trt import BuiltPlan, Generation, refusal, select, validate_profiles
 
-DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 PARTS = "part of an operator that TensorRT takes only written out"
 
@@ -155,7 +156,7 @@ def build(
         fp16, bf16, int8, fp8,
         io_fp32=fp32_io,
         overrides=tuple(map(Override.parse, precision_override)),
-        profiles=_profiles(shapes),
+        profiles=parse_profiles(shapes),
         targets=parse_targets(target),
         backend=backend,
         calibrator=calibrator,
@@ -187,7 +188,16 @@ def build(
     scales.check(spec, is_quantized(loaded.proto))
     generation = select(backend)
     generation.refuse(spec, reporter)
+    if not spec.targets and (targets := generation.targets(spec)):
+        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
     spec = _with_profiles(spec, loaded.inputs, reporter)
+    if preprocess is not None:
+        prepared = Preprocess.load(preprocess)
+        sized = prepared.at_opt(loaded.inputs, spec.profiles)
+        if sized.size is not None and prepared.size is None:
+            said = "x".join(map(str, sized.size))
+            reporter.note(f"images are prepared in {said}, the opt size of --shapes (--size gives another)")
+        scales = replace(scales, preprocess=sized)
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
     work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
@@ -202,12 +212,13 @@ def build(
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     made = _construct(work, folded, reporter)
+    tell_cut_off(output, save_onnx, reporter)
     if made.lowered.merged:
         count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
         reporter.note(
             f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
         )
-    for warning in made.built.warnings:
+    for warning in [*made.built.warnings, *_hazards(folded, spec, made.lowered)]:
         reporter.warn(warning)
     manifest = work.write(made, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
@@ -252,6 +263,24 @@ def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Mad
     if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
         reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
     return _Made(lowered, built, verdict)
+
+
+def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
+    """What `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    if spec.base is not Precision.FP16:
+        return []
+    kept = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    found = [item for item in fp16_hazards(folded) if item.node not in kept]
+    if not found:
+        return []
+    first, others = found[0], f" ({len(found)} such nodes)" if len(found) > 1 else ""
+    what = f"{first.message}; {first.hint}"
+    if lowered.typed:
+        what = (
+            "reads a constant beyond FP16's ±65504, which is held at that limit; the sum of two such is infinite, and "
+            f"infinity − infinity is NaN; {first.hint}"
+        )
+    return [f"{first.node} ({first.op}){others}: {what}"]
 
 
 def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
@@ -486,6 +515,14 @@ class _Work:
         )
 
 
+def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporter: Reporter) -> None:
+    """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
+    if save_onnx is None and (graph := kept_graph(output)) is not None:
+        reporter.warn(
+            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add --save-onnx {graph}"
+        )
+
+
 def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
     """Raise OutputError or UsageError unless the plan, its manifest and `saved` can be written without harm to `read`."""
     written = [output, manifest_path(output), *(Path(path) for path in saved if path)]
@@ -518,25 +555,20 @@ def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> Buil
     return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
 
 
-def _profiles(shapes: Sequence[str] | str | Sequence[Profile]) -> tuple[Profile, ...]:
-    given: Iterable[str | Profile] = [shapes] if isinstance(shapes, str) else shapes
-    return tuple(parse_profile(item) if isinstance(item, str) else item for item in given)
-
-
 def _with_profiles(spec: BuildSpec, inputs: Sequence[TensorInfo], reporter: Reporter) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default for a model with a dynamic batch only."""
-    dynamic = [item for item in inputs if any(not isinstance(size, int) or size < 0 for size in item.shape)]
+    dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
         validate_profiles(inputs, spec.profiles)
         return spec
-    if any(not isinstance(size, int) or size < 0 for item in dynamic for size in item.shape[1:]):
+    if not batch_alone(dynamic):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     low, best, high = DEFAULT_BATCH
     profile = {
         item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high))) for item in dynamic
     }
-    said = ";".join(f"{name}:{shape}" for name, shape in profile.items())
-    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} (--shapes '{said}')")
+    said = shapes_option([profile])
+    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} ({said})")
     return replace(spec, profiles=(profile,))
 
 

@@ -18,6 +18,7 @@ from onnx import ModelProto
 
 from trtopt.calibration.trained import Trained, producer_of, record
 from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
 from trtopt.errors import (
     DataError,
     ExportMismatch,
@@ -108,7 +109,7 @@ def export(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     sample: Sample | None = None,
-    preprocess: str | os.PathLike[str] | None = None,
+    preprocess: Any = None,
     tolerance: float = TOLERANCE,
     verify: bool = True,
     reporter: Reporter = SILENT,
@@ -130,7 +131,7 @@ def export(
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
             images (with `preprocess`), or arrays. Default: photos of an installed package where the model takes images
             and its preprocessing is known, else seeded synthetic values, which the result says.
-        preprocess: preset or file, for images.
+        preprocess: for images, as for `calibrate`; a mapping without `preset` changes what the recipe says.
         tolerance: largest accepted difference, relative to the largest output.
         verify: False skips the comparison (the result says so).
 
@@ -150,6 +151,8 @@ def export(
     if opset is None and for_generation is None and found.opset:
         target = found.opset
     infos = _inputs(found, inputs, dynamic, input_names)
+    if isinstance(preprocess, Mapping):
+        preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
     arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
     notes = [*found.notes]
     for note in notes:
@@ -262,13 +265,14 @@ def _info(info: TensorInfo) -> TensorInfo:
 
 
 def _samples(
-    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: str | os.PathLike[str] | None
+    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: Any
 ) -> tuple[dict[str, NDArray[Any]], str]:
     """Inputs to trace and compare with, and what they are."""
     if sample is None:
         photos = _photos(infos, preprocess)
         if photos is not None:
-            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed as {preprocess}"
+            said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
+            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
         return synthetic_inputs(infos, _sizes(infos)), "synthetic (seed 0)"
     if isinstance(sample, Mapping):
         arrays, text = {name: np.asarray(value) for name, value in sample.items()}, "arrays"
@@ -292,9 +296,7 @@ def _samples(
     return {info.name: arrays[info.name] for info in infos}, text
 
 
-def _read_sample(
-    infos: tuple[TensorInfo, ...], path: Path, preprocess: str | os.PathLike[str] | None
-) -> dict[str, NDArray[Any]]:
+def _read_sample(infos: tuple[TensorInfo, ...], path: Path, preprocess: Any) -> dict[str, NDArray[Any]]:
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix in (".npz", ".npy"):
@@ -304,7 +306,7 @@ def _read_sample(
     )
 
 
-def _photos(infos: tuple[TensorInfo, ...], preprocess: str | os.PathLike[str] | None) -> dict[str, NDArray[Any]] | None:
+def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
     """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
     if preprocess is None or len(infos) != 1 or len(infos[0].shape) != 4:
         return None

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,13 @@ def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
     """Fail now rather than after the long work: `path` can be created or replaced, and is none of `others`.
 
     Args:
-        others: files that the command reads or writes besides; what isn't a path is passed over.
+        others: files that the command reads or writes besides, or mappings of them; what isn't a path is passed over.
 
     Raises:
         UsageError: it is one of `others`, which it would destroy.
         OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
     """
-    for other in others:
+    for other in [value for item in others for value in (item.values() if isinstance(item, Mapping) else [item])]:
         if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(path):
             raise UsageError(
                 f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import decode
 from trtopt.data.images import EXTENSIONS
+from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError
 from trtopt.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.machine import cores
@@ -112,6 +113,7 @@ def run(
     input: Any = None,
     images: Any = None,
     output: str | os.PathLike[str] | None = None,
+    preprocess: Any = None,
     top: int = 5,
     backend: str = "auto",
     device: int = 0,
@@ -125,11 +127,14 @@ def run(
             list of these. More samples than the engine takes at once are run in several calls.
         images: a folder, image files, encoded images in memory, or uint8 arrays (height × width × 3, RGB).
         output: a folder: each output as NAME.npy, best classes of images as predictions.json.
+        preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
+            what the manifest says.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
 
     Raises:
-        UsageError: not exactly one of `input` and `images`, or arrays that the engine doesn't take.
+        UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or
+            arrays that the engine doesn't take.
         DataError: a file that can't be read, or not one image that can be used.
         OutputError: the folder can't be written; found before anything is run.
         DeviceError, EngineError, NoBackend: as `Session`.
@@ -138,10 +143,14 @@ def run(
         raise UsageError("give one of --input and --images: what the engine is to be run on")
     if top < 1:
         raise UsageError(f"--top is {top}; at least 1 is needed")
+    if images is None and preprocess is not None:
+        raise UsageError("--preprocess is for --images: arrays in --input are used as they are; drop one")
     path = existing_file(engine, "the engine")
     with _folder(output) as folder, Session(path, backend=backend, device=device) as session:
         if images is None:
             return _run_arrays(session, input, folder, top, reporter)
+        if preprocess is not None:
+            session.preprocess = Preprocess.load(preprocess, session.preprocess)
         return _run_images(session, _listed(images), folder, top, reporter)
 
 
@@ -303,7 +312,8 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
                     skipped.append(Skipped(name, image))
-                    reporter.warn(f"{name} is left out: {image}")
+                    if len(items) > 1:  # else the error says it
+                        reporter.warn(f"{name} is left out: {image}")
                 else:
                     pixels.append(image)
                     names.append(name)
@@ -334,6 +344,8 @@ def _listed(images: Any) -> list[Any]:
     given = [images] if _is_path(images) or isinstance(images, (bytes, np.ndarray)) else list(images)
     if isinstance(images, np.ndarray) and images.ndim == 4:
         given = list(images)
+    if len(given) == 1 and _is_path(given[0]) and not Path(given[0]).exists():
+        raise UsageError(f"--images {given[0]} doesn't exist")
     found: list[Any] = []
     for item in given:
         if _is_path(item) and Path(item).is_dir():
@@ -341,7 +353,7 @@ def _listed(images: Any) -> list[Any]:
                 path for path in Path(item).rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
             )
             if not inside:
-                raise DataError(
+                raise UsageError(
                     f"there is no image in {item} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)"
                 )
             found += inside

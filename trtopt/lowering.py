@@ -9,7 +9,7 @@ import onnx
 
 from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
-from trtopt.errors import ModelError, UsageError
+from trtopt.errors import ModelError
 from trtopt.graph.guard import invalid
 from trtopt.graph.old_parser import readable, with_float_weights
 from trtopt.graph.placement import WEIGHTED, Points, find_points
@@ -18,7 +18,7 @@ from trtopt.graph.quantize import insert_qdq, is_quantized
 from trtopt.graph.rearrange import rearrange
 from trtopt.graph.typed import keep_fp32, to_typed
 from trtopt.manifest import HEAVY, lost_precision
-from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision, overriding
+from trtopt.spec import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
 from trtopt.trt import BuiltPlan, Generation
 
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
@@ -72,12 +72,7 @@ def lower(
         CalibrationError: `table` lacks a tensor that the placement needs.
         ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
     """
-    for override in spec.overrides:
-        if not any(override.matches(node.name, node.op_type) for node in folded.graph.node):
-            raise UsageError(
-                f"--precision-override {override.pattern}={override.precision} matches no node: give a node's name "
-                "(shell patterns such as '*/conv1*' work) or an operator, as trtopt check --fix OUT writes them"
-            )
+    check_overrides(spec.overrides, folded.graph.node)
     typed, can = generation.typed(spec), generation.capabilities
     folded = readable(folded, can.max_opset)
     named = {

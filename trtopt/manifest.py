@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 from trtopt.documents import Damaged, converted, path_in, read_json
-from trtopt.errors import EngineError, EngineMismatch, UsageError
+from trtopt.errors import EngineError, EngineMismatch, TrtoptError, UsageError
 from trtopt.files import existing_file, sha256_file, write_json
-from trtopt.spec import Kept, LayerInfo, Precision, parse_range
+from trtopt.spec import Kept, LayerInfo, Precision, ShapeRange
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
@@ -242,7 +242,7 @@ def _check(manifest: Manifest, folder: Path) -> None:
         if _elsewhere(graph):
             raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
     try:
-        _ = [parse_range(text) for profile in manifest.profiles for text in profile.values()]
+        _ = [ShapeRange.parse(text) for profile in manifest.profiles for text in profile.values()]
     except UsageError as error:
         raise Damaged(f"profiles: {error}") from None
 
@@ -259,3 +259,13 @@ def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:
 def _elsewhere(place: str) -> bool:
     path = Path(place)
     return bool(path.anchor) or ".." in path.parts
+
+
+def kept_graph(engine: Path) -> Path | None:
+    """The graph that was kept at an engine's build, where it still lies."""
+    try:
+        manifest = load_manifest(engine)
+    except TrtoptError:
+        return None
+    graph = None if manifest is None or manifest.graph_file is None else engine.parent / manifest.graph_file
+    return Path(os.path.normpath(graph)) if graph is not None and graph.is_file() else None

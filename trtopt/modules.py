@@ -139,7 +139,9 @@ def _make(text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> An
                 found = getattr(found, part)
             made = found if isinstance(found, torch.nn.Module) else found(*arguments, **options)
     except ModuleNotFoundError as error:
-        raise MissingDependency(f"{text}: the module {error.name} isn't installed or isn't on the path") from error
+        said = f"{text}: the module {error.name} isn't installed or isn't on the path"
+        named = f"{module_name}.".startswith(f"{error.name}.")  # else it is what the named one imports
+        raise (UsageError if named else MissingDependency)(said) from error
     except AttributeError as error:
         raise UsageError(
             f"{text}: {error}; write package.module:factory, something that gives a torch.nn.Module"

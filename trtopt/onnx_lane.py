@@ -14,7 +14,7 @@ from trtopt.manifest import Manifest
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.runtime.arrays import View, like_host
 from trtopt.runtime.tensors import Profile, Shape, Signature, Tensor, numpy_dtype, x
-from trtopt.spec import ShapeRange, TensorInfo, parse_range
+from trtopt.spec import ShapeRange, TensorInfo
 
 
 class OnnxLane:
@@ -88,4 +88,4 @@ def _tensor(info: TensorInfo) -> Tensor:
 def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:
     """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
     fixed = {item.name: ShapeRange(item.shape, item.shape, item.shape) for item in inputs if item.name not in texts}
-    return fixed | {name: parse_range(text) for name, text in texts.items()}
+    return fixed | {name: ShapeRange.parse(text) for name, text in texts.items()}

@@ -31,7 +31,7 @@ from typing import Any
 
 from trtopt.documents import Damaged, path_in, read_toml
 from trtopt.errors import MissingDependency, UsageError
-from trtopt.spec import ShapeRange, TensorInfo, parse_range
+from trtopt.spec import ShapeRange, TensorInfo
 
 FOLDER = Path(__file__).resolve().parent.parent / "models"
 PACKAGE = "package:"
@@ -217,7 +217,7 @@ def _inputs(tables: Mapping[str, Any], what: str) -> tuple[tuple[TensorInfo, ...
         info = TensorInfo(name, table.get("dtype", "float32"), shape)
         infos.append(info)
         if "range" in table:
-            found = parse_range(table["range"])
+            found = ShapeRange.parse(table["range"])
             _fits(found, info, f"{what}: inputs.{name}")
             ranges[name] = found
     return tuple(infos), ranges

@@ -425,7 +425,7 @@ class Session:
         if one or not isinstance(images, Iterable):
             said = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
             raise UsageError(f"images is {said}; a list is needed, for one image too: run_images([image])")
-        prepare = self.preprocess.fitted(self.inputs[0])
+        prepare = self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
         samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import fnmatch
 import re
@@ -43,6 +44,10 @@ def choice(value: str, allowed: Iterable[str], option: str) -> str:
     return value
 
 
+SHAPE = r"-?\d{1,18}(?:x-?\d{1,18})*"
+EXAMPLE = "1x3x224x224,8x3x224x224,32x3x224x224"
+
+
 @dataclass(frozen=True)
 class ShapeRange:
     """The shapes one dynamic input may take, or the values of a shape input: min ≤ opt ≤ max in every place.
@@ -64,6 +69,19 @@ class ShapeRange:
                     f"{low}, {best}, {high}; needed: min ≤ opt ≤ max"
                 )
 
+    @classmethod
+    def parse(cls, text: str) -> ShapeRange:
+        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three.
+
+        Raises:
+            UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
+        """
+        pieces = [piece.strip() for piece in text.split(",")]
+        if len(pieces) not in (1, 3) or not all(re.fullmatch(SHAPE, piece) for piece in pieces):
+            raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as {EXAMPLE}, or one shape for all three")
+        shapes = [tuple(map(int, piece.split("x"))) for piece in pieces]
+        return cls(*(shapes * 3 if len(shapes) == 1 else shapes))
+
     @property
     def static(self) -> bool:
         return self.min == self.max
@@ -78,52 +96,6 @@ Profile = Mapping[str, ShapeRange]
 
 def _x(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) or "scalar"
-
-
-def parse_profile(text: str) -> dict[str, ShapeRange]:
-    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three.
-
-    Raises:
-        UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
-    """
-    profile: dict[str, ShapeRange] = {}
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        name, colon, shapes = part.rpartition(":")
-        pieces = shapes.split(",")
-        if (
-            not colon
-            or not name
-            or len(pieces) not in (1, 3)
-            or not all(re.fullmatch(r"-?\d{1,18}(x-?\d{1,18})*", piece.strip()) for piece in pieces)
-        ):
-            raise UsageError(
-                f"--shapes {part!r} can't be read; write NAME:MIN,OPT,MAX such as "
-                "input:1x3x224x224,8x3x224x224,32x3x224x224 (inputs separated by ';', one --shapes per profile)"
-            )
-        if name in profile:
-            raise UsageError(
-                f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile"
-            )
-        dims = [tuple(int(size) for size in piece.strip().split("x")) for piece in pieces]
-        try:
-            profile[name] = ShapeRange(*(dims * 3 if len(dims) == 1 else dims))
-        except UsageError as error:
-            raise UsageError(f"--shapes {name}: {error}") from None
-    if not profile:
-        raise UsageError("--shapes is empty; write NAME:MIN,OPT,MAX such as input:1x3x224x224,8x3x224x224,32x3x224x224")
-    return profile
-
-
-def parse_range(text: str) -> ShapeRange:
-    """Read what `parse_profile` takes for one input: `MIN,OPT,MAX`, or one shape.
-
-    Raises:
-        UsageError: as `parse_profile`.
-    """
-    found = list(parse_profile(f"input:{text}").values())
-    if len(found) != 1:
-        raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as 1x3x224x224,8x3x224x224,32x3x224x224")
-    return found[0]
 
 
 def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
@@ -171,6 +143,22 @@ def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> P
         if item.matches(node_name, op_type):
             asked = item.precision
     return asked
+
+
+def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:
+    """Raise UsageError for an override that matches none of these nodes (by their `name` and `op_type`), naming near ones."""
+    nodes = list(nodes)
+    for override in overrides:
+        if any(override.matches(node.name, node.op_type) for node in nodes):
+            continue
+        names = dict.fromkeys([node.op_type for node in nodes] + [node.name for node in nodes])
+        near = difflib.get_close_matches(override.pattern, names, 3)
+        raise UsageError(
+            f"--precision-override {override.pattern}={override.precision} matches no node"
+            + (f"; near: {', '.join(near)}" if near else "")
+            + ". Give a node's name (shell patterns such as '*/conv1*' work) or an operator: trtopt check MODEL --nodes lists "
+            "them"
+        )
 
 
 @dataclass(frozen=True)
@@ -299,6 +287,22 @@ class TensorInfo:
     name: str
     dtype: str
     shape: tuple[int | str, ...] = field(default=())
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """Places of the sizes that the model leaves open."""
+        return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
+
+    @property
+    def dims(self) -> str:
+        """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
+        sizes = [
+            str(size)
+            if (size.isidentifier() and not size.startswith("unk__") if isinstance(size, str) else size >= 0)
+            else "?"
+            for size in self.shape
+        ]
+        return f"({', '.join(sizes)})" if sizes else "scalar"
 
 
 def parse_size(text: str | int) -> int:

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from skimage import data
 
-from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.data.preprocess import CHOICES, PAGE, PRESETS, Preprocess, tomllib
 from trtopt.errors import UsageError
-from trtopt.spec import TensorInfo
+from trtopt.spec import ShapeRange, TensorInfo
 
 IMAGE = TensorInfo("input", "float32", ("batch", 3, 224, 224))
 PHOTOS = {name: getattr(data, name)() for name in ("astronaut", "chelsea", "coffee", "rocket")}
@@ -150,10 +151,10 @@ def test_a_file_may_start_from_a_preset(tmp_path: Path) -> None:
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
-    ({"resise": "crop"}, r"unknown key resise; known: preset, size, resize"),
+    ({"resise": "crop"}, r"unknown key resise; did you mean resize\? docs/preprocessing.md describes every key"),
     ({"resize": "zoom"}, r"resize is 'zoom'; allowed: stretch, crop, letterbox"),
-    ({"preset": ["imagenet"]}, r"\['imagenet'\] isn't known"),
-    ({"preset": "imagnet"}, r"'imagnet' isn't known; there are imagenet, efficientnet-lite, yolo"),
+    ({"preset": ["imagenet"]}, "preprocess is list; a preset"),
+    ({"preset": "imagnet"}, r"'imagnet' is neither a preset \(imagenet, efficientnet-lite, yolo\) nor"),
     ({"size": [224]}, r"size is \[224\]"),
     ({"size": "big"}, r"size holds 'big'; a whole number"),
     ({"mean": [1, 2]}, r"mean has 2 values; 1 or 3"),
@@ -225,9 +226,9 @@ def test_size_and_dtype_come_from_the_model() -> None:
         ({}, ("n", 1, 28, 28), "float32", r"has 1 channels in NCHW, the preprocessing gives 3 \(rgb\)"),
         ({"channels": "gray"}, ("n", 3, 28, 28), "float32", r"has 3 channels in NCHW, the preprocessing gives 1"),
         ({"layout": "nhwc"}, ("n", 3, 28, 28), "float32", r"has 28 channels in NHWC"),
-        ({}, ("n", 3, "h", "w"), "float32", r"leaves its size open \(hxw\): set size"),
-        ({"size": 64}, ("n", 3, 32, 32), "float32", r"makes 64x64 images, the input x takes 32x32"),
-        ({}, ("n", 16), "float32", r"has shape nx16; images need four dimensions"),
+        ({}, ("n", 3, "h", "w"), "float32", r"x \(n, 3, h, w\) leaves its size open: give --size HEIGHTxWIDTH"),
+        ({"size": 64}, ("n", 3, 32, 32), "float32", r"makes images of 64x64, the input x takes \(n, 3, 32, 32\)"),
+        ({}, ("n", 16), "float32", r"has shape \(n, 16\); images need four dimensions"),
         ({"dtype": "float16"}, ("n", 3, 8, 8), "float32", r"takes float32, the preprocessing gives float16"),
         ({}, ("n", 3, 8, 8), "int64", r"takes int64"),
         ({"scale": 2}, ("n", 3, 8, 8), "uint8", r"raw pixels"),
@@ -243,3 +244,105 @@ def test_what_does_not_fit_the_model_is_refused(
 def test_without_a_size_there_is_nothing_to_do() -> None:
     with pytest.raises(UsageError, match="no size"):
         PRESETS["yolo"](PHOTOS["coffee"])
+
+
+def test_a_mapping_starts_from_a_preset_a_file_or_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text('preset = "yolo"\nmean = 0.5\n')
+    made = Preprocess.load({"preset": str(path), "size": 640})
+    assert made == replace(PRESETS["yolo"], mean=(0.5,), size=(640, 640))
+    assert Preprocess.load({"size": 64}, made) == replace(made, size=(64, 64))
+    assert Preprocess.load({"size": 64}) == Preprocess(size=(64, 64))
+    path.write_text(f'preset = "{path}"\n')
+    with pytest.raises(UsageError, match=r"own\.toml: preset .* isn't known"):
+        Preprocess.load({"preset": str(path)})
+
+
+def test_scale_may_be_a_fraction() -> None:
+    assert Preprocess.load({"scale": "1/255"}).scale == 1 / 255
+    assert Preprocess.load({"scale": "0.5"}).scale == 0.5
+    for wrong in ("1/0", "a", "1/", "", "1/nan", "1e999"):
+        with pytest.raises(UsageError, match="scale"):
+            Preprocess.load({"scale": wrong})
+
+
+def test_the_opt_size_serves_where_nothing_else_says_one() -> None:
+    open_size, profile = TensorInfo("x", "float32", ("n", 3, "h", "w")), {"x": ShapeRange.parse("1x3x64x32")}
+    assert PRESETS["yolo"].at_opt([open_size], [profile]).size == (64, 32)
+    nhwc = Preprocess(layout="nhwc").at_opt(
+        [replace(open_size, shape=("n", "h", "w", 3))], [{"x": ShapeRange.parse("1x64x32x3")}]
+    )
+    assert nhwc.size == (64, 32)
+    own = replace(PRESETS["yolo"], size=(48, 48))
+    assert own.at_opt([open_size], [profile]) is own
+    for inputs, profiles in [
+        ([IMAGE], [profile]),
+        ([open_size] * 2, [profile]),
+        ([open_size], []),
+        ([open_size], [{}]),
+    ]:
+        assert PRESETS["yolo"].at_opt(inputs, profiles).size is None
+
+
+# docs/preprocessing.md ------------------------------------------------------------------------------------------------
+
+TEXT = (Path(__file__).resolve().parents[2] / PAGE).read_text(encoding="utf-8")
+ROWS = {
+    name.strip(" `"): [cell.strip() for cell in cells]
+    for name, *cells in (line.strip("|").split("|") for line in TEXT.splitlines() if line.startswith("| `"))
+}
+
+
+@pytest.mark.parametrize("name", [item.name for item in fields(Preprocess)])
+def test_the_page_has_every_key_with_its_values_and_its_default(name: str) -> None:
+    values, default, meaning = ROWS[name]
+    assert meaning
+    if name in CHOICES:
+        assert tuple(re.findall(r"`(\w+)`", values)) == CHOICES[name]
+    mine = getattr(Preprocess(), name)
+    if mine is None:
+        assert default.startswith("the model's own")
+    else:
+        (mine,) = mine if isinstance(mine, tuple) else (mine,)
+        assert default == f"`{str(mine).lower()}`"
+
+
+def test_the_page_has_no_other_keys_and_every_preset() -> None:
+    assert set(ROWS) == {"preset", *(item.name for item in fields(Preprocess)), *PRESETS}
+    assert tuple(re.findall(r"`([\w-]+)`", ROWS["preset"][0])) == tuple(PRESETS)
+    for name, preset in PRESETS.items():
+        written = "\n".join(re.findall(r"`([^`]+)`", ROWS[name][0]))
+        found, wanted = Preprocess.load(tomllib.loads(written)).describe(), preset.describe()
+        assert found.pop("crop") == pytest.approx(wanted.pop("crop"))
+        assert found == wanted
+
+
+def test_the_example_of_the_page_is_the_same_as_a_file_and_as_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    import trtopt
+    from trtopt import cli
+
+    class Asked(Exception):
+        pass
+
+    asked: list[Preprocess] = []
+
+    def build(*_: Any, preprocess: Any, **__: Any) -> None:
+        asked.append(Preprocess.load(preprocess))
+        raise Asked
+
+    monkeypatch.setattr(trtopt, "build", build)
+    monkeypatch.chdir(tmp_path)
+    (file,) = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
+    Path("detector.toml").write_text(file)
+    (commands,) = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+    for command in commands.replace("\\\n", " ").splitlines():
+        program, *arguments = command.split()
+        assert program == "trtopt"
+        assert isinstance(CliRunner().invoke(cli.app, arguments).exception, Asked)
+    assert asked[0] == asked[1]
+    assert asked[0].resize == "letterbox"
+    assert asked[0].size == (640, 640)

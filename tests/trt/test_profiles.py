@@ -27,17 +27,19 @@ def test_every_problem_at_once() -> None:
         {"image": ShapeRange((1, 3, 224, 224), (1, 3, 224, 256), (1, 3, 224, 256))},
     )
     assert profile_problems([IMAGE], profiles) == [
-        "profile 0: there is no input 'imaeg'; inputs: image (?x3x224x224)",
-        "profile 0: the dynamic input image (?x3x224x224) is missing",
-        "profile 1: image has rank 4 (?x3x224x224), the shapes given have rank 3",
+        "profile 0: there is no input 'imaeg'; inputs: image (?, 3, 224, 224)",
+        "profile 0: the dynamic input image (?, 3, 224, 224) is missing",
+        "profile 1: image has rank 4 (?, 3, 224, 224), the shapes given have rank 3",
         "profile 2: image has a fixed size of 224 in dimension 3, given 224, 256, 256",
     ]
-    with pytest.raises(UsageError, match=r"imaeg.*rank 4.*fixed size.*NAME:MIN,OPT,MAX"):
+    with pytest.raises(
+        UsageError, match=r"imaeg.*rank 4.*fixed size.*Write --shapes image:1x3x224x224,8x3x224x224,32x3x224x224"
+    ):
         validate_profiles([IMAGE], profiles)
 
 
 def test_dynamic_inputs_need_a_profile_and_static_ones_do_not() -> None:
-    assert "no profile covers them: image" in profile_problems([IMAGE], ())[0]
+    assert "no --shapes gives their range: image" in profile_problems([IMAGE], ())[0]
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ()) == []
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ({"x": same(1, 3)},)) == []
 

@@ -32,7 +32,7 @@ from trtopt.graph.io import load_model
 from trtopt.graph.proto import fingerprint
 from trtopt.machine import cores
 from trtopt.progress import SILENT, Reporter
-from trtopt.spec import METHODS, Override, TensorInfo, choice
+from trtopt.spec import METHODS, Override, TensorInfo, check_overrides, choice
 
 DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own
@@ -176,6 +176,7 @@ def calibrate(
         table, coverage, old, folded = load_import(
             import_cache, loaded, overrides=overrides, missing=missing, preprocess=preprocess, reporter=reporter
         )
+        check_overrides(overrides, folded.graph.node)
         found = _Found(table, folded, coverage=coverage, amax=old.amax)
     elif calib is not None:
         refuse_measuring(
@@ -191,6 +192,7 @@ def calibrate(
             raise UsageError(f"--calib {calib} is a TensorRT cache: give it as --import-cache {calib}")
         earlier = calib if isinstance(calib, Table) else Table.load(calib)
         prepared = prepare(loaded, overrides, reporter=reporter)
+        check_overrides(overrides, prepared.proto.graph.node)
         with reporter.phase("choosing thresholds"):
             found = _Found(prepared.chosen_again(earlier, method), prepared.proto, cached=True)
     else:
@@ -206,6 +208,7 @@ def calibrate(
         )
         check_enough(batches, loaded.inputs)
         prepared, first = prepare(loaded, overrides, reporter=reporter), first_layers(loaded.proto)
+        check_overrides(overrides, prepared.proto.graph.node)
         del loaded  # of a model given in memory a copy of all weights
         found = _measured(
             prepared,

@@ -9,7 +9,7 @@ from typing import Any
 from trtopt.data.arrays import ArrayBatches
 from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
-from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
 from trtopt.errors import UsageError
 from trtopt.spec import TensorInfo
 
@@ -67,7 +67,10 @@ def open_data(
             f"--images fits a model with one input; this one has {names}: give --data F.npz with these names"
         )
     if preprocess is None:
-        raise UsageError(f"--images needs --preprocess, how pixels become inputs: {', '.join(PRESETS)} or a TOML file")
+        raise UsageError(
+            f"--images needs --preprocess, how pixels become inputs: {', '.join(PRESETS)} or a TOML file ({PAGE}); or give "
+            "--scale, --mean and --std"
+        )
     return ImageBatches(
         images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads, lazy=lazy
     )

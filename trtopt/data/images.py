@@ -49,8 +49,9 @@ class ImageBatches:
         repeated: how many of them have the same content as another.
 
     Raises:
-        UsageError: no such folder, an image in memory of another kind, or an image input that doesn't fit the model.
-        DataError: no image in it, or none that can be decoded.
+        UsageError: no such folder, no image in it, an image in memory of another kind, or an image input that doesn't fit the
+            model.
+        DataError: an empty list, or no image that can be decoded.
     """
 
     def __init__(
@@ -279,5 +280,5 @@ def _images_in(folder: Path) -> list[Item]:
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
     if not paths:
-        raise DataError(f"there is no image in {folder} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)")
+        raise UsageError(f"there is no image in {folder} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)")
     return paths

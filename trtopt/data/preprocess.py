@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from trtopt.documents import Damaged, read_toml
 from trtopt.errors import UsageError, require
 from trtopt.files import sha256_json
-from trtopt.spec import TensorInfo
+from trtopt.spec import Profile, TensorInfo
 
 RESIZES = ("stretch", "crop", "letterbox")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
@@ -23,6 +24,14 @@ CHANNELS = ("rgb", "bgr", "gray")
 LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
 LARGEST = 1 << 26  # pixels of an input
+CHOICES: dict[str, tuple[str, ...]] = {
+    "resize": RESIZES,
+    "interpolation": INTERPOLATIONS,
+    "channels": CHANNELS,
+    "layout": LAYOUTS,
+    "dtype": DTYPES,
+}
+PAGE = "docs/preprocessing.md"  # every key with its values
 _ANTIALIASED = ("bilinear", "bicubic", "lanczos")  # by Pillow, where `antialias` is set
 
 
@@ -39,7 +48,7 @@ class Preprocess:
         antialias: shrinking bilinear, bicubic and lanczos average over all pixels, as torchvision and Pillow do; without, they
             read only the nearest ones, as OpenCV and TensorFlow do.
         channels: order of the input's channels, or "gray".
-        scale: factor on pixels (0 to 255), such as 1/255.
+        scale: factor on pixels (0 to 255), such as 1/255 (as text too: "1/255").
         mean, std: one number, or one per channel, after the scale.
         layout: "nchw" or "nhwc".
         dtype: "float32", "float16" or "uint8" (raw pixels: no scale, mean or std); None: the model's own.
@@ -68,14 +77,7 @@ class Preprocess:
                 object.__setattr__(self, item.name, _value(item.name, getattr(self, item.name)))
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"preprocessing: {error}") from None
-        choices: dict[str, tuple[str, ...]] = {
-            "resize": RESIZES,
-            "interpolation": INTERPOLATIONS,
-            "channels": CHANNELS,
-            "layout": LAYOUTS,
-            "dtype": DTYPES,
-        }
-        for name, allowed in choices.items():
+        for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed and not (name == "dtype" and value is None):
                 raise UsageError(f"preprocessing: {name} is {value!r}; allowed: {', '.join(allowed)}")
@@ -103,10 +105,15 @@ class Preprocess:
             raise UsageError(f"preprocessing: pad is {self.pad}; 0 to 255 is needed")
 
     @classmethod
-    def load(cls, source: str | os.PathLike[str] | Mapping[str, Any] | Preprocess) -> Preprocess:
+    def load(
+        cls, source: str | os.PathLike[str] | Mapping[str, Any] | Preprocess, base: Preprocess | None = None
+    ) -> Preprocess:
         """A preset by name, a TOML file, a mapping of the attributes, or one already made.
 
-        A file or mapping may start from a preset: `preset = "imagenet"`.
+        A file or mapping may start from a preset: `preset = "imagenet"`; a mapping from a file too.
+
+        Args:
+            base: what a mapping without `preset` starts from; None: the attributes' defaults.
 
         Raises:
             UsageError: no such preset or file, an unknown key, or a value that isn't allowed.
@@ -114,7 +121,9 @@ class Preprocess:
         if isinstance(source, Preprocess):
             return source
         if isinstance(source, Mapping):
-            return cls._from(dict(source), "preprocessing")
+            content = dict(source)
+            start = content.pop("preset", None)
+            return cls._from(content, "preprocessing", base if start is None else cls.load(start))
         if not isinstance(source, (str, os.PathLike)):
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
@@ -129,20 +138,20 @@ class Preprocess:
             content = read_toml(path)
         except Damaged as error:
             raise UsageError(f"--preprocess {name}: {error}") from None
-        return cls._from(content, name)
-
-    @classmethod
-    def _from(cls, content: dict[str, Any], where: str) -> Preprocess:
         preset = content.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise UsageError(f"{where}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-        known = [item.name for item in fields(cls)]
-        unknown = sorted(set(content) - set(known))
-        if unknown:
-            raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: preset, {', '.join(known)}")
-        base = PRESETS[preset] if preset else cls()
+            raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
+        return cls._from(content, name, PRESETS[preset] if preset else None)
+
+    @classmethod
+    def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
+        known = ["preset", *(item.name for item in fields(cls))]
+        for key in sorted(map(str, set(content) - set(known))):
+            near = difflib.get_close_matches(key, known, 1)
+            meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise UsageError(f"{where}: unknown key {key}; {meant} {PAGE} describes every key")
         try:
-            return replace(base, **{name: _value(name, value) for name, value in content.items()})
+            return replace(base or cls(), **{name: _value(name, value) for name, value in content.items()})
         except (TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{where}: {error}") from None
 
@@ -157,6 +166,20 @@ class Preprocess:
     def digest(self) -> str:
         return sha256_json(self.describe())
 
+    @property
+    def _axes(self) -> tuple[int, int, int]:
+        """Where an input has its channels, height and width."""
+        return (1, 2, 3) if self.layout == "nchw" else (3, 1, 2)
+
+    def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
+        """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""
+        if self.size is not None or len(inputs) != 1 or len(inputs[0].shape) != 4 or not profiles:
+            return self
+        shape, (_, height, width) = profiles[0].get(inputs[0].name), self._axes
+        if shape is None or len(shape.opt) != 4 or not {height, width} & set(inputs[0].open_axes):
+            return self
+        return replace(self, size=(shape.opt[height], shape.opt[width]))
+
     def fitted(self, info: TensorInfo) -> Preprocess:
         """This preprocessing with its size taken from a network input, checked against it.
 
@@ -164,12 +187,10 @@ class Preprocess:
             UsageError: the input isn't an image in this layout, or its size or channels contradict; both are named.
         """
         if len(info.shape) != 4:
-            shape = "x".join(map(str, info.shape)) or "scalar"
             raise UsageError(
-                f"the input {info.name} has shape {shape}; images need four dimensions: give --data instead"
+                f"the input {info.name} has shape {info.dims}; images need four dimensions: give --data instead"
             )
-        axes = (1, 2, 3) if self.layout == "nchw" else (3, 1, 2)
-        channels, height, width = (info.shape[axis] for axis in axes)
+        channels, height, width = (info.shape[axis] for axis in self._axes)
         mine = 1 if self.channels == "gray" else 3
         if isinstance(channels, int) and channels > 0 and channels != mine:
             raise UsageError(
@@ -186,13 +207,13 @@ class Preprocess:
         if self.size is None:
             if None in fixed:
                 raise UsageError(
-                    f"the input {info.name} leaves its size open ({height}x{width}): set size = [height, width] in a "
-                    "--preprocess file"
+                    f"the input {info.name} {info.dims} leaves its size open: give --size HEIGHTxWIDTH such as 640x640, or "
+                    "size = [height, width] in a --preprocess file"
                 )
             return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):
             raise UsageError(
-                f"the preprocessing makes {self.size[0]}x{self.size[1]} images, the input {info.name} takes {height}x{width}"
+                f"the preprocessing makes images of {self.size[0]}x{self.size[1]}, the input {info.name} takes {info.dims}"
             )
         return replace(self, dtype=dtype)
 
@@ -301,6 +322,12 @@ def _value(name: str, given: Any) -> Any:
         return tuple(_number(name, item, float) for item in (given if many else [given]))
     if name == "size" and given is not None:
         return tuple(_number(name, item, int) for item in given) if many else (_number(name, given, int),) * 2
+    if name == "scale" and isinstance(given, str):
+        whole, slash, part = given.partition("/")
+        try:
+            return float(whole) / (float(part) if slash else 1.0)
+        except (ValueError, ZeroDivisionError):
+            raise TypeError(f'scale is {given!r}; a number or a fraction such as "1/255" is needed') from None
     if name in ("scale", "crop"):
         return _number(name, given, float)
     if name == "pad":

@@ -135,17 +135,15 @@ def _inputs(graph: _Graph) -> Iterator[Finding]:
                 "declares no shape; TensorRT needs its number of dimensions",
                 "export it with a shape, dynamic dimensions by name",
             )
-        dynamic = [f"{size} (axis {axis})" for axis, size in enumerate(info.shape) if isinstance(size, str) or size < 0]
+        dynamic = [f"{info.shape[axis]} (axis {axis})" for axis in info.open_axes]
         if dynamic:
             named = ", ".join(text.replace("-1 ", "unnamed ") for text in dynamic)
-            sizes = ["x".join(str(size if isinstance(size, int) and size > 0 else "?") for size in info.shape)] * 3
             yield Finding(
                 "info",
                 "dynamic-input",
                 info.name,
                 "",
                 f"dynamic dimensions: {named}",
-                f"give their range: --shapes {info.name}:{','.join(sizes)} (min, opt, max)",
             )
     for info in [*graph.inputs, *map(tensor_info, graph.proto.graph.output)]:
         side = "input" if info in graph.inputs else "output"
@@ -238,26 +236,15 @@ def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Ite
         )
         return
     largest = float(size.max())
-    if largest > FP16_MAX and op in ("Clip", "Min", "Max"):
-        return  # a bound beyond FP16 becomes infinity, which still bounds nothing
     if largest > FP16_MAX:
-        mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
-        code, what = ("fp16-mask-constant", "a mask") if mask else ("fp16-weight-overflow", "a value")
-        yield Finding(
-            "warning",
-            code,
-            node,
-            op,
-            f"{tensor.name} holds {what} of {float(values.flat[int(size.argmax())]):.4g}, beyond FP16's ±65504: "
-            "it becomes infinity there, and infinity − infinity is NaN",
-            f"--precision-override '{node}=fp32'" + (", or use -65504 as the mask" if mask else ""),
-        )
+        yield from _beyond_fp16(tensor.name, values, node, op)
+        return
     # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
     with np.errstate(over="ignore", under="ignore"):
         lost = values.astype(np.float64) - np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
     norm = float(np.linalg.norm(values.astype(np.float64)))
     share = float(np.linalg.norm(lost)) / norm if norm else 0.0
-    if share > 0.01 and largest <= FP16_MAX and op in WEIGHTED and size.size > 1:
+    if share > 0.01 and op in WEIGHTED and size.size > 1:
         yield Finding(
             "warning",
             "fp16-weight-underflow",
@@ -266,6 +253,39 @@ def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Ite
             f"the values of {tensor.name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
             f"--precision-override '{node}=fp32', or --bf16",
         )
+
+
+def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
+    """A constant whose largest value FP16 doesn't hold."""
+    if op in ("Clip", "Min", "Max"):
+        return  # a bound beyond FP16 becomes infinity, which still bounds nothing
+    mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
+    code, what = ("fp16-mask-constant", "a mask") if mask else ("fp16-weight-overflow", "a value")
+    yield Finding(
+        "warning",
+        code,
+        node,
+        op,
+        f"{name} holds {what} of {float(values.flat[int(np.abs(values).argmax())]):.4g}, beyond FP16's ±65504: "
+        "it becomes infinity there, and infinity − infinity is NaN",
+        f"--precision-override '{node}=fp32'" + (", or use -65504 as the mask" if mask else ""),
+    )
+
+
+def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
+    """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
+    readers: dict[str, dict[tuple[str, str], None]] = {}
+    for node in all_nodes(proto.graph):
+        for name in node.input:
+            readers.setdefault(name, {})[node.name or name, node.op_type] = None
+    found: list[Finding] = []
+    for tensor in proto.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name in readers:
+            values = to_array(tensor)
+            if max(values.max(initial=0), -values.min(initial=0)) > FP16_MAX:
+                for node_name, op in readers[tensor.name]:
+                    found += _beyond_fp16(tensor.name, values, node_name, op)
+    return tuple(found)
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError
@@ -15,8 +17,13 @@ from typing import Any
 from trtopt.about import __version__
 from trtopt.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
 from trtopt.files import existing_file
+from trtopt.graph.io import load_model
+from trtopt.graph.proto import all_nodes, tensor_size
+from trtopt.graph.quantize import is_quantized
 from trtopt.manifest import Manifest, found_precision, load_manifest
+from trtopt.output_kinds import resolve
 from trtopt.runtime.device import probe
+from trtopt.spec import TensorInfo
 from trtopt.trt import installed, plan_header, select
 from trtopt.trt.layers import from_inspector
 
@@ -63,16 +70,48 @@ class EngineReport:
         }
 
 
-def inspect(engine: str | os.PathLike[str]) -> EngineReport:
-    """Say what an engine file is.
+@dataclass(frozen=True)
+class ModelReport:
+    """What `inspect` found in an ONNX file.
+
+    Attributes:
+        nbytes: of the file itself.
+        weights: bytes of the weights, in the file or outside it.
+        parameters: how many numbers its weights hold.
+        operators: operator → how many nodes, the commonest first, subgraphs counted.
+        output_kinds: output → what it seems to hold.
+        quantized: it holds Q/DQ.
+    """
+
+    model: Path
+    nbytes: int
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    output_kinds: Mapping[str, str]
+    operators: Mapping[str, int]
+    parameters: int
+    weights: int
+    quantized: bool
+
+    def to_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {"model": str(plain.pop("model")), "bytes": plain.pop("nbytes"), **plain}
+
+
+def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
+    """Say what an engine file is, or an ONNX file.
 
     Raises:
         UsageError: there is no such file.
+        InvalidModel: its name ends in .onnx, and it isn't a valid model.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
         EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
             isn't installed.
     """
     path = existing_file(engine, "the engine")
+    if path.suffix == ".onnx":
+        return _model(path)
     manifest = load_manifest(path)
     if manifest is not None:
         manifest.check_plan(path)
@@ -84,7 +123,10 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
         maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
         return EngineReport(path, size, maker, manifest, manifest.precision, manifest.truth)
     if header is None:
-        raise EngineError(f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it")
+        raise EngineError(
+            f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
+            "ends in .onnx)"
+        )
     notes = ["no manifest beside the plan: how it was made isn't known"]
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
@@ -101,6 +143,23 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport:
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
         return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))
+
+
+def _model(path: Path) -> ModelReport:
+    model = load_model(path, lazy=True)
+    nodes, weights = list(all_nodes(model.proto.graph)), model.proto.graph.initializer
+    return ModelReport(
+        model=path,
+        nbytes=path.stat().st_size,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        output_kinds={name: str(kind) for name, kind in resolve(model.proto, model.outputs).items()},
+        operators=dict(Counter(node.op_type for node in nodes).most_common()),
+        parameters=sum(math.prod(item.dims) for item in weights),
+        weights=sum(map(tensor_size, weights)),
+        quantized=is_quantized(model.proto),
+    )
 
 
 @dataclass(frozen=True)

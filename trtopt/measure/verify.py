@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.errors import DataError, TrtoptError, UsageError
+from trtopt.errors import DataError, UsageError
 from trtopt.graph.io import load_model
-from trtopt.manifest import load_manifest
+from trtopt.manifest import kept_graph
 from trtopt.measure.limits import Limits
 from trtopt.measure.onnx_runner import OnnxRunner
 from trtopt.measure.outputs import OutputAgreement, OutputSums, sentence, spread
@@ -166,7 +166,7 @@ def check_graphs(reference: Any, candidate: Any) -> None:
         with path.open("rb") as file:
             if plan_header(file.read(64)) is None:
                 continue
-        graph = _kept(path)
+        graph = kept_graph(path)
         first = f"the engine's graph is {graph}, which build --save-onnx kept:"
         if graph is None:
             graph = path.with_suffix(".onnx")
@@ -178,16 +178,6 @@ def check_graphs(reference: Any, candidate: Any) -> None:
         raise UsageError(
             f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
         )
-
-
-def _kept(engine: Path) -> Path | None:
-    """The graph that was kept at an engine's build, where it still lies."""
-    try:
-        manifest = load_manifest(engine)
-    except TrtoptError:
-        return None
-    graph = None if manifest is None or manifest.graph_file is None else engine.parent / manifest.graph_file
-    return Path(os.path.normpath(graph)) if graph is not None and graph.is_file() else None
 
 
 def verify_all(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trtopt.errors import UsageError
+from trtopt.shapes import suggested_shapes
 from trtopt.spec import Profile, ShapeRange, TensorInfo
-
-_EXAMPLE = "NAME:MIN,OPT,MAX such as x:1x3x224x224,8x3x224x224,32x3x224x224"
 
 
 def is_dynamic(info: TensorInfo) -> bool:
-    return any(not isinstance(size, int) or size < 0 for size in info.shape)
+    return bool(info.open_axes)
 
 
 def may_be_values(info: TensorInfo) -> bool:
@@ -29,7 +28,7 @@ def profile_problems(
             None: unknown, so a small static integer input may be given either way.
     """
     by_name = {info.name: info for info in inputs}
-    listing = ", ".join(f"{info.name} ({_shape(info)})" for info in inputs) or "none"
+    listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
     problems: list[str] = []
     needing = [info for info in inputs if is_dynamic(info) or (shape_inputs is not None and info.name in shape_inputs)]
     if needing and not profiles:
@@ -45,9 +44,7 @@ def profile_problems(
         absent = [info for info in needing if info.name not in profile]
         for info in absent:
             what = "values of the shape input" if info.name in (shape_inputs or ()) else "dynamic input"
-            problems.append(
-                f"{where}the {what} {info.name} ({_shape(info)}) {'are' if 'values' in what else 'is'} missing"
-            )
+            problems.append(f"{where}the {what} {info.name} {info.dims} {'are' if 'values' in what else 'is'} missing")
         problems += [where + text for text in _disagreements(inputs, profile)]
     return problems
 
@@ -55,15 +52,25 @@ def profile_problems(
 def validate_profiles(
     inputs: Sequence[TensorInfo], profiles: Sequence[Profile], *, shape_inputs: frozenset[str] | None = None
 ) -> None:
-    """Raise one UsageError that lists every problem of `profile_problems`."""
-    if problems := profile_problems(inputs, profiles, shape_inputs=shape_inputs):
-        raise UsageError(f"--shapes doesn't fit the model: {'; '.join(problems)}. Write {_EXAMPLE}")
+    """Raise one UsageError that lists every problem of `profile_problems`, with the line to type."""
+    problems = profile_problems(inputs, profiles, shape_inputs=shape_inputs)
+    if not problems:
+        return
+    values = {
+        info.name: int(info.shape[0]) if info.shape else 1 for info in inputs if info.name in (shape_inputs or ())
+    }
+    line = str(suggested_shapes(inputs, profiles[0] if profiles else None, values))
+    if not profiles:
+        raise UsageError(f"{'; '.join(problems)}. Write {line}")
+    if not line and not any(map(may_be_values, inputs)):
+        line = "no --shapes: the model leaves no size open"
+    raise UsageError(f"--shapes doesn't fit the model: {'; '.join(problems)}. Write {line or 'NAME:MIN,OPT,MAX'}")
 
 
 def _uncovered(needing: Sequence[TensorInfo], shape_inputs: frozenset[str]) -> list[str]:
     """What is missing altogether: ranges of sizes, and of the values that decide sizes."""
-    dynamic = ", ".join(f"{info.name} ({_shape(info)})" for info in needing if info.name not in shape_inputs)
-    problems = [f"the network has dynamic inputs and no profile covers them: {dynamic}"] if dynamic else []
+    dynamic = ", ".join(f"{info.name} {info.dims}" for info in needing if info.name not in shape_inputs)
+    problems = [f"the model leaves sizes open, and no --shapes gives their range: {dynamic}"] if dynamic else []
     for info in needing:
         if info.name in shape_inputs:
             count = int(info.shape[0]) if info.shape else 1
@@ -75,10 +82,6 @@ def _uncovered(needing: Sequence[TensorInfo], shape_inputs: frozenset[str]) -> l
     return problems
 
 
-def _shape(info: TensorInfo) -> str:
-    return "x".join("?" if size == -1 else str(size) for size in info.shape) or "scalar"
-
-
 def _against(info: TensorInfo, shape: ShapeRange, values: bool) -> list[str]:
     if values:
         length = int(info.shape[0]) if info.shape else 1
@@ -86,7 +89,7 @@ def _against(info: TensorInfo, shape: ShapeRange, values: bool) -> list[str]:
             return []
         return [f"{info.name} is a shape input of {length} values, {len(shape.min)} were given"]
     if len(shape.min) != len(info.shape):
-        return [f"{info.name} has rank {len(info.shape)} ({_shape(info)}), the shapes given have rank {len(shape.min)}"]
+        return [f"{info.name} has rank {len(info.shape)} {info.dims}, the shapes given have rank {len(shape.min)}"]
     problems = []
     if min(shape.min, default=0) < 0:
         problems.append(f"{info.name} can't have negative sizes ({'x'.join(map(str, shape.min))})")

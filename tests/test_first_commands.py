@@ -1,0 +1,217 @@
+"""What a new user types for a model with several inputs, and for one that leaves its image size open."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graphs import model, node, values
+from onnx import TensorProto
+from world import World, has
+
+from trtopt.graph.io import load_model
+from trtopt.manifest import load_manifest
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+FOR = ("--target", "sm89")
+
+
+@pytest.fixture
+def text(world: World) -> Path:
+    """Tokens and their mask, both (batch_size, sequence_length), to embeddings."""
+    weights = {"table": values(50, 32), "w": values(32, 32, seed=1, scale=0.2), "last": np.array([2])}
+    nodes = [
+        node("Gather", "table ids", "e", "gather"),
+        node("Cast", "mask", "m", "cast", to=TensorProto.FLOAT),
+        node("Unsqueeze", "m last", "m3", "unsqueeze"),
+        node("Mul", "e m3", "em", "mul"),
+        node("MatMul", "em w", "y", "proj"),
+    ]
+    shape = ["batch_size", "sequence_length"]
+    made = model(nodes, inputs={"ids": shape, "mask": shape}, outputs={"y": [*shape, 32]}, weights=weights)
+    for value in made.graph.input:
+        value.type.tensor_type.elem_type = TensorProto.INT64
+    onnx.save(made, world.folder / "text.onnx")
+    return world.folder / "text.onnx"
+
+
+@pytest.fixture
+def detector(world: World) -> Path:
+    """An image of any size, its dimensions named as Paddle does, to a map of scores; two branches meet in a Concat."""
+    size = ["p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimension.2"]
+    weights = {
+        "w1": values(16, 3, 3, 3, scale=0.2),
+        "w2": values(16, 16, 1, 1, seed=1, scale=0.2),
+        "w3": values(16, 16, 1, 1, seed=2, scale=0.2),
+        "w4": values(16, 32, 1, 1, seed=3, scale=0.2),
+    }
+    nodes = [
+        node("Conv", "x w1", "a", "conv1", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b", "relu1"),
+        node("Conv", "b w2", "c", "conv2"),
+        node("Conv", "b w3", "d", "conv3"),
+        node("Concat", "c d", "e", "cat", axis=1),
+        node("Conv", "e w4", "y", "conv4"),
+    ]
+    onnx.save(model(nodes, inputs={"x": size}, weights=weights), world.folder / "det.onnx")
+    return world.folder / "det.onnx"
+
+
+def test_several_inputs_are_one_profile_however_they_are_typed(world: World, text: Path) -> None:
+    checked = world.run("check", text)
+    (line,) = re.findall(r"^build needs the range of what is left open: --shapes '(.*)'$", checked.out, re.M)
+    has(checked.out, "adapt these guesses (min,opt,max): batch_size 1,1,8; sequence_length 8,128,512")
+    refused = world.refused("build", text, "--fp16", *FOR, "-o", world.output / "t.engine")
+    has(refused, "no --shapes gives their range: ids (batch_size, sequence_length), mask (", f"--shapes '{line}'")
+    assert "doesn't fit" not in refused
+    lacking = world.refused("build", text, "--shapes", "ids:1x8,4x8,8x16", *FOR, "-o", world.output / "t.engine")
+    has(lacking, "mask (batch_size, sequence_length) is missing", "--shapes 'ids:1x8,4x8,8x16;mask:1x8,4x8,8x16'")
+    ids, mask = line.split(";")
+    for typed in (["--shapes", line], ["--shapes", ids, "--shapes", mask], ["--shapes", f"{ids},{mask}"]):
+        done = world.run("build", text, "--fp16", *typed, *FOR, "-o", world.output / "t.engine")
+        assert done.status == 0, done
+        manifest = load_manifest(world.output / "t.engine")
+        assert manifest is not None
+        assert manifest.profiles == [{"ids": ids.removeprefix("ids:"), "mask": mask.removeprefix("mask:")}]
+    assert "up to date" in done.out  # the three are the same request
+
+
+def test_the_opt_size_is_that_of_the_images_and_options_say_how_they_are_prepared(world: World, detector: Path) -> None:
+    engine, kept = world.output / "d.engine", world.output / "d.onnx"
+    shapes = ("--shapes", "x:1x3x32x32,1x3x64x48,4x3x96x96")
+    images = ("--images", world.photos, "--scale", "1/255", "--mean", "0.5,0.4,0.3", "--std", "0.25")
+    refused = world.refused("calibrate", detector, *images, "-o", world.output / "t.json")
+    has(refused, "the input x (?, 3, ?, ?) leaves its size open: give --size HEIGHTxWIDTH such as 640x640")
+    asked = ("build", detector, "--int8", *images, "--channels", "bgr", *shapes, "-o", engine, "--save-onnx", kept)
+    done = world.run(*asked)
+    assert done.status == 0, done
+    has(
+        done.err,
+        "images are prepared in 64x48, the opt size of --shapes",
+        "for sm80, sm86, sm89, sm120 (--target chooses)",
+    )
+    has(done.out, "ORT_ENABLE_BASIC")
+    manifest = load_manifest(engine)
+    assert manifest is not None and manifest.preprocess is not None
+    wanted = {"size": [64, 48], "scale": 1 / 255, "mean": [0.5, 0.4, 0.3], "std": [0.25], "channels": "bgr"}
+    assert {name: manifest.preprocess[name] for name in wanted} == wanted
+    own = world.run("run", engine, "--images", world.photos, "--size", "32", "--backend", "onnxruntime", "--json")
+    assert json.loads(own.out)["outputs"][0]["shape"] == [4, 16, 32, 32]
+    plain = world.run("run", engine, "--images", world.photos, "--backend", "onnxruntime", "--json")
+    assert json.loads(plain.out)["outputs"][0]["shape"] == [4, 16, 64, 48]
+    compared = world.run("verify", detector, kept, *images, "--channels", "bgr", "--size", "64x48", "--json")
+    assert json.loads(compared.out)["samples"] == 4
+    again = world.run("build", detector, "--fp16", *shapes, *FOR, "-o", engine)
+    has(again.err, f"{kept} is the graph of the engine that this one replaces", f"add --save-onnx {kept}")
+
+
+def test_the_kept_graph_loads_in_plain_onnxruntime_as_the_build_says(world: World, detector: Path) -> None:
+    ort = pytest.importorskip("onnxruntime")
+    kept = world.output / "d.onnx"
+    images = ("--images", world.photos, "--preprocess", "yolo", "--shapes", "x:1x3x64x64", "--save-onnx", kept)
+    assert world.run("build", detector, "--int8", *images, *FOR, "-o", world.output / "d.engine").status == 0
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = ort.InferenceSession(str(kept), options)
+    (found,) = session.run(None, {"x": np.zeros((1, 3, 64, 64), np.float32)})
+    assert found.shape == (1, 16, 64, 64)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--size", "64by64"), "--size '64by64' can't be read; write 480x640, height first"),
+        (("--mean", "a"), "--mean 'a' can't be read"),
+        (("--scale", "1/0"), "scale is '1/0'"),
+        (("--resize", "shrink"), "resize is 'shrink'; allowed: stretch, crop, letterbox"),
+        (("--preprocess", "own.toml", "--size", "64"), "'own.toml' is neither a preset"),
+    ],
+)
+def test_options_of_the_preprocessing_that_can_not_be_right(
+    world: World, detector: Path, option: tuple[str, ...], said: str
+) -> None:
+    message = world.refused("calibrate", detector, "--images", world.photos, *option, "-o", world.output / "t.json")
+    has(message, said)
+
+
+def test_nodes_are_listed_by_the_names_of_overrides(world: World, detector: Path) -> None:
+    listing = {
+        item["name"]: item for item in json.loads(world.run("check", detector, "--nodes", "--json").out)["nodes"]
+    }
+    assert list(listing) == ["conv1", "relu1", "conv2", "conv3", "cat", "conv4"]
+    assert listing["conv4"] == {
+        "name": "conv4",
+        "op": "Conv",
+        "shape": "(?, 16, ?, ?)",
+        "precision": "int8",
+        "reason": "",
+    }
+    assert listing["cat"]["reason"] == "reads it quantized"
+    assert listing["relu1"]["precision"] == "fp16"
+    has(world.run("check", detector, "--nodes").out, "conv3", "(?, 16, ?, ?)")
+    assert json.loads(world.run("check", detector, "--json").out)["nodes"] == []
+    override = ("--precision-override", "cnov3=fp32")
+    data = ("--images", world.photos, "--size", "64", "-o", world.output / "t.json")
+    for command in (
+        ("calibrate", detector, *data),
+        ("build", detector, "--shapes", "x:1x3x8x8", "-o", world.output / "e"),
+    ):
+        has(world.refused(*command, *override), "matches no node; near: conv3, ", "trtopt check MODEL --nodes lists")
+
+
+def test_a_mask_beyond_fp16_is_said_by_check_and_by_the_build(world: World) -> None:
+    nodes = [node("Add", "x mask", "a", "masked"), node("Softmax", "a", "y", "softmax")]
+    made = model(nodes, inputs={"x": [1, 8]}, weights={"mask": np.array([[0.0] * 4 + [-3.4e38] * 4], np.float32)})
+    onnx.save(made, world.folder / "m.onnx")
+    has(world.run("check", world.folder / "m.onnx").out, "fp16-mask-constant", "infinity − infinity is NaN")
+    asked = ("build", world.folder / "m.onnx", *FOR, "-o", world.output / "m.engine")
+    has(world.run(*asked, "--fp16").err, "warning: masked (Add): ", "infinity − infinity is NaN", "'masked=fp32'")
+    for fine in (["--fp16", "--precision-override", "masked=fp32"], ["--bf16"], []):
+        assert "infinity" not in world.run(*asked, *fine).err
+
+
+def test_what_an_onnx_file_holds(world: World, detector: Path) -> None:
+    found = world.run("inspect", detector)
+    has(
+        found.out, "opset 17", "input x: float32 (?, 3, ?, ?)", "output y: float32", "6 nodes: 4 Conv, 1 Relu, 1 Concat"
+    )
+    report = json.loads(world.run("inspect", detector, "--json").out)
+    assert report["bytes"] == detector.stat().st_size
+    assert report["operators"] == {"Conv": 4, "Relu": 1, "Concat": 1}
+    count = sum(int(np.prod(item.dims)) for item in load_model(detector).proto.graph.initializer)
+    assert (report["parameters"], report["weights"]) == (count, 4 * count)
+    assert set(report["output_kinds"]) == {"y"}
+    (world.folder / "cut.onnx").write_bytes(detector.read_bytes()[:200])
+    has(world.refused("inspect", world.folder / "cut.onnx"), "cut.onnx")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("calibrate", "MODEL", "--images", "absent", "--size", "64", "-o", "OUT/t.json"),
+        ("calibrate", "MODEL", "--images", "empty", "--size", "64", "-o", "OUT/t.json"),
+        ("run", "MODEL", "--images", "absent", "--scale", "1", "--backend", "onnxruntime"),
+        ("run", "MODEL", "--images", "empty", "--scale", "1", "--backend", "onnxruntime"),
+        ("export", "no_such_module:make", "-o", "OUT/m.onnx"),
+        ("export", "json:no_such_attribute", "-o", "OUT/m.onnx"),
+        ("check", "absent.onnx"),
+        ("inspect", "absent.onnx"),
+        ("build", "MODEL", "--shapes", "z:1x3x8x8", "-o", "OUT/m.engine"),
+        ("build", "MODEL", "--shapes", "x:1x3x8x8", "--precision-override", "z=fp32", "-o", "OUT/m.engine"),
+    ],
+)
+def test_what_the_command_line_names_and_is_not_there_is_a_usage_error(
+    world: World, detector: Path, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (world.folder / "empty").mkdir()
+    monkeypatch.chdir(world.folder)
+    typed = [item.replace("MODEL", str(detector)).replace("OUT", str(world.output)) for item in arguments]
+    found = world.run(*typed)
+    assert found.status == 2, found
+    assert found.err.count("error: ") == 1
+    assert "warning: " not in found.err  # said once
+    world.refused(*typed)
