@@ -17,13 +17,13 @@ def to_install(*extras: str) -> str:
 
     It names the packages themselves: a package that an index has under trtopt's own name needn't be this one.
     """
-    from packaging.requirements import Requirement
-
     try:
         texts = requires("trtopt") or ()
     except PackageNotFoundError:  # run from a source tree that isn't installed
         place = f"{Path(__file__).resolve().parent.parent}[{','.join(extras)}]"
         return f"pip install {shlex.quote(place)}"
+    from packaging.requirements import Requirement
+
     words = []
     for wanted in map(Requirement, texts):
         marker, wanted.marker = wanted.marker, None

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
-import importlib.util
 import io
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,7 +75,7 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None) -> Sour
     if kind == "torchvision":
         found = _torchvision(name, recipe.options)
     else:
-        _installed(recipe)
+        recipe.check_installed()  # before torch is asked for, which is larger
         found = Source(_make(recipe.source, recipe.arguments, recipe.options), recipe.source, "the factory's own")
     found = replace(
         found,
@@ -88,15 +86,6 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None) -> Sour
         preprocess=recipe.preprocess,
     )
     return _weighted(found, weights or recipe.weights)
-
-
-def _installed(recipe: Recipe) -> None:
-    """Say how to install a recipe's own package, before torch is asked for, which is larger."""
-    package = recipe.source.partition(":")[0].partition(".")[0]
-    if recipe.requires and package not in sys.modules and importlib.util.find_spec(package) is None:
-        raise MissingDependency(
-            f"the recipe {recipe.name} needs the package {package}, which isn't installed: pip install {recipe.requires}"
-        )
 
 
 def _torchvision(name: str, options: Mapping[str, Any] | None = None) -> Source:

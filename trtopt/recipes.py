@@ -89,6 +89,21 @@ class Recipe:
             raise UsageError(f"the recipe {self.path} names labelled images {self.labelled}, which match no file")
         return found
 
+    def check_installed(self) -> None:
+        """Find the package of `source`, without importing it.
+
+        Raises:
+            MissingDependency: it isn't there, and `requires` says what pip installs to get it.
+        """
+        module = self.source.partition(":")[0]
+        package = module.partition(".")[0]
+        if not self.requires or module.endswith(".py") or package in sys.modules:
+            return
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(
+                f"the recipe {self.name} needs the package {package}, which isn't installed: pip install {self.requires}"
+            )
+
 
 _KEYS: dict[str, type] = {
     "description": str,
