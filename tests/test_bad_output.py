@@ -15,6 +15,7 @@ import pytest
 from onnx import helper
 from world import RTX, World, has, net, samples
 
+from trtopt.about import to_install
 from trtopt.errors import EngineError, EngineMismatch
 from trtopt.files import sha256_file
 
@@ -145,22 +146,22 @@ def test_without_any_tensorrt(world: World, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setitem(sys.modules, module, None)
     engine = world.output / "m.engine"
     message = world.refused("build", world.model, "--fp16", "-o", engine)
-    has(message, "no TensorRT can be used", "pip install 'trtopt[rtx]'", "'trtopt[trt8]'", "'trtopt[trt10]'")
+    has(message, "no TensorRT can be used", to_install("rtx"), to_install("trt8"), to_install("trt10"))
     message = world.refused("build", world.model, "--fp16", "--backend", "rtx", "-o", engine)
-    has(message, "tensorrt_rtx isn't installed", "pip install 'trtopt[rtx]'")
+    has(message, "tensorrt_rtx isn't installed", to_install("rtx"))
     message = world.refused("build", world.model, "--fp16", "--backend", "tensorrt", "-o", engine)
-    has(message, "tensorrt isn't installed", "'trtopt[trt8]'", "'trtopt[trt11]'")
+    has(message, "tensorrt isn't installed", to_install("trt8"), to_install("trt11"))
     # The rest works without: a check says that no parser was asked.
     found = world.run("check", world.model, "--json")
     assert found.status == 0
-    assert "trtopt[rtx]" in found.out
+    assert "tensorrt-rtx" in found.out
 
 
 @pytest.mark.parametrize(
     ("module", "arguments", "words"),
     [
-        ("onnxruntime", ["--data", "data.npz"], ("calibration needs onnxruntime", "pip install 'trtopt[ort]'")),
-        ("cv2", ["--images", "photos", "--preprocess", "imagenet"], ("images needs cv2", "pip install 'trtopt[ort]'")),
+        ("onnxruntime", ["--data", "data.npz"], ("calibration needs onnxruntime", "pip install 'onnxruntime")),
+        ("cv2", ["--images", "photos", "--preprocess", "imagenet"], ("images needs cv2", "'opencv-python-headless")),
     ],
 )
 def test_without_an_optional_package(
@@ -174,7 +175,8 @@ def test_without_an_optional_package(
 def test_export_without_pytorch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     message = world.refused("export", "torchvision:resnet18", "-o", world.output / "m.onnx")
-    has(message, "needs torch", "pip install 'trtopt[torch]'")
+    has(message, "needs torch", "pip install 'torch")
+    assert "known: efficientnet-lite0" in world.refused("export", "efficientnet-lite1", "-o", world.output / "m.onnx")
 
 
 # --- engines ---
@@ -196,7 +198,7 @@ def test_plans_of_another_generation(world: World, monkeypatch: pytest.MonkeyPat
         select("rtx").load(path.read_bytes(), str(path))
     has(str(caught.value), "old.engine was made by TensorRT 8.6.0.12", "this is TensorRT-RTX", "--backend tensorrt")
     message = world.refused("inspect", path)
-    has(message, "old.engine was made by TensorRT 8.6.0.12", "pip install 'trtopt[trt8]'", "build the engine again")
+    has(message, "old.engine was made by TensorRT 8.6.0.12", to_install("trt8"), "build the engine again")
 
 
 def test_files_that_are_no_engine(world: World) -> None:

@@ -1,12 +1,14 @@
-"""The README's walkthrough, run as it stands."""
+"""The README's walkthrough, run as it stands by trtopt installed from a wheel, outside the checkout."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,41 @@ def _blocks(heading: str, language: str) -> list[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     made = tmp_path_factory.mktemp("readme")
-    write_crops("imagenet-crops", made / "photos")
+    (made / "quickstart-out").mkdir()
+    write_crops("imagenet-crops", made / "quickstart-out" / "calibration")
+    _install(made / ".venv", tmp_path_factory.mktemp("wheel"))
     return made
 
 
+def _install(venv: Path, scratch: Path) -> None:
+    """A wheel of this tree in an environment of its own, with everything else from the tests' environment."""
+    source, dist, own = scratch / "source", scratch / "dist", [sys.executable, "-m"]
+    shutil.copytree(ROOT / "trtopt", source / "trtopt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([*own, "pip", "wheel", *quiet, "--no-build-isolation", "-w", dist, source], check=True)
+    subprocess.run([*own, "venv", "--without-pip", venv], check=True)
+    (wheel,) = dist.glob("trtopt-*.whl")
+    subprocess.run([*own, "pip", "--python", venv / "bin" / "python", "install", *quiet, wheel], check=True)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files aren't followed
+
+
 def _environment(folder: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**environment, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+
+def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
+    script = "import trtopt.recipes as r; print(r.__file__); print(*r.known_recipes()); r.load_recipe('models/resnet50.toml')"
+    done = subprocess.run(
+        ["python", "-c", script], cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True
+    )
+    place, names = done.stdout.splitlines()
+    assert Path(place).is_relative_to(folder / ".venv")
+    assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "models").glob("*.toml"))
 
 
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:
@@ -48,7 +78,7 @@ def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> Non
     assert {"lite0.onnx", "lite0.clean.onnx", "lite0.calib.json", "lite0.engine", "lite0.engine.json"} <= made
     (script,) = _blocks("Walkthrough", "python")
     done = subprocess.run(
-        [sys.executable, "-c", script],
+        ["python", "-c", script],
         cwd=folder,
         env=_environment(folder),
         capture_output=True,
@@ -66,13 +96,13 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     (commands,), scripts = _blocks("Run it", "bash"), _blocks("Run it", "python")
     assert commands.count("trtopt run ") == 2
     said = []
-    for line in [["bash", "-ec", commands], *([sys.executable, "-c", script] for script in scripts)]:
+    for line in [["bash", "-ec", commands], *(["python", "-c", script] for script in scripts)]:
         done = subprocess.run(line, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         said.append(done.stdout)
     assert said[1:] == ["3 classes\n", "(1, 1000)\n"]
     found = json.loads((folder / "results/predictions.json").read_bytes())
-    assert len(found) == len(list((folder / "photos").glob("*.png")))
+    assert len(found) == len(list((folder / "quickstart-out" / "calibration").glob("*.png")))
     assert all(item["predictions"][0]["name"] for item in found)
 
 
@@ -88,6 +118,27 @@ def test_the_options_of_the_comparison_exist() -> None:
     assert [option for option in options if option not in told] == []
     (command,) = _blocks("Never slower than FP16", "bash")
     assert command.startswith("trtopt build ")
+
+
+def test_what_replaces_the_flags_of_trtexec_exists() -> None:
+    from typer.testing import CliRunner
+
+    from trtopt.cli import app
+
+    rows = re.findall(r"^\| `--.*? \| (.*) \|$", README.split("\n## From trtexec\n")[1].split("\n## ")[0], re.M)
+    assert len(rows) >= 12
+    for row in rows:
+        command = (re.findall(r"trtopt (\w+)", row) or ["build"])[0]
+        told = CliRunner().invoke(app, [command, "--help"], terminal_width=200).output
+        assert [option for option in re.findall(r"--[a-z][a-z0-9-]*", row) if option not in told] == []
+
+
+def test_every_extra_is_in_the_table() -> None:
+    options = (ROOT / "pyproject.toml").read_text().split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    extras = re.findall(r"^([a-z0-9-]+) = \[", options, re.M)
+    table = README.split("\n## Install\n")[1].split("\n## ")[0]
+    named = " ".join(re.findall(r"^\| (`.*?) \|", table, re.M))
+    assert {*extras} == {*re.findall(r"`([\w-]+)`", named), "dev"}
 
 
 def test_every_command_is_in_the_table() -> None:

@@ -1,7 +1,8 @@
-"""Model recipes: the ones in models/ are right, wrong ones are refused by key."""
+"""Model recipes: trtopt's own are right, wrong ones are refused by key."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from trtopt.classnames import load_classes
+from trtopt.data import samples as crops
 from trtopt.errors import MissingDependency, UsageError
+from trtopt.exporter import export
 from trtopt.recipes import FOLDER, known_recipes, load_recipe, package_file
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
 GOOD = """
 description = "a model"
 source = "torchvision:resnet18"
@@ -66,8 +75,57 @@ def test_class_names_of_a_recipe(tmp_path: Path) -> None:
     assert load_classes(beside.classes or "") == ("cat", "dog")
     with pytest.raises(UsageError, match=r"names none\.txt, which doesn't exist"):
         load_recipe(written(tmp_path, f'classes = "none.txt"\n{GOOD}'))
-    with pytest.raises(MissingDependency, match="no_such_package, not installed"):
+    with pytest.raises(MissingDependency, match="no_such_package, which isn't installed"):
         load_classes("package:no_such_package/names.txt")
+
+
+def test_a_recipe_by_name_and_under_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("models/resnet50.toml") == load_recipe("resnet50")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "resnet50.toml").write_text(GOOD)
+    assert load_recipe("models/resnet50.toml").source == "torchvision:resnet18"  # the user's own
+    for wrong in (
+        "models/resnet50",
+        "mine/resnet50.toml",
+        "resnet50.toml",
+        "models/none.toml",
+        "../models/resnet50.toml",
+        "",
+    ):
+        with pytest.raises(UsageError, match="there is no model recipe"):
+            load_recipe(wrong)
+
+
+def test_what_recipes_require_is_what_the_lock_and_the_extras_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    locked = [line for line in (ROOT / "samples.lock").read_text().splitlines() if not line.startswith("#")]
+    known = {
+        *project["samples"],
+        *locked,
+        "transformers",
+        "--no-deps",
+        "--ignore-requires-python",
+        "&&",
+        "pip",
+        "install",
+    }
+    required = [
+        tomllib.loads(path.read_text()).get("requires", "")
+        for path in [*FOLDER.glob("*.toml"), *crops.FOLDER.glob("*.toml")]
+    ]
+    assert len(list(filter(None, required))) >= 5
+    assert {word for text in required for word in shlex.split(text)} <= known
+
+
+def test_a_missing_package_of_a_recipe_comes_with_the_command_before_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    path = written(tmp_path, GOOD.replace("torchvision:resnet18", "no_such_package:make"))
+    path.write_text('requires = "no-such==1.0"\n' + path.read_text())
+    with pytest.raises(MissingDependency, match=r"no_such_package, which isn't installed: pip install no-such==1.0"):
+        export(path, tmp_path / "m.onnx")
 
 
 def test_a_recipe_by_path(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from trtopt import run
 from trtopt.errors import UsageError
 from trtopt.stages import pipeline
 
@@ -29,6 +32,15 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     assert first.agreement["snr_db"] >= 18.4
     assert all(path.is_file() for path in first.files.values())
     assert first.timing is not None or first.not_run
+    said = str(first)
+    assert f"FP32 model 18.5 MB, engine {(out / 'efficientnet-lite0.int8.engine').stat().st_size / 1e6:.1f} MB" in said
+    assert "same class for 100% (limit 95%), 19." in said and "outside the limit" not in said
+    following = shlex.split(said.splitlines()[-1])
+    assert following[:3] == ["next:", "trtopt", "run"]
+    assert run(following[3], images=[following[5]], backend="onnxruntime", top=1).ok
+    lost = {**first.agreement, "top1_agreement": 0.9}
+    lost["outputs"] = {"logits": {**lost["outputs"]["logits"], "agreement": 0.9}}
+    assert "outside the limit: logits: same class for 90.0%" in str(replace(first, agreement=lost))
     again = pipeline("efficientnet-lite0", out, target="sm89")
     assert set(again.skipped) == {"export", "check", "build", "table", "verify"}
     assert again.agreement == first.agreement

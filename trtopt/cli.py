@@ -163,7 +163,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 @app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
 @_prepares_images
 def export(
-    source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe under models/.")],
+    source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
     opset: Annotated[
         int | None, typer.Option("--opset", help="ONNX opset; default: what every generation reads.")
@@ -609,9 +609,9 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command(epilog="Example: trtopt pipeline models/efficientnet-lite0.toml --output out --target sm89")
+@app.command(epilog="Example: trtopt pipeline efficientnet-lite0 --output out --target sm89")
 def pipeline(
-    recipe: Annotated[str, typer.Argument(help="A model recipe: a name under models/ or a file.")],
+    recipe: Annotated[str, typer.Argument(help="A model recipe: its name, or a file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")],
     precision: Annotated[str, typer.Option("--precision", help="int8, fp8, fp16, bf16 or fp32.")] = "int8",
     method: Method = "auto",
@@ -854,6 +854,7 @@ def show_jobs(
 def version(json_output: Json = False) -> None:
     """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
     import trtopt
+    from trtopt.about import to_install
 
     report = trtopt.version()
 
@@ -861,7 +862,7 @@ def version(json_output: Json = False) -> None:
         print(f"trtopt {report.trtopt}, Python {report.python}, {report.platform}")
         print(f"GPU: {report.gpu}")
         if not report.generations:
-            print("TensorRT: none installed (pip install 'trtopt[rtx]' builds without a GPU)")
+            print(f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})")
         for item in report.generations:
             print(f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}")
         for name, number in report.libraries.items():

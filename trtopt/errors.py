@@ -2,7 +2,7 @@
 
     TrtoptError
     ├── UsageError            an argument or option value that can't be right
-    ├── MissingDependency     an optional package is not installed (names the extra)
+    ├── MissingDependency     an optional package is not installed (with the command that installs it)
     ├── OutputError           a file can't be written (path, permission, disk full)
     ├── ModelError            the PyTorch or ONNX model
     │   ├── InvalidModel      not a valid ONNX model: missing, truncated, cyclic, dangling, wrong opset…
@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from trtopt.about import to_install
 from trtopt.library_output import unreported
 
 
@@ -167,4 +168,4 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
-        raise MissingDependency(f"{purpose} needs {top}, which {what}: pip install 'trtopt[{extra}]'") from error
+        raise MissingDependency(f"{purpose} needs {top}, which {what}: {to_install(extra)}") from error

@@ -143,11 +143,11 @@ def export(
         OutputError: the file can't be written.
     """
     check_writable(output)
+    target = _opset(opset, for_generation)
+    with reporter.phase("load the PyTorch model"):
+        found = open_source(source, weights)  # a source that can't be right is refused before torch is asked for
     torch = require("torch", "torch", "export")
     require("onnxscript", "torch", "export")
-    target = _opset(opset, for_generation)
-    with _threads(torch), reporter.phase("load the PyTorch model"):
-        found = open_source(source, weights)
     if opset is None and for_generation is None and found.opset:
         target = found.opset
     infos = _inputs(found, inputs, dynamic, input_names)

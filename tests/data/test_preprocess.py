@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from skimage import data
 
-from trtopt.data.preprocess import CHOICES, PAGE, PRESETS, Preprocess, tomllib
+from trtopt.data.preprocess import CHOICES, PAGE, PRESETS, Preprocess
+from trtopt.documents import tomllib
 from trtopt.errors import UsageError
 from trtopt.spec import ShapeRange, TensorInfo
 

@@ -84,12 +84,12 @@ def test_every_refused_operator_is_an_error_with_node_and_reason(backend: Any) -
 
 def test_without_a_backend_it_says_that_no_parser_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str = "auto") -> Any:
-        raise NoBackend("pip install 'trtopt[rtx]'")
+        raise NoBackend("pip install tensorrt-rtx")
 
     monkeypatch.setattr(trtopt.trt, "select", none)
     report = check(conv_relu())
     found = next(item for item in report.findings if item.code == "parser-not-asked")
-    assert found.level == "warning" and "trtopt[rtx]" in found.message and report.parser is None and report.ok
+    assert found.level == "warning" and "tensorrt-rtx" in found.message and report.parser is None and report.ok
     with pytest.raises(NoBackend):
         check(conv_relu(), backend="rtx")
 
@@ -268,7 +268,7 @@ def test_fix_without_onnxruntime_says_that_it_was_not_verified(tmp_path: Path, m
     report = check(conv_relu(), fix=tmp_path / "clean.onnx")
     assert report.verified is False and (tmp_path / "clean.onnx").exists()
     found = next(item for item in report.findings if item.code == "fix-not-verified")
-    assert "trtopt[ort]" in found.message and "not verified" in report.summary
+    assert "pip install 'onnxruntime" in found.message and "not verified" in report.summary
 
 
 def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from standins import VERSIONS, Simulation
 
+from trtopt.about import to_install
 from trtopt.errors import (
     BackendError,
     BuildCancelled,
@@ -565,15 +566,15 @@ def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monke
     chosen = select("auto")
     assert chosen.family == "rtx" and "needs a GPU" in chosen.alternatives
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
-    with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
+    with pytest.raises(NoBackend, match=r"pip install 'tensorrt-rtx"):
         select("auto")
-    with pytest.raises(NoBackend, match=r"trtopt\[rtx\]"):
+    with pytest.raises(NoBackend, match=r"pip install 'tensorrt-rtx"):
         select("rtx")
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(NoBackend) as caught:
         select("auto")
-    assert all(f"trtopt[{extra}]" in str(caught.value) for extra in ("rtx", "trt8", "trt10", "trt11"))
-    with pytest.raises(NoBackend, match=r"trtopt\[trt8\]"):
+    assert all(to_install(extra) in str(caught.value) for extra in ("rtx", "trt8", "trt10", "trt11"))
+    with pytest.raises(NoBackend, match=r"pip install 'tensorrt==8"):
         select("tensorrt")
     with pytest.raises(UsageError, match="auto, tensorrt, rtx"):
         select("cuda")

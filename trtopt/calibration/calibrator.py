@@ -138,7 +138,7 @@ def calibrate(
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
-        device: "cpu", or "cuda": the model runs in PyTorch and values are counted on the GPU, 'trtopt[torch-calibration]'.
+        device: "cpu", or "cuda": the model runs in PyTorch and values are counted on the GPU (the extra torch-calibration).
         missing: needed tensors that the imported cache lacks: "error", or "float": what reads them stays out of INT8.
         allow_unusual_data: take random noise, images of one colour or one sample repeated, which are refused otherwise.
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from onnx import ModelProto
 
+from trtopt.about import to_install
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.spreading import Known, spread
 from trtopt.calibration.table import Entry, Table
@@ -310,7 +311,7 @@ def _numbered(cache: TextCache, names: set[str], ends: set[str], networks: Netwo
     if reached < 0:
         return {}, (
             f"{len(usable)} numbered names (such as {usable[0][3]!r}) can't be looked up: no TensorRT that is installed here "
-            "can parse the model; pip install 'trtopt[rtx]', whose parser needs no GPU"
+            f"can parse the model; TensorRT-RTX's parser needs no GPU: {to_install('rtx')}"
         )
     if reached < len(entries):
         number, kind, _, name = entries[reached]

@@ -1,4 +1,4 @@
-"""Calibration images from a data-set recipe, `calibration/*.toml`: real crops of photos that installed packages carry."""
+"""Calibration images from a data-set recipe, `crops/*.toml`: real crops of photos that installed packages carry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtopt.files import sha256_file, sha256_json
 from trtopt.recipes import package_file
 from trtopt.temporary import folder_in
 
-FOLDER = Path(__file__).resolve().parent.parent.parent / "calibration"
+FOLDER = Path(__file__).resolve().parent / "crops"
 _KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}
 _MARK = "recipe.sha256"  # in a finished folder: what it was made from
 
@@ -41,7 +41,7 @@ class CropRecipe:
 
 
 def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
-    """Read a recipe by its name under `calibration/`, or by its path.
+    """Read a recipe by its name under `crops/`, or by its path.
 
     Raises:
         UsageError: no such recipe, an unknown key, or a value that can't be right.
@@ -52,7 +52,9 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
         path = FOLDER / f"{os.fspath(name)}.toml"
     if not path.is_file():
         known = ", ".join(sorted(item.stem for item in FOLDER.glob("*.toml"))) or "none"
-        raise UsageError(f"there is no calibration recipe {os.fspath(name)!r}; under calibration/: {known}")
+        raise UsageError(
+            f"there is no calibration recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file"
+        )
     try:
         content: Mapping[str, Any] = read_toml(path)
     except Damaged as error:
@@ -60,12 +62,12 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     if unknown := sorted(set(content) - _KEYS):
         raise UsageError(f"{path}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
     try:
-        requires = str(content.get("requires", "'trtopt[samples]'"))
+        requires = str(content.get("requires", ""))
         photos = tuple(path for item in content["photos"] for path in _photos(str(item), requires))
         low, high = map(float, content["scale"])
         recipe = CropRecipe(photos, int(content["count"]), int(content["seed"]), int(content["size"]), (low, high))
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}; see calibration/imagenet-crops.toml") from None
+        raise UsageError(f"{path}: {type(error).__name__}: {error}; see {FOLDER / 'imagenet-crops.toml'}") from None
     if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < low <= high <= 1:
         raise UsageError(f"{path}: photos, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
     return recipe

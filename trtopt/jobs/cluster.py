@@ -17,6 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.about import __version__, to_install
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.data import ImageBatches
 from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
@@ -152,8 +153,8 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if isinstance(cause, RuntimeError) and "No module named" in str(cause):
             return BackendError(
-                f"a Ray worker lacks what it needs ({str(cause).strip().splitlines()[-1]}): pip install 'trtopt[ort,ray]' on "
-                "every node, in the version that is here"
+                f"a Ray worker lacks what it needs ({str(cause).strip().splitlines()[-1]}): install "
+                f"trtopt {__version__} on every node, then there: {to_install('ort', 'ray')}"
             )
         if isinstance(cause, BaseException):
             return cause if type(cause) is not type(error) else error

@@ -11,7 +11,7 @@ as left: the thread's next call goes on with it, and if none comes within `GRACE
 Who has waited for `PATIENCE` takes it whatever its holder does, so one that got lost costs that once.
 Waiting takes half of the cores at the most: threads beyond sleep, as without a baton. (On 2 cores all of 16 awake gained
 nothing and took twice the processor time, the GPU simulated.)
-numba compiles it ('trtopt[fast]'); without it threads sleep.
+numba compiles it (the extra fast); without it threads sleep.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
+from trtopt.about import to_install
 from trtopt.errors import NoBackend
 from trtopt.runtime.device import probe
 from trtopt.spec import BACKENDS, choice
@@ -43,10 +44,6 @@ __all__ = [
 ]
 
 _FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: TensorRT10, 11: TensorRT11}
-_INSTALL = (
-    "pip install 'trtopt[rtx]' (TensorRT-RTX, builds without a GPU), or on a machine with a GPU one of "
-    "'trtopt[trt8]', 'trtopt[trt10]', 'trtopt[trt11]'"
-)
 _made: dict[ModuleType, Generation] = {}
 
 
@@ -64,7 +61,7 @@ def select(backend: str = "auto") -> Generation:
         backend: "auto", "tensorrt" or "rtx".
 
     Raises:
-        NoBackend: what was asked for isn't installed; names the extras to install.
+        NoBackend: what was asked for isn't installed; says how to install it.
         UsageError: another word.
     """
     choice(backend, BACKENDS, "--backend")
@@ -73,8 +70,7 @@ def select(backend: str = "auto") -> Generation:
         taken = found[backend]
         if isinstance(taken, Generation):
             return taken
-        extras = "'trtopt[rtx]'" if backend == "rtx" else "'trtopt[trt8]', 'trtopt[trt10]' or 'trtopt[trt11]'"
-        raise NoBackend(f"--backend {backend}: {taken}; pip install {extras}")
+        raise NoBackend(f"--backend {backend}: {taken}: {_to_install(backend)}")
     tensorrt, rtx = found["tensorrt"], found["rtx"]
     gpu = probe()
     if isinstance(tensorrt, Generation) and gpu:
@@ -87,9 +83,16 @@ def select(backend: str = "auto") -> Generation:
     if isinstance(tensorrt, Generation):
         raise NoBackend(
             f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); "
-            "pip install 'trtopt[rtx]' to build without one"
+            f"to build without one: {_to_install('rtx')}"
         )
-    raise NoBackend(f"no TensorRT can be used: {tensorrt}; {rtx}. Install one: {_INSTALL}")
+    raise NoBackend(
+        f"no TensorRT can be used: {tensorrt}; {rtx}. Install TensorRT-RTX, which builds without a GPU: "
+        f"{_to_install('rtx')}; or, on a machine with a GPU, TensorRT: {_to_install('tensorrt')}"
+    )
+
+
+def _to_install(backend: str) -> str:
+    return to_install("rtx") if backend == "rtx" else " or ".join(map(to_install, ("trt11", "trt10", "trt8")))
 
 
 def _look(name: str) -> Generation | str:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.about import to_install
 from trtopt.errors import (
     BackendError,
     BuildFailed,
@@ -182,7 +183,7 @@ class Generation:
         if not gpu and not self.capabilities.builds_without_gpu:
             found.append(
                 f"{self} builds only on a machine with a GPU ({gpu.reason}); "
-                "build there, or use --backend rtx (pip install 'trtopt[rtx]'), which needs none"
+                f"build there, or use --backend rtx ({to_install('rtx')}), which needs none"
             )
         if found:
             raise UnsupportedRequest(f"{self} can't do what was asked:\n  " + "\n  ".join(found))
@@ -342,7 +343,7 @@ class Generation:
 
     def _need_gpu(self, purpose: str) -> None:
         if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
-            instead = "TensorRT-RTX needs none (pip install 'trtopt[rtx]')"
+            instead = f"TensorRT-RTX needs none ({to_install('rtx')})"
             raise DeviceError(f"{purpose} ({self}) needs a GPU: {gpu.reason}; {instead}")
 
     def _start(self, held: _Objects, typed: bool, messages: Messages) -> None:
