@@ -202,7 +202,7 @@ def test_tables_of_anything(world: World) -> None:
             Preprocess.load(table.preprocess)
 
     use(whole)
-    survived(200, whole, use)
+    survived(100, whole, use)
     tensor = next(iter(whole["tensors"]))
     changes: tuple[dict[str, Any], ...] = ({"amax": 10**400}, {"low": 1e300}, {"high": 10**400}, {"amax": 1e300})
     histogram = whole["tensors"][tensor]["histogram"]
