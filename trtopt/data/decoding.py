@@ -31,6 +31,15 @@ _PNG_CHUNKS = frozenset(
 _JPEG_DROPPED = frozenset(
     [*range(0xE1, 0xEE), 0xEF, 0xFE]
 )  # all but JFIF's (0xE0) and Adobe's (0xEE): colours depend on them
+_TURNS = {  # EXIF orientation → what turns the image upright
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 _CUT = "a JPEG cut off before its end"
 
 
@@ -147,6 +156,7 @@ def _quiet(cv2: Any) -> None:
 
 def _by_pillow(kind: str, content: bytes, orientation: int, use: Callable[[NDArray[np.uint8]], T]) -> T | str:
     """JPEG and PNG: the same pixels as OpenCV's, but libjpeg's and libpng's own words don't reach stderr."""
+    pillow = require("PIL.Image", "ort", f"reading {kind.upper()} images")
     plugin = require(f"PIL.{kind}ImagePlugin", "ort", f"reading {kind.upper()} images")
     with contextlib.ExitStack() as held:
         try:
@@ -155,11 +165,13 @@ def _by_pillow(kind: str, content: bytes, orientation: int, use: Callable[[NDArr
                 return reason
             held.enter_context(_images.taken(image.width * image.height))
             if image.mode.startswith("I"):  # 16 bits of grey
-                pixels = np.dstack([(np.asarray(image) >> 8).astype(np.uint8)] * 3)
-            else:
-                pixels = np.asarray(image if image.mode == "RGB" else image.convert("RGB"), np.uint8)
+                image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            if image.mode != "RGB":
+                image = image.convert("RGB")
+            if orientation in _TURNS:
+                image = image.transpose(getattr(pillow.Transpose, _TURNS[orientation]))
+            pixels = np.asarray(image)
             del image
-            pixels = _upright(pixels, orientation)
         except Exception as error:  # of any kind, such as struct.error and IndexError
             return f"isn't a {kind.upper()} that can be decoded ({str(error)[:80]})"
         return use(pixels)
@@ -251,16 +263,6 @@ def _frame(content: bytes) -> tuple[int, int, int] | None:
         places = [match.end() for match in re.finditer(b"ispe", content)]
         sizes = [(number(at + 4, 4, "big"), number(at + 8, 4, "big")) for at in places]
     return (*max(sizes, key=math.prod), _HEAVY) if sizes else None
-
-
-def _upright(image: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    if orientation >= 5:  # stored with rows and columns exchanged
-        image = image.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        image = image[::-1]
-    if orientation in (2, 3, 6, 7):
-        image = image[:, ::-1]
-    return np.ascontiguousarray(image)
 
 
 def _png_chunks(content: bytes) -> tuple[bytes, int] | str:
