@@ -1,7 +1,7 @@
 """Arrays in .npy and .npz files, read a few samples at a time, and never beyond what their file holds.
 
 Nothing is mapped: a file that another process cuts off meanwhile would end this one by a signal. So that a file of some
-kilobytes can't ask for any amount of memory, a compressed array has up to 128 MiB a sample, and one that must be read whole
+kilobytes can't ask for any amount of memory, a compressed array has up to 64 MiB a sample, and one that must be read whole
 (in Fortran order, or compressed and asked for whole) up to 1 GiB.
 """
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trtopt.errors import DataError, TrtoptError
 from trtopt.files import opened_regular
 
-_SAMPLE = 1 << 27  # bytes of a compressed array's sample
+_SAMPLE = 1 << 26  # bytes of a compressed array's sample
 _WHOLE = 1 << 30  # bytes of an array that must be read whole
 _PIECE = 1 << 18  # bytes read at a time from an archive, which copies what it has to append what it gets
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # what NumPy writes; others shrink zeros almost without end
@@ -50,9 +50,9 @@ class StoredArray(ABC):
         shape, fortran, dtype = read(file)
         if dtype.hasobject or dtype.subdtype is not None:
             raise ValueError("it holds Python objects" if dtype.hasobject else f"its dtype is {dtype}")
-        if min(shape, default=0) < 0 or len(shape) > 32:
+        if any(type(size) is not int or size < 0 for size in shape) or len(shape) > 32:
             raise ValueError(f"its shape is {str(shape)[:60]}")
-        self.shape: tuple[int, ...] = tuple(map(int, shape))
+        self.shape: tuple[int, ...] = shape
         self.dtype: np.dtype[Any] = dtype
         self.ndim, self._row = len(self.shape), math.prod(self.shape[1:]) * dtype.itemsize
         self.nbytes = math.prod(self.shape) * dtype.itemsize

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import re
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -94,7 +95,7 @@ def read_image(source: bytes | str | os.PathLike[str], use: Callable[[NDArray[np
     try:
         with encoded(source) as file, _files.taken(size := os.fstat(file.fileno()).st_size):
             return _decoded(file.read(size), use)
-    except DataError as error:
+    except (DataError, OSError) as error:
         return str(error)
 
 
@@ -168,6 +169,9 @@ def _by_pillow(kind: str, content: bytes, orientation: int, use: Callable[[NDArr
                 image = pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.mode != "RGB":
                 image = image.convert("RGB")
+            last = np.asarray(image.crop((0, max(0, image.height - 2), *image.size)))
+            if kind == "Png" and (image.height == 1 or not last.any(axis=(1, 2)).all()) and _short(content):
+                return "a PNG with too little data"  # of which Pillow leaves the rest black
             if orientation in _TURNS:
                 image = image.transpose(getattr(pillow.Transpose, _TURNS[orientation]))
             pixels = np.asarray(image)
@@ -284,6 +288,26 @@ def _png_chunks(content: bytes) -> tuple[bytes, int] | str:
             return b"".join(kept), orientation
         at = end
     return "a PNG cut off before its end"
+
+
+def _short(png: bytes) -> bool:
+    """Whether a PNG's data ends before its last row. It is unpacked once more: asked only where the last rows are black."""
+    width, height, depth, kind, *_, interlaced = struct.unpack_from(">IIBBBBB", png, 16)
+    bits = depth * {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(kind, 1)
+    steps = [(0, 0, 1, 1)]  # first column and row of each pass, and the steps
+    if interlaced:
+        steps = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+    sizes = [(-(-(width - left) // right), -(-(height - top) // down)) for left, top, right, down in steps]
+    missing: int = sum(rows * (1 + (columns * bits + 7) // 8) for columns, rows in sizes if columns > 0 and rows > 0)
+    unpacking, at = zlib.decompressobj(), len(_PNG)
+    while at < len(png) and missing > 0:
+        end = at + 12 + int.from_bytes(png[at : at + 4], "big")
+        packed = png[at + 8 : end - 4] if png[at + 4 : at + 8] == b"IDAT" else b""
+        while packed and missing > 0:
+            missing -= len(unpacking.decompress(packed, 1 << 20))
+            packed = unpacking.unconsumed_tail
+        at = end
+    return missing > 0
 
 
 def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
