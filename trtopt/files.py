@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trtopt.errors import OutputError, UsageError
 from trtopt.temporary import ADVICE, folder_in, is_scratch
@@ -105,12 +107,27 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
+def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A file opened for reading; OSError for what would be waited for or read without end, such as a FIFO or a device."""
+    wait_not = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
+
+
 def sha256_file(path: str | os.PathLike[str]) -> str:
-    """Hexadecimal SHA-256 of a file's content, read in blocks."""
+    """Hexadecimal SHA-256 of a file's content, read in blocks; OSError for what isn't a regular file."""
+    with opened_regular(path) as file:
+        return sha256_stream(file)
+
+
+def sha256_stream(file: BinaryIO) -> str:
+    """Hexadecimal SHA-256 of what is left to read in an open file."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    while block := file.read(1 << 20):
+        digest.update(block)
     return digest.hexdigest()
 
 

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
-from trtopt.data.decoding import decode
+from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError
@@ -32,7 +33,7 @@ from trtopt.spec import TensorInfo
 
 Array = NDArray[Any]
 T = TypeVar("T")
-_TOGETHER = 8  # images decoded and run at a time; a photo may take 100 MB
+_TOGETHER = 8  # images run at a time
 _LISTS = ("images.json", "predictions.json")  # of the images: in the order of the outputs' rows, or with their classes
 _SHOWN = 8  # samples whose best classes are kept for an output of samples × classes
 
@@ -68,7 +69,7 @@ class RunResult:
         ranked: best classes of each image, or of the first samples of an output of samples × classes.
         skipped: images that can't be used, with the reason.
         files: what was written.
-        milliseconds: host time of each call, images already decoded.
+        milliseconds: host time of each call, images already prepared.
         images: those that were run, in order; empty for arrays.
     """
 
@@ -214,27 +215,15 @@ def _from_file(text: str, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
         return {name: _loaded(rest)}
     if not text.endswith(".npz"):
         return {_only(inputs, text): _loaded(text)}
-    path = existing_file(text, "--input")
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # NumPy parses damaged headers as Python: TokenError, SyntaxError and more come out
-        raise _unreadable(path, error) from None
+    arrays = stored_arrays(existing_file(text, "--input"))
+    return {name: array.whole() for name, array in arrays.items()}
 
 
 def _loaded(source: str | os.PathLike[str]) -> Array:
     path = existing_file(source, "--input")
     if path.suffix != ".npy":
         raise UsageError(f"--input {path} isn't an .npy file, nor an .npz one without NAME=")
-    try:
-        found: Array = np.load(path, allow_pickle=False)
-    except Exception as error:
-        raise _unreadable(path, error) from None
-    return found
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    return DataError(f"{path} can't be read as {path.suffix} ({str(error)[:200]}); was it written completely?")
+    return stored_array(path).whole()
 
 
 def _only(inputs: Sequence[TensorInfo], what: str) -> str:
@@ -251,7 +240,7 @@ def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
     wanted = numpy_dtype(info.dtype)
     if array.dtype == wanted:
         return array
-    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize:
+    if array.dtype.str == f"|V{wanted.itemsize}" and wanted.isbuiltin != 1:
         return array.view(wanted)  # .npy has no name for bfloat16: two bytes come back
     floating = array.dtype.kind == "f" and info.dtype.startswith(("float", "bfloat"))
     whole = array.dtype.kind in "iu" and wanted.kind in "iu"
@@ -307,18 +296,20 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
     with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
         for start in range(0, len(items), together):
             chunk = items[start : start + together]
-            pixels: list[NDArray[np.uint8]] = []
-            for number, (item, image) in enumerate(zip(chunk, pool.map(_pixels, chunk)), start):
+            samples: list[Array] = []
+            numbers = range(start, start + len(chunk))
+            made = pool.map(functools.partial(_prepared, session), chunk, numbers)
+            for number, item, image in zip(numbers, chunk, made):
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
                     skipped.append(Skipped(name, image))
                     if len(items) > 1:  # else the error says it
                         reporter.warn(f"{name} is left out: {image}")
                 else:
-                    pixels.append(image)
+                    samples.append(image)
                     names.append(name)
-            if pixels:
-                taken, found = _timed(functools.partial(session.run_images, pixels, top=top))
+            if samples:
+                taken, found = _timed(functools.partial(session.run_prepared, samples, top=top))
                 milliseconds.append(taken)
                 if isinstance(found, dict):
                     parts.append(found)
@@ -364,14 +355,12 @@ def _listed(images: Any) -> list[Any]:
     return found
 
 
-def _pixels(item: Any) -> NDArray[np.uint8] | str:
-    """An image as height × width × 3, or why it can't be one."""
-    if isinstance(item, np.ndarray):
-        return item
-    try:
-        return decode(bytes(item) if isinstance(item, (bytes, bytearray, memoryview)) else Path(item).read_bytes())
-    except OSError as error:
-        return f"can't be read: {error.strerror}"
+def _prepared(session: Session, item: Any, number: int) -> Array | str:
+    """An image as the engine takes it, or why it can't be."""
+    prepare = session.preparation()
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return read_image(bytes(item), prepare)
+    return read_image(item, prepare) if _is_path(item) else pixels(item, number, prepare)
 
 
 # Results -------------------------------------------------------------------------------------------------------------

@@ -414,21 +414,33 @@ class Session:
             DataError: an image can't be decoded; it is named. None is run then.
             EngineError: the scores of an image are NaN.
         """
-        if self.preprocess is None or len(self.inputs) != 1:
-            why = "it has several inputs"
-            if self.preprocess is None:
-                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-            raise UsageError(f"{self.engine.name} can't take images: {why}; build it with --preprocess, or use run()")
+        prepare = self.preparation()
         if not isinstance(top, int) or top < 1:
             raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
         one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
         if one or not isinstance(images, Iterable):
             said = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
             raise UsageError(f"images is {said}; a list is needed, for one image too: run_images([image])")
-        prepare = self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
-        samples = [prepare(pixels(image, index)) for index, image in enumerate(images)]
+        samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
         if not samples:
             raise UsageError("there are no images to run")
+        return self.run_prepared(samples, top=top)
+
+    def preparation(self) -> Preprocess:
+        """How an image becomes the input.
+
+        Raises:
+            UsageError: the engine's preprocessing isn't known, or it has several inputs.
+        """
+        if self.preprocess is None or len(self.inputs) != 1:
+            why = "it has several inputs"
+            if self.preprocess is None:
+                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
+            raise UsageError(f"{self.engine.name} can't take images: {why}; build it with --preprocess, or use run()")
+        return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
+
+    def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
+        """`run_images` on what `preparation` made of each image."""
         prepared = np.stack(samples)
         outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
         [(name, scores), *others] = outputs.items()

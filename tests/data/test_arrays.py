@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.arrays import ArrayBatches
 from trtopt.errors import DataError, OutputError, UsageError
 from trtopt.spec import TensorInfo
@@ -87,15 +88,18 @@ def test_the_description_follows_the_content() -> None:
     assert ArrayBatches(changed, IMAGE).describe() != ArrayBatches(DIGITS, IMAGE).describe()
 
 
-def test_uncompressed_files_are_mapped_and_not_read(tmp_path: Path) -> None:
-    made = forms(tmp_path)
-    for form, mapped in (("plain.npz", True), ("fortran.npz", True), ("single.npy", True), ("packed.npz", False)):
-        ((_, load),) = ArrayBatches(made[form], IMAGE)._parts
-        assert isinstance(load()["image"], np.memmap) is mapped, form
-        assert np.array_equal(load()["image"], DIGITS)
+@pytest.mark.parametrize("form", ["plain.npz", "fortran.npz", "packed.npz", "single.npy"])
+def test_files_are_read_a_few_samples_at_a_time_in_any_order(form: str, tmp_path: Path) -> None:
+    path = forms(tmp_path)[form]
+    for checked in (False, True):
+        array = stored_array(path) if form == "single.npy" else stored_arrays(path, checked=checked)["image"]
+        assert (array.shape, array.dtype, array.nbytes) == (DIGITS.shape, DIGITS.dtype, DIGITS.nbytes)
+        for rows in (slice(3, 9), slice(0, 2), [1, 5, 49], slice(48, 60), slice(0, 0), [0]):
+            assert np.array_equal(array[rows], DIGITS[rows])
+        assert np.array_equal(array.whole(), DIGITS)
 
 
-def test_mapping_reads_the_member_where_it_is(tmp_path: Path) -> None:
+def test_reading_finds_the_member_where_it_is(tmp_path: Path) -> None:
     """The local header of a member may be longer than the central directory says (alignment, extra fields)."""
     np.save(tmp_path / "image.npy", DIGITS)
     info = zipfile.ZipInfo("image.npy")
@@ -103,6 +107,7 @@ def test_mapping_reads_the_member_where_it_is(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "extra.npz", "w") as archive:
         archive.writestr(info, (tmp_path / "image.npy").read_bytes())
     assert np.array_equal(together(ArrayBatches(tmp_path / "extra.npz", IMAGE)), DIGITS)
+    assert np.array_equal(stored_arrays(tmp_path / "extra.npz", checked=True)["image"].whole(), DIGITS)
 
 
 def test_several_inputs_stay_together(tmp_path: Path) -> None:
@@ -304,12 +309,11 @@ def test_a_changed_byte_in_an_archive_is_found(tmp_path: Path) -> None:
         open_data(IMAGE, data=tmp_path / "a.npz", lazy=True).describe()
 
 
-def test_compressed_arrays_unpacked_once_are_mapped_and_travel(tmp_path: Path) -> None:
+def test_compressed_arrays_unpacked_once_travel(tmp_path: Path) -> None:
     for form in ("packed.npz", "parts"):
         (tmp_path / form).mkdir()
         source = forms(tmp_path / form)[form]
         there = ArrayBatches(source, IMAGE, unpack=tmp_path / f"{form}.out")
-        assert all(isinstance(load()["image"], np.memmap) for _, load in there._parts)
         assert there.describe() == ArrayBatches(DIGITS, IMAGE).describe()
         part = pickle.loads(pickle.dumps(there.part(20, 44)))
         assert np.array_equal(together(part), DIGITS[20:44])

@@ -286,7 +286,10 @@ def _measured(
     if cache:
         identity = None if device == "cpu" else engine_identity(device)
         key = prepared.pass_key(batches.describe(), described, identity)
-        store = cache_folder("calibration") / f"{key}.calib.json"
+        try:
+            store = cache_folder("calibration") / f"{key}.calib.json"
+        except OutputError as error:
+            reporter.warn(f"this pass can't be kept for later calls: {error}")
     table = _cached(store, batches, method, reporter) if store else None
     cached = table is not None
     if table is None:
@@ -380,9 +383,9 @@ def data_notes(table: Table) -> tuple[str, ...]:
 
 
 def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> Table | None:
-    if not store.is_file():
-        return None
     try:
+        if not store.is_file():
+            return None
         table = Table.load(store)
         if isinstance(batches, ImageBatches) and table.data != batches.describe():
             batches.check()  # some couldn't be used then, and others may have stood in for them
@@ -392,7 +395,7 @@ def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> T
         table = table.with_method(method)
         if table.quality is None:
             raise CalibrationError("it was made before data was looked at")
-    except TrtoptError as error:
+    except (TrtoptError, OSError) as error:  # OSError: a folder that is closed to this user
         reporter.note(f"the kept pass can't be used, so the data is read again: {error}")
         return None
     reporter.note(f"the same model was calibrated on the same {table.samples} samples before: that pass is used")

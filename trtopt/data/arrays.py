@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import os
@@ -18,24 +17,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, OutputError, TrtoptError, UsageError
-from trtopt.files import sha256_json
+from trtopt.errors import DataError, OutputError, UsageError
+from trtopt.files import existing_file, sha256_json
 from trtopt.spec import TensorInfo
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any] | StoredArray]
 _Part = tuple[str, Callable[..., Arrays]]
 _Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
-_BLOCK = 1 << 24  # bytes checked at a time
+_BLOCK = 1 << 22  # bytes checked at a time
+_MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
 
 
 class ArrayBatches:
     """See `trtopt.data.Batches`. Everything is checked when this is made, block by block.
 
-    .npy files and uncompressed .npz files (`np.savez`) are mapped, not read; of compressed ones the largest must fit into
-    memory, unless they are unpacked to files in the folder `unpack`. Which samples a `limit` takes is decided by their
-    content.
+    Files are read a few samples at a time (see `StoredArray`), compressed ones from their beginning in each pass, unless they
+    are unpacked to files in the folder `unpack`. Which samples a `limit` takes is decided by their content.
 
     With `lazy` names, shapes and types are checked when this is made; values are checked, and digests made, in a thread
     meanwhile. What asks for them (a pass, `describe`, `digests`, `part`) waits for it, and raises what it found.
@@ -65,9 +65,11 @@ class ArrayBatches:
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
         self._named = [_short(where, source) for where, _ in self._parts]
-        found = sum(_count(_matched(_look(load), self._inputs, where)) for where, load in self._parts)
+        found = sum(_count(_matched(load(), self._inputs, where)) for where, load in self._parts)
         if not found:
             raise DataError("--data holds no samples (the first axis counts them)")
+        if found > _MOST:
+            raise DataError(f"--data holds {found} samples; up to {_MOST} are read, and some hundred are enough")
         self.samples = found if limit is None else min(found, limit)
         self._reading: Future[_Taken] | None = Future()
         if lazy:
@@ -170,28 +172,30 @@ def _joined(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str]:
     """One digest per sample, over all inputs; checks every value on the way."""
     matched = _matched(part, inputs, where)
-    found = [hashlib.sha256() for _ in range(_count(matched))]
-    for info in inputs:
-        values = matched[info.name]
-        rows = max(1, _BLOCK // max(1, values[:1].nbytes))
-        for start in range(0, len(values), rows):
-            block = _checked(values[start : start + rows], info, where, start)
-            for offset, sample in enumerate(block):
-                found[start + offset].update(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
-    return [digest.hexdigest() for digest in found]
+    found: list[str] = []
+    rows = max(1, _BLOCK * _count(matched) // max(1, sum(values.nbytes for values in matched.values())))
+    for start in range(0, _count(matched), rows):
+        blocks = [_checked(matched[info.name][start : start + rows], info, where, start) for info in inputs]
+        for samples in zip(*blocks):
+            digest = hashlib.sha256()
+            for sample in samples:
+                digest.update(np.ascontiguousarray(sample).reshape(-1).view(np.uint8).data)
+            found.append(digest.hexdigest())
+    return found
 
 
 def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
     """(name for messages, function that loads it) of each file or object."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        if not path.exists():
-            raise UsageError(f"--data {path} doesn't exist")
-        files = [path]
-        if path.is_dir():
-            files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy"))
+        if os.path.isdir(path):  # noqa: PTH112  (Path's raises errors for names that are too long)
+            files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy") and not item.is_dir())
             if not files:
                 raise DataError(f"there is no .npz or .npy file in {path}")
+        else:
+            files = [existing_file(path, "--data")]
+            if path.suffix not in (".npz", ".npy"):
+                raise UsageError(f"--data {path} is neither .npz nor .npy nor a folder of them")
         return [(str(file), partial(_load, file, inputs)) for file in files]
     if isinstance(source, np.ndarray):
         return [("the array", partial(_given, {_only(inputs, "an array").name: source}))]
@@ -217,88 +221,41 @@ def _given(arrays: Any, **_: bool) -> Arrays:
     return found
 
 
-def _look(load: Callable[..., Arrays]) -> Arrays:
-    """The arrays of a part, or others of their shapes and types where reading them would take long."""
-    return load(bare=True)
-
-
 def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
     """The part with compressed arrays copied to files in `folder`, so that they can be mapped."""
     where, load = part
     path = Path(where)
     if getattr(load, "func", None) is not _load or path.suffix != ".npz":
         return part
-    with _opened(path), zipfile.ZipFile(path) as archive:
-        if all(item.compress_type == zipfile.ZIP_STORED for item in archive.infolist()):
+    with readable(path), zipfile.ZipFile(path) as archive:
+        found = members(archive)
+        if all(item.compress_type == zipfile.ZIP_STORED for item in found.values()):
             return part
-        _matched(_look(load), inputs, where)  # what can't be used isn't unpacked
+        _matched(load(), inputs, where)  # what can't be used isn't unpacked
         try:
             folder.mkdir(parents=True)
             files = {}
             for number, info in enumerate(inputs):
                 files[info.name] = folder / f"{number}.npy"
-                with archive.open(f"{info.name}.npy") as member, files[info.name].open("wb") as file:
+                with archive.open(found[info.name]) as member, files[info.name].open("wb") as file:
                     shutil.copyfileobj(member, file, _BLOCK)
         except OSError as error:
             raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
-    return where, partial(_mapped, files)
+    return where, partial(_load_all, files)
 
 
-def _mapped(files: Mapping[str, Path], **_: bool) -> Arrays:
-    return {name: np.load(file, mmap_mode="r", allow_pickle=False) for name, file in files.items()}
+def _load(path: Path, inputs: Sequence[TensorInfo], *, checked: bool = False) -> Arrays:
+    """Args: checked: an archive's checksums were compared before."""
+    if path.suffix == ".npy":
+        return {_only(inputs, f"{path.name}").name: stored_array(path)}
+    return stored_arrays(path, checked=checked)
 
 
-def _load(path: Path, inputs: Sequence[TensorInfo], *, checked: bool = False, bare: bool = False) -> Arrays:
-    """Args: checked: an archive's checksums were compared before. bare: shapes and types are all that is wanted."""
-    if path.suffix not in (".npz", ".npy"):
-        raise UsageError(f"--data {path} is neither .npz nor .npy nor a folder of them")
-    with _opened(path):
-        if path.suffix == ".npy":
-            return {_only(inputs, f"{path.name}").name: np.load(path, mmap_mode="r", allow_pickle=False)}
-        with zipfile.ZipFile(path) as archive:
-            return {
-                item.filename.removesuffix(".npy"): _member(path, archive, item, checked, bare)
-                for item in archive.infolist()
-            }
+def _load_all(files: Mapping[str, Path], **_: bool) -> Arrays:
+    return {name: stored_array(file) for name, file in files.items()}
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except TrtoptError:
-        raise
-    except Exception as error:  # NumPy parses damaged headers as Python: TokenError, SyntaxError and more come out
-        raise DataError(
-            f"{path} can't be read as {path.suffix} ({str(error)[:200]}); was it written completely?"
-        ) from None
-
-
-def _member(path: Path, archive: zipfile.ZipFile, item: zipfile.ZipInfo, checked: bool, bare: bool) -> NDArray[Any]:
-    """One array of an .npz: mapped where it is stored uncompressed, as np.savez does, else read."""
-    with archive.open(item) as file:
-        layout: Any = np.lib.format  # untyped in some of the NumPy versions that are supported
-        version = layout.read_magic(file)
-        read = layout.read_array_header_1_0 if version == (1, 0) else layout.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError(f"{item.filename} holds Python objects")
-        header = file.tell()
-        if item.compress_type != zipfile.ZIP_STORED or 0 in shape or not shape:
-            if bare:
-                return np.broadcast_to(np.zeros((), dtype), shape)
-            file.seek(0)
-            return np.asarray(layout.read_array(file, allow_pickle=False))
-        while not (checked or bare) and file.read(_BLOCK):  # to its end, where the archive's checksum is compared
-            pass
-    with path.open("rb") as raw:
-        raw.seek(item.header_offset)
-        local = raw.read(30)  # the archive's own header of the member: fixed part, then name and extra field
-    start = item.header_offset + 30 + int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")
-    return np.memmap(path, dtype, "r", start + header, shape, "F" if fortran else "C")
-
-
-def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str, NDArray[Any]]:
+def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str, NDArray[Any] | StoredArray]:
     """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them."""
     if not isinstance(part, Mapping):
         raise UsageError(f"{where} is {type(part).__name__}; input name → array is needed")
@@ -319,14 +276,17 @@ def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str
     return found
 
 
-def _array(given: Any, what: str) -> NDArray[Any]:
+def _array(given: Any, what: str) -> NDArray[Any] | StoredArray:
+    if isinstance(given, StoredArray):
+        return given
     try:
-        return np.asanyarray(given)
+        found: NDArray[Any] = np.asanyarray(given)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
+    return found
 
 
-def _fitting(values: NDArray[Any], info: TensorInfo, where: str) -> NDArray[Any]:
+def _fitting(values: NDArray[Any] | StoredArray, info: TensorInfo, where: str) -> NDArray[Any] | StoredArray:
     what = f"{where}: {info.name}"
     wanted, shape = np.dtype(info.dtype), "x".join(map(str, info.shape)) or "scalar"
     if not info.shape:
@@ -339,6 +299,8 @@ def _fitting(values: NDArray[Any], info: TensorInfo, where: str) -> NDArray[Any]
         if isinstance(size, int) and size >= 0 and values.shape[axis] != size:
             given = "x".join(map(str, values.shape))
             raise UsageError(f"{what} has shape {given}, the model takes {shape}: dimension {axis} must be {size}")
+    if 0 in values.shape[1:]:
+        raise UsageError(f"{what} has shape {'x'.join(map(str, values.shape))}: there is no value in its samples")
     same_kind = values.dtype.kind == wanted.kind or {values.dtype.kind, wanted.kind} == {"i", "u"}
     if values.dtype != wanted and (not same_kind or values.dtype.kind not in "fiu"):
         raise UsageError(f"{what} has dtype {values.dtype}, the model takes {info.dtype}: convert it with astype first")

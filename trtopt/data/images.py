@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.data.batches import Skipped
-from trtopt.data.decoding import decode
+from trtopt.data.decoding import encoded, read_image
 from trtopt.data.preprocess import Preprocess
 from trtopt.errors import DataError, UsageError, require
-from trtopt.files import sha256_json
+from trtopt.files import sha256_json, sha256_stream
 from trtopt.machine import cores
 from trtopt.spec import TensorInfo
 
@@ -197,11 +197,7 @@ class ImageBatches:
     def _load(self, item: _Chosen) -> NDArray[Any] | str:
         if isinstance(item.item, np.ndarray):
             return self._prepare(item.item)
-        try:
-            image = decode(item.content if item.content is not None else _read(item.item))
-        except DataError as error:
-            return str(error)
-        return image if isinstance(image, str) else self._prepare(image)
+        return read_image(item.item if item.content is None else item.content, self._prepare)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,29 +226,25 @@ def _ranked(found: list[_Chosen]) -> list[_Chosen]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror}") from error
+        with encoded(path) as file:
+            return file.read()
+    except (DataError, OSError) as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def _digest(item: Item) -> str | Skipped:
     if isinstance(item, np.ndarray):
         return hashlib.sha256(str(item.shape).encode() + item.tobytes()).hexdigest()
     try:
-        return hashlib.sha256(_read(item)).hexdigest()
-    except DataError as error:
+        with encoded(item) as file:
+            return sha256_stream(file)
+    except (DataError, OSError) as error:
         return Skipped(item.name, str(error))
 
 
 def _unusable(item: Item) -> str:
     """Why an image can't be used; "" if it can."""
-    if isinstance(item, np.ndarray):
-        return ""
-    try:
-        image = decode(_read(item))
-    except DataError as error:
-        return str(error)
-    return image if isinstance(image, str) else ""
+    return "" if isinstance(item, np.ndarray) else read_image(item, lambda _: "")
 
 
 def _listed(source: Any) -> list[Item]:
@@ -273,9 +265,9 @@ def _listed(source: Any) -> list[Item]:
 
 
 def _images_in(folder: Path) -> list[Item]:
-    if not folder.exists():
-        raise UsageError(f"--images {folder} doesn't exist")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
+        if not os.path.lexists(folder):
+            raise UsageError(f"--images {folder} doesn't exist")
         raise UsageError(f"--images {folder} isn't a folder; give the folder that holds the images")
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())

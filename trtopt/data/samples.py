@@ -119,7 +119,7 @@ def _write(recipe: CropRecipe, folder: Path) -> None:
     random = np.random.default_rng(recipe.seed)
     photos = []
     for path in recipe.photos:
-        image = decode(path.read_bytes())
+        image = decode(path)
         if isinstance(image, str):
             raise DataError(f"the photo {path} {image}")
         photos.append(image)
