@@ -14,10 +14,10 @@ ROOT = Path(trtopt.__file__).parent
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 # Lower rooms first; a module may import from its own room and from those before it.
 ROOMS = (
-    ("errors", "about", "machine", "library_output", "native_output"),
+    ("errors", "about", "machine", "library_output", "native_output", "foreign"),
     ("files", "progress"),
     ("spec",),
-    ("recipes", "modules"),
+    ("recipes", "factories", "checkpoints", "modules", "forward"),
     ("classnames", "predictions"),
     ("data",),
     ("graph",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -12,6 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 _LOGGERS = ("onnxslim", "onnxscript", "onnx_ir")
+
+
+def wanted() -> bool:
+    """Whether the user asked for the libraries' own messages: `trtopt -v`, or TRTOPT_DEBUG in the environment."""
+    return bool(os.environ.get("TRTOPT_DEBUG"))
 
 
 class _Muted:
