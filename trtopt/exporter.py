@@ -556,8 +556,8 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> s
     if uses_nms:
         return (
             f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
-            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do NMS "
-            "after the engine"
+            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
+            "NMS after the engine"
         )
     if "data-dependent" in told or "GuardOnDataDependent" in told:
         return (

@@ -59,7 +59,10 @@ class Arguments:
             raise UsageError(f"{text}: forward has no argument {wrong[0]!r}; it takes: {self}")
         if wrong:
             for name in () if self.free else wrong:
-                if close := difflib.get_close_matches(name, self.named, 1, 0.8):
+                close = difflib.get_close_matches(name, self.named, 1, 0.8)
+                if close and not (
+                    name.startswith(close[0]) or close[0].startswith(name)
+                ):  # "images" is no slip for "image"
                     raise UsageError(
                         f"{text}: forward has no argument {name!r}; it takes: {self}. Write --inputs {close[0]}:…, and "
                         f"--input-names {name} if the file shall call it so"

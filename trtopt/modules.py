@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -228,9 +229,15 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
 
 
 def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
-    """Without the names of what a model was wrapped in while it was saved: DataParallel's "module.", Lightning's "model."."""
-    while (
-        not wanted & set(state) and all("." in key for key in state) and len({key.split(".")[0] for key in state}) == 1
-    ):
-        state = {key.partition(".")[2]: value for key, value in state.items()}
-    return state
+    """With the module's own beginning of all names in place of the file's: DataParallel's "module.", a wrapper's "model."."""
+    if wanted & set(state):
+        return state
+    ours, theirs = _beginning(wanted), _beginning(state)
+    return {f"{ours}{key.removeprefix(theirs)}": value for key, value in state.items()}
+
+
+def _beginning(names: Iterable[str]) -> str:
+    """What all names begin with, up to a dot."""
+    split = sorted(name.split(".")[:-1] for name in names)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(split[0], split[-1])) if split else ()
+    return "".join(f"{part}." for part, _ in shared)
