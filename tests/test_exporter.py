@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch  # noqa: TID251
 from torch import nn  # noqa: TID251
+from torchvision.models.detection.ssd import SSD
 
 import trtopt.exporter
 from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, OutputError, UsageError
@@ -224,6 +225,12 @@ class Broken(nn.Module):
         return x @ torch.ones(5, 5)
 
 
+class Detector(SSD):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.head = nn.Identity()
+
+
 class Suppressed(nn.Module):
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         from torchvision.ops import nms
@@ -325,6 +332,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "--inputs b:"),
         (Two(), {}, UsageError, "forward takes: a, b"),
         ("torchvision:ssd300_vgg16", {}, UsageError, "NMS"),
+        (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, UsageError, "NMS"),
         ("torchvision:fasterrcnn_resnet50_fpn", {}, UsageError, "backbone"),
         ("torchvision:quantized_resnet18", {}, UsageError, "torchvision:resnet18"),
         ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, UsageError, "'classes'"),

@@ -68,8 +68,8 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
             )
         if arguments:
             raise UsageError("factory arguments are for a factory's name; the source is a ready module")
-        own = Source(source, type(source).__name__, "the module's own")
-        return _weighted(own, weights)
+        name = type(source).__name__
+        return _weighted(Source(_without_end(source, name), name, "the module's own"), weights)
     text = os.fspath(source)
     if text.endswith(".onnx"):
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
@@ -87,11 +87,14 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
 
 
 def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
-    module = make(text, positional, arguments, folder)
-    defined = getattr(type(module).forward, "__module__", None) or ""
-    if defined.startswith("torchvision.models.detection."):  # a subclass may have a forward of its own, without NMS
+    return Source(_without_end(make(text, positional, arguments, folder), text), text, "the factory's own")
+
+
+def _without_end(module: Any, text: str) -> Any:
+    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS."""
+    if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
         raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
-    return Source(module, text, "the factory's own")
+    return module
 
 
 def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
@@ -138,14 +141,14 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
         with torch.random.fork_rng(devices=[]), offline() as asked, quiet():
             torch.manual_seed(SEED)
             module = builder(**{**nothing, **options})
+            trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
+            filled = 0 if trained else _fill_zero_heads(torch, module)
     except Exception as error:
         if asked:
             raise ModelError(no_downloads(text, asked)) from error
         told = f"{text}: {type(error).__name__}: {essence(error)}"
         raise UsageError(f"{told}; given: {dict(options)}" if options else told) from error
-    trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
-    filled = 0 if trained else _fill_zero_heads(torch, module)
     if filled:
         notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
     size, preprocess = 224, None
