@@ -194,3 +194,12 @@ def test_factory_arguments_are_python_values() -> None:
     for wrong in ("a", "=3", "a b=3", "a=true", "a=null"):
         with pytest.raises(UsageError):
             parse_argument(wrong)
+
+
+def test_a_recipe_names_a_file_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = 'description = "own"\nsource = "trtopt_model.py:Net"\n[options]\nwidth = 4\ndeep = 2\n'
+    (folder / "own.toml").write_text(recipe)
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    net = made("../own.toml", width=6)  # what is typed comes before the recipe's
+    assert (net.block.out_features, net.deep) == (6, 2)
