@@ -14,13 +14,13 @@ ROOT = Path(trtopt.__file__).parent
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 # Lower rooms first; a module may import from its own room and from those before it.
 ROOMS = (
-    ("errors", "about", "machine", "library_output", "native_output", "terminal"),
+    ("errors", "about", "machine", "library_output", "native_output", "terminal", "foreign"),
     ("temporary",),
     ("stopping",),
     ("files", "progress", "documents"),
     ("spec",),
     ("shapes",),
-    ("recipes", "modules"),
+    ("recipes", "factories", "checkpoints", "modules", "forward"),
     ("classnames", "predictions"),
     ("data",),
     ("graph",),

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import trtopt
-from trtopt import cli
+from trtopt import cli, library_output
 
 REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
@@ -107,6 +107,51 @@ def test_starting_imports_nothing_heavy(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip().endswith("[]"), done.stderr
+
+
+def test_the_version_is_an_option_too() -> None:
+    result = CliRunner().invoke(cli.app, ["--version"])
+    assert (result.exit_code, result.output) == (0, f"trtopt {trtopt.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["-v", "version"], ["version", "--verbose"], ["version", "-v", "--json"]])
+def test_verbose_stands_before_or_after_the_command(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("TRTOPT_DEBUG", "")
+    wanted: list[bool] = []
+    monkeypatch.setattr(trtopt, "version", lambda: wanted.append(library_output.wanted()), raising=False)
+    CliRunner().invoke(cli.app, arguments)
+    assert wanted == [True]
+
+
+def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trtopt.foreign import quiet
+
+    def broken(*_: Any, **__: Any) -> None:
+        with quiet():
+            print("a library's own line")
+        raise RuntimeError("the sky fell")
+
+    monkeypatch.setenv("TRTOPT_DEBUG", "")
+    monkeypatch.setattr(trtopt, "check", broken, raising=False)
+    for arguments, shown in (["check", "m.onnx", "--json"], False), (["check", "m.onnx", "--json", "-v"], True):
+        monkeypatch.setattr(sys, "argv", ["trtopt", *arguments])
+        with pytest.raises(SystemExit):
+            cli.main()
+        written = capsys.readouterr()
+        assert ("Traceback" in written.err and "a library's own line" in written.err) is shown
+        assert list(json.loads(written.out)) == ["error"]
+
+
+def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(trtopt, "export", lambda *_, **options: given.update(options), raising=False)
+    names = ["--input-names", "a,b", "--output-names", "p", "--output-names", "q, r"]
+    arguments = ["--factory-arg", "width=8", "--factory-arg", "weights_backbone=None"]
+    CliRunner().invoke(cli.app, ["export", "my_model:Net", "-o", "m.onnx", *names, *arguments])
+    assert given["input_names"] == ("a", "b") and given["output_names"] == ("p", "q", "r")
+    assert given["factory_arg"] == {"width": 8, "weights_backbone": None}
 
 
 def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

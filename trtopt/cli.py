@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from trtopt import stopping
 from trtopt.errors import BuildCancelled, TrtoptError
@@ -25,8 +25,19 @@ from trtopt.terminal import escaped, own_lines, styled, visible
 if TYPE_CHECKING:
     from trtopt.progress import Reporter
 
+
+class _Anywhere(TyperGroup):
+    """`-v` may stand after the command, too, where people type it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        moved = [text for text in args[:end] if text in ("-v", "--verbose")]
+        return super().parse_args(ctx, moved[:1] + [text for text in args[:end] if text not in moved] + args[end:])
+
+
 app = typer.Typer(
     name="trtopt",
+    cls=_Anywhere,
     help="PyTorch or ONNX to a verified INT8/FP16 TensorRT engine, the same way on TensorRT 8.6, 10, 11 and RTX.",
     epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine",
     no_args_is_help=True,
@@ -160,10 +171,40 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     console.print(table)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from trtopt.about import __version__
+
+        print(f"trtopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print trtopt's version (more: version)."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Show the libraries' own messages, and tracebacks; after a command, too."),
+    ] = False,
+) -> None:
+    if verbose:
+        os.environ["TRTOPT_DEBUG"] = "1"  # processes that this one starts see it, too
+
+
 @app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
 @_prepares_images
 def export(
-    source: Annotated[str, typer.Argument(help="torchvision:NAME, package.module:factory, or a recipe.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe."
+        ),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
     opset: Annotated[
         int | None, typer.Option("--opset", help="ONNX opset; default: what every generation reads.")
@@ -172,6 +213,10 @@ def export(
         str | None, typer.Option("--for-generation", help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.")
     ] = None,
     weights: Annotated[Path | None, typer.Option("--weights", help="A state dict (weights only).")] = None,
+    factory_arg: Annotated[
+        list[str] | None,
+        typer.Option("--factory-arg", metavar="NAME=VALUE", help="An argument of the class or factory; repeatable."),
+    ] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option(
@@ -184,9 +229,11 @@ def export(
         list[str] | None, typer.Option("--dynamic", metavar="NAME:AXIS=DIM[,…]", help="More dynamic axes; repeatable.")
     ] = None,
     input_names: Annotated[
-        list[str] | None, typer.Option("--input-names", help="In forward's order; repeatable.")
+        list[str] | None, typer.Option("--input-names", metavar="NAME[,NAME]", help="In forward's order; repeatable.")
     ] = None,
-    output_names: Annotated[list[str] | None, typer.Option("--output-names", help="In order; repeatable.")] = None,
+    output_names: Annotated[
+        list[str] | None, typer.Option("--output-names", metavar="NAME[,NAME]", help="In order; repeatable.")
+    ] = None,
     sample: Annotated[
         Path | None, typer.Option("--sample", help="Real inputs to compare on: .npz, .npy, images.")
     ] = None,
@@ -198,6 +245,7 @@ def export(
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
     import trtopt
     from trtopt.exporter import parse_input
+    from trtopt.factories import parse_argument
 
     result = trtopt.export(
         source,
@@ -205,10 +253,11 @@ def export(
         opset=opset,
         for_generation=for_generation,
         weights=weights,
+        factory_arg=dict(map(parse_argument, factory_arg)) if factory_arg else None,
         inputs=[parse_input(item) for item in inputs] if inputs else None,
         dynamic=dict(map(_dynamic_axes, dynamic)) if dynamic else None,
-        input_names=input_names,
-        output_names=output_names,
+        input_names=_listed(",".join(input_names)) if input_names else None,
+        output_names=_listed(",".join(output_names)) if output_names else None,
         sample=sample,
         preprocess=preprocess,
         tolerance=tolerance,
@@ -903,7 +952,7 @@ def _tell_of_native_lines(failed: bool) -> None:
     if debug:
         print(*(f"native: {line}" for line in found), sep="\n", end="\n" if found else "", file=sys.stderr)
     elif found:
-        print(f"native libraries printed {len(found)} lines of their own: TRTOPT_DEBUG=1 shows them", file=sys.stderr)
+        print(f"native libraries printed {len(found)} lines of their own: trtopt -v shows them", file=sys.stderr)
 
 
 def _failure(error: Exception) -> int:
@@ -924,7 +973,7 @@ def _failure(error: Exception) -> int:
         message = f"{error.format_message().rstrip('.')}; try '{context.command_path if context else 'trtopt'} -h'"
     else:
         kind, status = "InternalError", 70
-        message = f"internal error, please report it: {type(error).__name__}: {error} (TRTOPT_DEBUG=1 shows where)"
+        message = f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"
     said = error.lines if isinstance(error, TrtoptError) else [message]
     print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,12 +30,16 @@ from trtopt.errors import (
     require,
 )
 from trtopt.files import check_writable
+from trtopt.foreign import chain, essence, place, quiet
+from trtopt.forward import INNER, Arguments, called, example, leaves
+from trtopt.forward import output_names as named_outputs
 from trtopt.graph.compare import Difference, OnnxSession, difference, synthetic_inputs
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
 from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.naming import rename_values
 from trtopt.graph.opset import lower_opset
-from trtopt.modules import Source, essence, open_source, quiet
+from trtopt.modules import Source, opened
 from trtopt.progress import SILENT, Reporter
 from trtopt.recipes import check_shape, package_file
 from trtopt.spec import TensorInfo
@@ -104,6 +109,7 @@ def export(
     opset: int | None = None,
     for_generation: str | None = None,
     weights: str | os.PathLike[str] | None = None,
+    factory_arg: Mapping[str, Any] | None = None,
     inputs: InputSpec | None = None,
     dynamic: Mapping[str, Mapping[int, str]] | None = None,
     input_names: Sequence[str] | None = None,
@@ -119,15 +125,19 @@ def export(
     Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
 
     Args:
-        source: "torchvision:NAME", "package.module:factory", the name or path of a model recipe, or a module.
+        source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
+            a module is looked for in the current folder, too), the name or path of a model recipe, or a module.
         opset: of the file; default: the newest that `for_generation` reads, else 17, which all read.
         for_generation: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
         weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
-        inputs: input name → shape (or TensorInfo); a name in place of a size makes that dimension dynamic, equal names
-            are equal sizes: {"input": ("batch", 3, "H", "W")}. Default: the recipe's, or batch×3×H×W float32 for
+        factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
+        inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
+            in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
+            equal names are equal sizes: {"input": ("batch", 3, "H", "W")}. Default: the recipe's, or batch×3×H×W float32 for
             torchvision with the size its own preprocessing gives.
         dynamic: input name → {axis: dimension name}, on top of `inputs`.
-        input_names, output_names: names in the ONNX file, in the order of forward's arguments and results.
+        input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
+            outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
         sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
             images (with `preprocess`), or arrays. Default: photos of an installed package where the model takes images
             and its preprocessing is known, else seeded synthetic values, which the result says.
@@ -144,33 +154,45 @@ def export(
     """
     check_writable(output)
     target = _opset(opset, for_generation)
-    with reporter.phase("load the PyTorch model"):
-        found = open_source(source, weights)  # a source that can't be right is refused before torch is asked for
-    torch = require("torch", "torch", "export")
-    require("onnxscript", "torch", "export")
-    if opset is None and for_generation is None and found.opset:
-        target = found.opset
-    infos = _inputs(found, inputs, dynamic, input_names)
-    if isinstance(preprocess, Mapping):
-        preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
-    arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
-    notes = [*found.notes]
-    for note in notes:
-        reporter.warn(note)
-    names = tuple(output_names or found.outputs)
-    with _threads(torch), _evaluating(torch, found.module), scratch() as folder:
+    with contextlib.ExitStack() as stack:
+        with reporter.phase("load the PyTorch model"):  # a source that can't be right is refused before torch is asked for
+            found = stack.enter_context(opened(source, weights, factory_arg))
+        torch = require("torch", "torch", "export")
+        require("onnxscript", "torch", "export")
+        stack.enter_context(_threads(torch))
+        if opset is None and for_generation is None and found.opset:
+            target = found.opset
+        infos, keywords = _inputs(found, inputs, dynamic, input_names)
+        if isinstance(preprocess, Mapping):
+            preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
+        arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
+        notes = [*found.notes]
+        for note in notes:
+            reporter.warn(note)
+        stack.enter_context(_evaluating(torch, found.module))
+        module = called(torch, found.module, keywords)
+        with reporter.phase("run the PyTorch model"):
+            values, uses_nms = _first_run(torch, found, module, infos, arrays)
+        tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
+        for name, value in values:
+            if not isinstance(value, torch.Tensor):
+                notes.append(
+                    f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
+                )
+                reporter.warn(notes[-1])
+        names = named_outputs(tensors, output_names or found.outputs, [info.name for info in infos], found.text)
         with reporter.phase("export to ONNX"):
-            model = _export(torch, found.module, infos, arrays, names, target)
-            _record_training(torch, found.module, infos, arrays, model)
+            model = _export(torch, found.text, module, infos, arrays, names, target, uses_nms)
+            _record_training(torch, module, infos, arrays, model)
         comparisons: list[Comparison] = []
         if verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
-                path = folder / "model.onnx"
+                path = stack.enter_context(scratch()) / "model.onnx"
                 save_model(model.proto, path)
                 session = OnnxSession(path)
                 for size in _batch_sizes(infos, arrays):
                     batch = _cut(infos, arrays, size)
-                    expected = _run(torch, found.module, infos, batch, model)
+                    expected = _run(torch, module, infos, batch, model)
                     gap = difference(expected, session(batch))
                     comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
@@ -226,7 +248,9 @@ def _inputs(
     inputs: InputSpec | None,
     dynamic: Mapping[str, Mapping[int, str]] | None,
     names: Sequence[str] | None,
-) -> tuple[TensorInfo, ...]:
+) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
+    """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
+    takes = Arguments(found.module)
     if isinstance(inputs, Mapping):
         infos = [
             shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
@@ -235,15 +259,20 @@ def _inputs(
     else:
         infos = list(inputs or found.inputs)
     if not infos:
-        raise UsageError(f"{found.text}: its inputs aren't known; give them, such as --inputs input:batchx3x224x224")
+        typed = " ".join(f"--inputs {name}:{example(name)}" for name in takes.needed or ["input"])
+        raise UsageError(
+            f"{found.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
+        )
+    infos, keywords = takes.order(infos, found.text)
+    former = [info.name for info in infos]
     if names:
         if len(names) != len(infos) or len(set(names)) < len(names):
             raise UsageError(
-                f"input names {list(names)}: {len(infos)} different ones are needed, for {[i.name for i in infos]}"
+                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
             )
         infos = [replace(info, name=name) for info, name in zip(infos, names)]
     for name, axes in (dynamic or {}).items():
-        index = next((index for index, info in enumerate(infos) if info.name == name), None)
+        index = next((index for index, info in enumerate(infos) if name in (info.name, former[index])), None)
         if index is None:
             raise UsageError(f"dynamic names the input {name!r}; there are: {', '.join(info.name for info in infos)}")
         shape = list(infos[index].shape)
@@ -252,7 +281,7 @@ def _inputs(
                 raise UsageError(f"dynamic: the input {name!r} has {len(shape)} dimensions, no axis {axis}")
             shape[axis] = dimension
         infos[index] = replace(infos[index], shape=tuple(shape))
-    return tuple(map(_info, infos))
+    return tuple(map(_info, infos)), keywords
 
 
 def _info(info: TensorInfo) -> TensorInfo:
@@ -353,13 +382,45 @@ def _cut(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], size
     return cut
 
 
+def _first_run(
+    torch: Any, found: Source, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[list[tuple[str, Any]], bool]:
+    """What forward returns, and whether NMS has part in it; a fault of the model shows here, before the exporter hides it."""
+    batch, seen = _cut(infos, arrays, _batch_sizes(infos, arrays)[-1]), []
+    taken = []
+    hook = found.module.register_forward_hook(lambda _, __, result: taken.append(result))
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "nms" in str(function):
+                seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    try:
+        with torch.no_grad(), quiet(), Watch():
+            module(*_tensors(torch, module, infos, batch))
+    except (Exception, SystemExit) as error:
+        given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in infos)
+        raise ModelError(
+            f"{found.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}{_input_hint(error)}"
+        ) from error
+    finally:
+        hook.remove()
+    values = list(leaves(taken[-1]))
+    if not any(isinstance(value, torch.Tensor) for _, value in values):
+        raise ModelError(f"{found.text}: forward returns {type(taken[-1]).__name__}, which holds no tensor")
+    return values, bool(seen)
+
+
 def _export(
     torch: Any,
+    text: str,
     module: Any,
     infos: tuple[TensorInfo, ...],
     arrays: Mapping[str, NDArray[Any]],
-    names: tuple[str, ...],
+    names: Sequence[str],
     target: int,
+    uses_nms: bool,
 ) -> Model:
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
     size = infos[0].shape[0] if isinstance(infos[0].shape[0], int) else max(2, min(map(len, arrays.values())))
@@ -367,21 +428,27 @@ def _export(
     shapes = tuple(
         {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
     )
+    # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
+    asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
+    given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 _tensors(torch, module, infos, batch),
-                input_names=[info.name for info in infos],
-                output_names=list(names) or None,
-                dynamic_shapes=shapes if any(shapes) else None,
+                input_names=list(asked),
+                output_names=list(given),
+                dynamic_shapes=(shapes,) if any(shapes) else None,
                 opset_version=max(target, NATIVE_OPSET),
                 dynamo=True,
                 verbose=False,
             )
             proto = program.model_proto
     except Exception as error:
-        raise ModelError(f"torch's exporter failed: {essence(error)}{_hint(error)}") from error
+        raise ModelError(
+            f"{text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
+        ) from error
+    rename_values(proto.graph, {**asked, **given}, f"{INNER}.")
     model = load_model(proto)
     found = [info.name for info in model.inputs]
     if found != [info.name for info in infos]:
@@ -456,10 +523,9 @@ def _run(
     """PyTorch's outputs under the ONNX file's names."""
     with torch.no_grad(), quiet():
         outputs = module(*_tensors(torch, module, infos, batch))
-    flat = [value for value in torch.utils._pytree.tree_leaves(outputs) if isinstance(value, torch.Tensor)]
-    if len(flat) != len(model.outputs):
-        raise ModelError(f"PyTorch gives {len(flat)} outputs, the exported model {len(model.outputs)}")
-    return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, flat)}
+    if len(outputs) != len(model.outputs):
+        raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
+    return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}
 
 
 def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:
@@ -472,22 +538,48 @@ def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: st
     return ["every output is zero, so that the comparison says little"] if not gap.scale else []
 
 
-def _hint(error: BaseException) -> str:
-    text = "".join(str(item) for item in _chain(error))
-    if any(
-        sign in text
-        for sign in ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
-    ):
-        return "; the model fixes a dimension that was asked to be dynamic: give a size in its place"
-    if "data-dependent" in text or "GuardOnDataDependent" in text:
-        return "; its control flow depends on values: rewrite that part without Python conditions on tensors"
-    return ""
+_STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> str:
+    """The class of the failure in our words: what, where in the user's code, what to do."""
+    told = "".join(str(item) for item in chain(error))
+    fixed = [
+        f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
+        for size, which, axis in _STATIC.findall(told)
+        if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
+    ]
+    if fixed:
+        return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in --inputs"
+    signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
+    if any(sign in told for sign in signs):
+        return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in --inputs"
+    if uses_nms:
+        return (
+            f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
+            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
+            "NMS after the engine"
+        )
+    if "data-dependent" in told or "GuardOnDataDependent" in told:
+        return (
+            f": {_at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
+            "on tensors (torch.where chooses by value), or leave it out of the exported model"
+        )
+    return f": {where}" if (where := _at(error).removesuffix(": ")) else ""
+
+
+def _at(error: BaseException) -> str:
+    where = place(error)
+    return f"at {where}: " if where else ""
+
+
+def _input_hint(error: BaseException) -> str:
+    told = str(error)
+    if re.search(r"scalar type|dtype|indices|Half|Double|Long", told):
+        return ". Where a tensor of another type is needed, say so: --inputs NAME:batchx16:int64 (or :float16)"
+    if "index out of range" in told:
+        return ". Integer inputs were made up of 0 and 1: give real ones by --sample, or other shapes by --inputs"
+    return ". Are the shapes and types of --inputs right?"
 
 
 @contextlib.contextmanager

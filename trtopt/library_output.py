@@ -16,6 +16,11 @@ TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
 _LOGGERS = ("onnxslim", "onnxscript", "onnx_ir")
 
 
+def wanted() -> bool:
+    """Whether the user asked for the libraries' own messages: `trtopt -v`, or TRTOPT_DEBUG in the environment."""
+    return bool(os.environ.get("TRTOPT_DEBUG"))
+
+
 class _Muted:
     """Standard output without what the quiet threads write; the others' goes through."""
 

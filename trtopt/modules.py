@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib
-import io
-import logging
+import inspect
+import itertools
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from trtopt.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
+from trtopt import checkpoints
+from trtopt.errors import ModelError, TrtoptError, UsageError, require
+from trtopt.factories import SEED, bare_file, make, no_downloads, own_imports
 from trtopt.files import existing_file
+from trtopt.foreign import essence, offline, quiet
 from trtopt.recipes import Recipe, load_recipe
 from trtopt.spec import TensorInfo
 
-SEED = 0
+VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 
 
 @dataclass(frozen=True)
@@ -42,41 +44,69 @@ class Source:
     notes: tuple[str, ...] = ()
 
 
+@contextlib.contextmanager
+def opened(
+    source: Any, weights: str | os.PathLike[str] | None, factory_arg: Mapping[str, Any] | None = None
+) -> Iterator[Source]:
+    """Find and make the module; while it is in use, modules beside the user's own can be imported."""
+    with own_imports():
+        yield _found(source, weights, factory_arg or {})
+
+
 def open_source(source: Any, weights: str | os.PathLike[str] | None) -> Source:
-    """Find and make the module."""
+    """Find and make the module, for use without imports of its own."""
+    with opened(source, weights) as found:
+        return found
+
+
+def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
     if not isinstance(source, (str, os.PathLike)):
         if not hasattr(source, "state_dict"):
             raise UsageError(
                 f"the source is a {type(source).__name__}; needed: a torch.nn.Module, or a name such as "
                 "torchvision:resnet50"
             )
-        own = Source(source, type(source).__name__, "the module's own")
-        return _weighted(own, weights)
+        if arguments:
+            raise UsageError("factory arguments are for a factory's name; the source is a ready module")
+        name = type(source).__name__
+        return _weighted(Source(_without_end(source, name), name, "the module's own"), weights)
     text = os.fspath(source)
     if text.endswith(".onnx"):
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
-    if text.endswith((".pt", ".pth", ".safetensors")):
-        raise UsageError(
-            f"{text} holds weights, not a model: name the model and give the weights, as in "
-            f"trtopt export torchvision:resnet50 --weights {text}"
-        )
+    if text.endswith(checkpoints.ENDINGS):
+        raise UsageError(checkpoints.advice(Path(text)))
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
-        return _weighted(_torchvision(name), weights)
+        return _weighted(_torchvision(name, arguments), weights)
     if colon and not text.endswith(".toml"):
-        return _weighted(Source(_make(text, (), {}), text, "the factory's own"), weights)
-    return _from_recipe(load_recipe(text), weights)
+        return _weighted(_own(text, (), arguments), weights)
+    missing = None if text.endswith(".toml") else bare_file(text)
+    if missing:
+        raise UsageError(missing)
+    return _from_recipe(load_recipe(text), weights, arguments)
 
 
-def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None) -> Source:
+def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
+    return Source(_without_end(make(text, positional, arguments, folder), text), text, "the factory's own")
+
+
+def _without_end(module: Any, text: str) -> Any:
+    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS."""
+    if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
+        raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
+    return module
+
+
+def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
     if recipe.onnx:
         raise UsageError(f"the recipe {recipe.name} is an ONNX model already: use {recipe.onnx}")
     kind, _, name = recipe.source.partition(":")
+    options = {**recipe.options, **arguments}
     if kind == "torchvision":
-        found = _torchvision(name, recipe.options)
+        found = _torchvision(name, options)
     else:
         recipe.check_installed()  # before torch is asked for, which is larger
-        found = Source(_make(recipe.source, recipe.arguments, recipe.options), recipe.source, "the factory's own")
+        found = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
     found = replace(
         found,
         text=f"{recipe.name} ({recipe.source})",
@@ -88,33 +118,67 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None) -> Sour
     return _weighted(found, weights or recipe.weights)
 
 
-def _torchvision(name: str, options: Mapping[str, Any] | None = None) -> Source:
+def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     require("torchvision", "torch", "a torchvision model")
     from torchvision import models
 
-    known = models.list_models()
+    known, text = models.list_models(), f"torchvision:{name}"
     if name not in known:
         close = ", ".join(difflib.get_close_matches(name, known, 3)) or "see torchvision.models.list_models()"
         raise UsageError(f"torchvision has no model {name!r}; close: {close}")
+    if name in models.list_models(models.detection):
+        raise UsageError(_without_nms(text, two_stages="rcnn" in name))
+    if name in models.list_models(models.quantization):
+        plain = name.removeprefix("quantized_")
+        raise UsageError(
+            f"{text} is made of PyTorch's own INT8 operators for CPUs, which ONNX lacks: export torchvision:{plain} and let "
+            "trtopt build --int8 quantize it"
+        )
     torch = require("torch", "torch", "export")
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        # No weights of any kind: a backbone's default would be downloaded.
-        extra = {"weights_backbone": None} if name in models.list_models(models.detection, include="*") else {}
-        module = models.get_model(name, weights=None, **extra, **(options or {}))
-        filled = _fill_zero_heads(torch, module)
+    builder = models.get_model_builder(name)
+    # No weights of any kind: a backbone's default would be downloaded.
+    nothing = {key: None for key in inspect.signature(builder).parameters if key.startswith("weights")}
+    try:
+        with torch.random.fork_rng(devices=[]), offline() as asked, quiet():
+            torch.manual_seed(SEED)
+            module = builder(**{**nothing, **options})
+            trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
+            filled = 0 if trained else _fill_zero_heads(torch, module)
+    except Exception as error:
+        if asked:
+            raise ModelError(no_downloads(text, asked)) from error
+        told = f"{text}: {type(error).__name__}: {essence(error)}"
+        raise UsageError(f"{told}; given: {dict(options)}" if options else told) from error
+    notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
+    if filled:
+        notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
     size, preprocess = 224, None
     with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
         preset = models.get_model_weights(name).DEFAULT.transforms()
-        size = int(preset.crop_size[0])
+        size = int((getattr(preset, "crop_size", None) or preset.resize_size)[0])
         preprocess = "imagenet" if size == 224 else None
-    notes = [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
-    if filled:
-        notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
-    info = TensorInfo("input", "float32", ("batch", 3, size, size))
+    shape: tuple[int | str, ...] = ("batch", 3, size, size)
+    if name in models.list_models(models.video):
+        shape, preprocess = ("batch", 3, VIDEO_FRAMES, size, size), None
+    flow = name in models.list_models(models.optical_flow)  # of two images, in a size that is the user's choice
     return Source(
-        module, f"torchvision:{name}", f"random (seed {SEED})", (info,), preprocess=preprocess, notes=tuple(notes)
+        module,
+        text,
+        "as its arguments say" if trained else f"random (seed {SEED})",
+        () if flow else (TensorInfo("input", "float32", shape),),
+        preprocess=preprocess,
+        notes=tuple(notes),
+    )
+
+
+def _without_nms(text: str, *, two_stages: bool) -> str:
+    if two_stages:
+        part = "of a two-stage detector, which has NMS between its stages, too, that is the backbone: model.backbone"
+    else:
+        part = "write a module whose forward returns model.head(list(model.backbone(images).values()))"
+    return (
+        f"{text} ends in NMS (non-maximum suppression): how many boxes it gives depends on the image, and torch's exporter "
+        f"can't follow that. Export what comes before NMS, and do the rest after the engine: {part}. docs/export.md shows it"
     )
 
 
@@ -126,34 +190,6 @@ def _fill_zero_heads(torch: Any, module: Any) -> int:
             torch.nn.init.normal_(layer.weight, std=0.02)
             filled += 1
     return filled
-
-
-def _make(text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
-    module_name, _, attribute = text.partition(":")
-    torch = require("torch", "torch", "export")
-
-    try:
-        with quiet(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEED)
-            found: Any = importlib.import_module(module_name)
-            for part in attribute.split("."):
-                found = getattr(found, part)
-            made = found if isinstance(found, torch.nn.Module) else found(*arguments, **options)
-    except ModuleNotFoundError as error:
-        said = f"{text}: the module {error.name} isn't installed or isn't on the path"
-        named = f"{module_name}.".startswith(f"{error.name}.")  # else it is what the named one imports
-        raise (UsageError if named else MissingDependency)(said) from error
-    except AttributeError as error:
-        raise UsageError(
-            f"{text}: {error}; write package.module:factory, something that gives a torch.nn.Module"
-        ) from error
-    except TrtoptError:
-        raise
-    except Exception as error:
-        raise ModelError(f"{text} failed: {type(error).__name__}: {essence(error)}") from error
-    if not isinstance(made, torch.nn.Module):
-        raise UsageError(f"{text} gave a {type(made).__name__}; a torch.nn.Module is needed")
-    return made
 
 
 def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
@@ -171,8 +207,12 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
     except TrtoptError:
         raise
     except Exception as error:
+        if checkpoints.model_class(path):
+            raise ModelError(
+                f"the weights {path} can't be loaded safely (weights_only=True): {checkpoints.advice(path)}"
+            ) from error
         raise ModelError(
-            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error)}; "
+            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; "
             "save the state dict alone: torch.save(model.state_dict(), path)"
         ) from error
     for key in ("state_dict", "model_state_dict", "model"):
@@ -180,32 +220,28 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
-    state = {key.removeprefix("module."): value for key, value in state.items()}  # DataParallel's prefix
+    state = _unwrapped(state, set(found.module.state_dict()))
     try:
         found.module.load_state_dict(state)
     except RuntimeError as error:
-        raise ModelError(f"the weights {path} don't fit {found.text}: {essence(error, 6)}") from error
+        raise ModelError(
+            f"the weights {path} don't fit {found.text}: {essence(error, 6)}. If the model was trained with other arguments, "
+            "give them as --factory-arg NAME=VALUE"
+        ) from error
     notes = tuple(note for note in found.notes if "random weights" not in note and "start" not in note)
     return replace(found, weights=str(path), notes=notes)
 
 
-def essence(error: BaseException, lines: int = 3) -> str:
-    """The root cause's first lines, without dumps of the graph."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    kept = [line.strip() for line in str(error).splitlines() if line.strip()][:lines]
-    return " ".join(kept)[:600] or type(error).__name__
+def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """With the module's own beginning of all names in place of the file's: DataParallel's "module.", a wrapper's "model."."""
+    if wanted & set(state):
+        return state
+    ours, theirs = _beginning(wanted), _beginning(state)
+    return {f"{ours}{key.removeprefix(theirs)}": value for key, value in state.items()}
 
 
-@contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
-    """Capture what libraries print, warn and log while they work."""
-    caught = io.StringIO()
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(caught), contextlib.redirect_stderr(caught):
-            warnings.simplefilter("ignore")
-            yield caught
-    finally:
-        logging.disable(level)
+def _beginning(names: Iterable[str]) -> str:
+    """What all names begin with, up to a dot."""
+    split = sorted(name.split(".")[:-1] for name in names)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(split[0], split[-1])) if split else ()
+    return "".join(f"{part}." for part, _ in shared)

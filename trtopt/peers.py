@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.errors import DeviceError, MissingDependency, ModelError, UsageError, require
-from trtopt.modules import essence, open_source
+from trtopt.foreign import essence
+from trtopt.modules import open_source
 from trtopt.runtime.timing import Spread
 from trtopt.spec import TensorInfo
 

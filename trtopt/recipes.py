@@ -1,7 +1,8 @@
 """Model recipes: where a model comes from and how it is used, in `trtopt/models/NAME.toml`.
 
 description = "…"
-source = "torchvision:resnet50"          # or "package.module:factory", or an ONNX file (then nothing is exported)
+source = "torchvision:resnet50"          # or "package.module:factory", "FILE.py:factory" (beside the recipe), or an ONNX
+                                         # file (then nothing is exported)
 arguments = ["…"]                        # of the factory; "package:NAME/FILE" becomes the path of an installed file
 options = {}                             # its keyword arguments
 weights = "package:NAME/FILE.pth"        # a state dict

@@ -242,6 +242,9 @@ def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) 
         "weights": sha256_file(model.weights) if model.weights else None,
         "torch": torch,
     }
+    code = model.path.parent / model.source.rpartition(":")[0]
+    if code.suffix == ".py":  # the user's own file
+        key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
     ledger.run("export", key, [path], lambda: export(str(model.path), path, reporter=reporter).to_json())
     return path
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from trtopt.errors import (
@@ -14,7 +16,7 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.trt.messages import Messages, tidy, translate
+from trtopt.trt.messages import Collector, Messages, tidy, translate
 
 BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
 
@@ -122,3 +124,17 @@ def test_steps_and_layer_dumps_are_found_among_verbose_messages() -> None:
     messages.add("VERBOSE", "Layers:\nName: a")
     messages.add("VERBOSE", "Searching for input: x")
     assert steps == ["timing conv1 + relu"] and messages.layers == ["Layers:\nName: a"]
+
+
+@pytest.mark.parametrize("wanted", ["", "1"])
+def test_verbose_shows_messages_but_not_the_verbose_ones(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wanted: str
+) -> None:
+    class ILogger:
+        INTERNAL_ERROR, ERROR, WARNING, INFO, VERBOSE = range(5)
+
+    monkeypatch.setenv("TRTOPT_DEBUG", wanted)
+    logger = Collector(SimpleNamespace(ILogger=ILogger)).logger
+    logger.log(ILogger.INFO, "building\x1b[2J\n")
+    logger.log(ILogger.VERBOSE, "a tactic")
+    assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
+from trtopt.library_output import wanted
 
 _LAYERS = "Layers:"
 _TIMING = re.compile(r"Timing Runner: (.+?) \(")
@@ -98,6 +100,9 @@ class Collector:
 
             def log(self, severity: Any, msg: str) -> None:
                 name = names.get(severity, "INFO")
+                if name != "VERBOSE" and wanted():
+                    with contextlib.suppress(Exception):  # a closed stderr; TensorRT's threads must see no error
+                        print(f"TensorRT {name.lower()}: {ascii(msg.strip())[1:-1]}", file=sys.stderr)
                 for sink in tuple(sinks):
                     sink.add(name, msg)
 

@@ -1,0 +1,77 @@
+"""What a file of weights holds and what to type for it, read without unpickling anything."""
+
+from __future__ import annotations
+
+import contextlib
+import pickletools
+import zipfile
+from pathlib import Path
+
+ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
+_MOST = 1 << 20  # bytes of the pickle that are read; the model's own class stands at its beginning
+_HARMLESS = ("torch", "torch._utils", "torch.storage", "torch.serialization", "collections", "builtins", "__builtin__")
+
+
+def advice(path: Path) -> str:
+    """One sentence on what `path` is, and how to get a model out of it; for a missing or foreign file, as for weights."""
+    ultralytics = next((name for name in _classes(path) if name.startswith(("ultralytics.", "models.yolo."))), None)
+    if ultralytics:
+        return (
+            f"{path} is a pickled Ultralytics model ({ultralytics}), which trtopt doesn't unpickle: let Ultralytics' own "
+            f"exporter write it (yolo export model={path} format=onnx), then go on with trtopt check {path.stem}.onnx"
+        )
+    if _is_script(path):
+        return (
+            f"{path} is TorchScript, which torch's exporter doesn't read: export the Python module that it was made from, "
+            f"trtopt export my_model.py:Net; its weights: torch.save(torch.jit.load({str(path)!r}).state_dict(), 'state.pth')"
+        )
+    pickled = model_class(path)
+    if pickled:
+        return (
+            f"{path} is a whole pickled model ({pickled}), which trtopt doesn't unpickle, because that runs any code that the "
+            f"file brings. If you trust it, save its weights alone, {_saving(path)}; then: {_typed(pickled)} --weights "
+            f"{path.stem}.state.pth"
+        )
+    return (
+        f"{path} holds weights, not a model: name the class or function that makes the model, and give the weights: "
+        f"trtopt export my_model.py:Net --weights {path} (torchvision's: trtopt export torchvision:resnet50 --weights {path})"
+    )
+
+
+def model_class(path: Path) -> str | None:
+    """The first class of the pickle that isn't torch's storage or a container: usually the model's own."""
+    return next((name for name in _classes(path) if name.rpartition(".")[0] not in _HARMLESS), None)
+
+
+def _typed(pickled: str) -> str:
+    module, _, name = pickled.rpartition(".")
+    if module == "__main__" or module.startswith("torch.nn."):
+        return "trtopt export my_model.py:Net" if module != "__main__" else f"trtopt export my_model.py:{name}"
+    return f"trtopt export {module}:{name}"
+
+
+def _saving(path: Path) -> str:
+    return (
+        f"in Python where its class can be imported: model = torch.load({str(path)!r}, weights_only=False); "
+        f"torch.save(model.state_dict(), '{path.stem}.state.pth')"
+    )
+
+
+def _classes(path: Path) -> list[str]:
+    """Names of the classes and functions that the pickle in a torch.save file calls for, in its order."""
+    found: list[str] = []
+    with contextlib.suppress(Exception):  # truncated, encrypted, no zip file, no pickle: then nothing is known
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+            with archive.open(name) as stream:
+                content = stream.read(_MOST)
+        for code, argument, _ in pickletools.genops(content):
+            if code.name == "GLOBAL":
+                found.append(str(argument).replace(" ", "."))
+    return found
+
+
+def _is_script(path: Path) -> bool:
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
+        return any(name.endswith("constants.pkl") for name in archive.namelist())
+    return False
