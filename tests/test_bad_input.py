@@ -210,13 +210,13 @@ def test_nodes_that_the_parser_refuses_are_named_and_the_model_as_the_user_knows
 # --- shapes and other options ---
 
 OPTIONS: list[tuple[list[str], tuple[str, ...]]] = [
-    (["--shapes", "image:1x3x32x32"], ("no input 'image'", "x (nx3x32x32)", "Write NAME:MIN,OPT,MAX")),
-    (["--shapes", "x:1x3x32"], ("x has rank 4 (nx3x32x32)", "have rank 3")),
+    (["--shapes", "image:1x3x32x32"], ("no input 'image'", "x (n, 3, 32, 32)", "Write --shapes x:1x3x32x32,")),
+    (["--shapes", "x:1x3x32"], ("x has rank 4 (n, 3, 32, 32)", "have rank 3")),
     (["--shapes", "x:1x3x64x64"], ("fixed size of 32 in dimension 2, given 64", "fixed size of 32 in dimension 3")),
     (["--shapes", "x:8x3x32x32,4x3x32x32,32x3x32x32"], ("dimension 0 has 8, 4, 32", "min ≤ opt ≤ max")),
     (["--shapes", "x:1x3x32x32,8x3x32x32,4x3x32x32"], ("dimension 0 has 1, 8, 4", "min ≤ opt ≤ max")),
-    (["--shapes", "x:1x3x32x32,8x3x32x32"], ("'x:1x3x32x32,8x3x32x32' can't be read", "NAME:MIN,OPT,MAX")),
-    (["--shapes", "x:-1x3x32x32"], ("x can't have negative sizes", "NAME:MIN,OPT,MAX")),
+    (["--shapes", "x:1x3x32x32,8x3x32x32"], ("--shapes x: '1x3x32x32,8x3x32x32' can't be read", "MIN,OPT,MAX")),
+    (["--shapes", "x:-1x3x32x32"], ("x can't have negative sizes", "Write --shapes x:1x3x32x32,")),
     (["--shapes", "1x3x32x32"], ("can't be read", "NAME:MIN,OPT,MAX")),
     (["--shapes", ""], ("--shapes is empty", "NAME:MIN,OPT,MAX")),
     (["--target", "ada"], ("'ada' isn't a compute capability", "sm89")),

@@ -131,7 +131,7 @@ def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
 
 def test_empty_and_missing_folders(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no image in .*empty.*\.png.*subfolders"):
+    with pytest.raises(UsageError, match=r"no image in .*empty.*\.png.*subfolders"):
         read(tmp_path / "empty")
     with pytest.raises(UsageError, match="doesn't exist"):
         read(tmp_path / "absent")
