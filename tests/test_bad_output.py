@@ -222,6 +222,8 @@ def test_engines_that_changed_since(world: World) -> None:
     with pytest.raises(EngineError, match=r"is damaged: it has \d+ bytes, its header says \d+"):
         select("rtx").load(engine.read_bytes(), "m.engine")
     has(world.refused("inspect", engine), "isn't the plan its manifest describes", "sha256", "build it again")
+    manifest.unlink()
+    has(world.refused("inspect", engine), "is damaged", "its header says", "build or copy it again")
     engine.write_bytes(whole)
     for content, words in (
         (told[:-50], ("m.engine.json can't be read", "build the engine again")),

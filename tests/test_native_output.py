@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnx
+import pytest
+from graphs import conv_relu
+
 NATIVE = """
 import ctypes, os, sys
 from trtopt.native_output import keep_apart, lines
@@ -53,3 +57,45 @@ assert ([os.fstat(number) for number in (1, 2)], sys.stdout, sys.stderr) == befo
 """
     done = _python(code, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def _command(redirections: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    python = f'"{sys.executable}" -m trtopt {" ".join(arguments)} {redirections}'
+    return subprocess.run(
+        ["sh", "-c", python], capture_output=True, text=True, env={**os.environ, **environment}, timeout=60
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+@pytest.mark.parametrize("arguments", [["--help"], ["version", "--json"]])
+def test_a_full_standard_output_is_an_error_like_others(arguments: list[str]) -> None:
+    done = _command("> /dev/full", *arguments)
+    assert (done.returncode, done.stderr) == (1, "error: can't write to standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("redirections", ["<&- >&- 2>&-", "2> /dev/full"])
+def test_closed_streams_and_lost_messages_stop_nothing(redirections: str, tmp_path: Path) -> None:
+    onnx.save(conv_relu(), tmp_path / "m.onnx")
+    done = _command(redirections, "check", str(tmp_path / "m.onnx"), "--fix", str(tmp_path / "fixed.onnx"))
+    assert done.returncode == 0
+    if ">&-" not in redirections.split():
+        assert "0 errors" in done.stdout
+    assert len(onnx.load(tmp_path / "fixed.onnx").graph.node) == 2  # nothing was printed into it
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+)
+def test_what_an_encoding_lacks_is_escaped(environment: dict[str, str]) -> None:
+    code = "from trtopt.native_output import keep_apart; keep_apart(); print('6 \\u2192 3 \\xd7 2')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert (done.returncode, done.stdout) == (0, "6 \\u2192 3 \\xd7 2\n"), done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    done = _command("| head -n 1", "version")
+    assert done.stdout.startswith("trtopt ")
+    assert done.stderr == ""
