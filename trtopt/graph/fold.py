@@ -16,6 +16,7 @@ model's opset is raised first, then one of the two is left out, then both: check
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import string
 from collections import Counter
@@ -56,6 +57,7 @@ KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what Te
 OLDEST = (
     7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
 )
+SLICES = 1 << 20  # Slices times nodes that a rule may look at
 RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
 
 _Step = Callable[[ModelProto], ModelProto]
@@ -261,7 +263,7 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             cleanup(model)
         if not folded.modified:
             break
-    rewriter.rewrite(model)
+    rewriter.rewrite(model, list(_rules(model)))
     lift(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
@@ -271,6 +273,29 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             None  # onnxscript's rules remember what they matched last, which would keep all weights alive
         )
     return result
+
+
+def _rules(model: onnx_ir.Model) -> Iterator[Any]:
+    """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
+
+    The rule for two Slices reads the whole graph each time; where that would take long it is left out.
+    """
+    import onnx_ir
+    from onnxscript import rewriter
+
+    nodes = [node.op_type for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)]
+    for rule in rewriter._DEFAULT_REWRITE_RULES:
+        ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
+        if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
+            yield rule if None in ends else _selective(rule, ends[0])
+
+
+def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
+    quick = copy.copy(rule)
+    quick.match = lambda model, graph, node, **options: (
+        rule.match(model, graph, node, **options) if node.op_identifier() == operator else None
+    )
+    return quick
 
 
 def _cast_as_written(model: onnx_ir.Model) -> None:
