@@ -25,6 +25,7 @@ from onnx import (
     numpy_helper,
 )
 
+from trtopt.graph.carried import carries_little
 from trtopt.graph.stored import attach, is_stored, pieces
 from trtopt.spec import TensorInfo
 
@@ -95,9 +96,6 @@ def fingerprint(proto: ModelProto) -> str:
     return digest.hexdigest()
 
 
-PROPAGATED = 1 << 20  # numbers that shape inference may carry along, of all tensors together: some 100 bytes each
-_CARRYING = ("Shape", "Cast", "Squeeze", "Unsqueeze", "Gather", "Concat", "Slice", "Add", "Sub", "Mul")
-_RANK = 32  # numbers that Shape gives, at most
 UNINFERRED = ("GroupNormalization", "MeanVarianceNormalization")  # both give what they read
 
 
@@ -106,36 +104,12 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     light = skeleton(proto, LARGE)
     stood_in = {} if strict else dict(_stand_in(light.graph))
     inferred = onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=propagates(light)
+        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
     )
     for node in all_nodes(inferred.graph) if stood_in else ():
         if node.output and node.output[0] in stood_in:
             node.CopyFrom(stood_in[node.output[0]])
     return inferred
-
-
-def propagates(proto: ModelProto) -> bool:
-    """Whether inference may carry values along: what Concat joins again and again takes gigabytes, and so do nested functions."""
-    if proto.functions:
-        return False
-    lengths: dict[str, int] = {}
-    constants = [(tensor.name, tensor) for tensor in proto.graph.initializer]
-    for node in all_nodes(proto.graph):
-        if node.op_type == "Constant" and node.attribute:
-            constants.append((node.output[0], node.attribute[0].t))
-    for name, tensor in constants:
-        if tensor.data_type in (TensorProto.INT32, TensorProto.INT64) and len(tensor.dims) < 2:
-            lengths[name] = math.prod(tensor.dims)
-    total = 0
-    for node in all_nodes(proto.graph):
-        if node.op_type in _CARRYING:
-            read = [lengths.get(name, 0) for name in node.input]
-            made = _RANK if node.op_type == "Shape" else sum(read) if node.op_type == "Concat" else max(read, default=0)
-            lengths.update(dict.fromkeys(node.output, made))
-            total += made
-            if total > PROPAGATED:
-                return False
-    return True
 
 
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:

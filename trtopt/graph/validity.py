@@ -16,13 +16,13 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.errors import InvalidModel
+from trtopt.graph.carried import carries_little
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
     all_tensors,
     dtype_name,
     node_label,
-    propagates,
     skeleton,
     subgraphs,
     tensor_size,
@@ -271,7 +271,7 @@ def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
 def _inferred(light: ModelProto) -> ModelProto:
     strict = not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node)
     return onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=propagates(light)
+        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
     )
 
 
