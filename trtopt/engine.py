@@ -21,7 +21,7 @@ from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
-from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
+from trtopt.errors import BackendError, InvalidModel, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
@@ -29,6 +29,7 @@ from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
+from trtopt.graph.rules import damaged
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
 from trtopt.manifest import Manifest, found_precision, load_manifest, manifest_path
@@ -198,6 +199,9 @@ def build(
     folded, folding = fold(loaded.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
+    for finding in damaged(folded):
+        if finding.level == "error":
+            raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     made = _construct(work, folded, reporter)

@@ -25,6 +25,7 @@ SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
+_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # with what libraries know of a shape
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 # What the reference evaluator gives to NumPy whole.
 _QUICK = frozenset(
@@ -123,6 +124,6 @@ def joins_much(proto: ModelProto) -> bool:
             parts[node.output[0]] = sum(parts.get(name, 1) for name in node.input)
             if parts[node.output[0]] > PARTS:
                 return True
-        elif node.output and (most := max((parts.get(name, 0) for name in node.input), default=0)):
-            parts[node.output[0]] = most
+        elif node.op_type in _PASSING and node.input[0] in parts:
+            parts[node.output[0]] = parts[node.input[0]]
     return False

@@ -14,6 +14,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 MOST = 1 << 20  # numbers of all tensors together
 _SHORT = 64  # numbers of a constant that may be a shape
+_LONG = 1 << 12  # numbers that no shape has
 _ELEMENTWISE = ("Add", "Sub", "Mul")
 _PASSING = ("Cast", "Squeeze", "Unsqueeze", "Identity")
 _Shape = tuple[int | None, ...]
@@ -63,7 +64,9 @@ class _Carried:
         if node.op_type == "Constant" and node.attribute:
             self._constant(node.output[0], node.attribute[0].t)
         elif node.output and (found := self._values(node)) is not None:
-            self._known[node.output[0]] = found[:MOST]
+            self._known[node.output[0]] = found
+            if len(found) > _LONG:
+                return False
         bodies = (attribute.g for attribute in node.attribute if attribute.HasField("g"))
         return all(map(self._read, bodies))
 
