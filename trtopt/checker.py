@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper
 from trtopt import trt
 from trtopt.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.files import check_writable
-from trtopt.graph.compare import OnnxSession, difference, synthetic_inputs
+from trtopt.graph.comparison import compare
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import FoldReport, fold
 from trtopt.graph.guard import invalid
@@ -350,37 +350,10 @@ def _bound_slices(proto: ModelProto) -> None:
 
 def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
     """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
-    before = OnnxSession(model.proto)
-    try:
-        after = OnnxSession(cleaned)
-    except ModelError as error:
-        return str(error)
-    bounded = frozenset(
+    bounded = [
         name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output
-    )
-    ran = False
-    problem: ModelError | None = None
-    for sizes in _trials(model.inputs, profiles):
-        try:
-            inputs = synthetic_inputs(model.inputs, sizes)
-            expected = before(inputs)
-        except ModelError as error:
-            problem = error
-            if ran:
-                break
-            continue
-        try:
-            gap = difference(expected, after(inputs))
-        except ModelError as error:
-            return str(error)
-        if not gap.within(TOLERANCE, bounded=bounded):
-            return str(gap)
-        if ran:
-            return ""
-        ran = True
-    if not ran and problem is not None:
-        raise problem
-    return ""
+    ]
+    return compare(model.proto, cleaned, model.inputs, list(_trials(model.inputs, profiles)), TOLERANCE, bounded)
 
 
 def _trials(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Mapping[str, int]]:

@@ -22,7 +22,7 @@ from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.documents import converted
-from trtopt.errors import BackendError, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
+from trtopt.errors import BackendError, InvalidModel, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
@@ -30,7 +30,7 @@ from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.quantize import is_quantized
-from trtopt.graph.rules import fp16_hazards
+from trtopt.graph.rules import damaged, fp16_hazards
 from trtopt.graph.work import macs
 from trtopt.lowering import Lowered, Verdict, judge, lower
 from trtopt.manifest import Manifest, beside, found_precision, kept_graph, load_manifest, manifest_path
@@ -209,6 +209,9 @@ def build(
     folded, folding = fold(loaded.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
+    for finding in damaged(folded):
+        if finding.level == "error":
+            raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     made = _construct(work, folded, reporter)

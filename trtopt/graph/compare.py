@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from trtopt.spec import TensorInfo
 from trtopt.temporary import scratch
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
+SYNTHETIC = 1 << 26  # numbers in a made-up input
 RESOLUTION = 4 * float(np.finfo(np.float32).eps)
 INLINE = (
     8 << 20
@@ -175,7 +177,7 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
         sizes: what a dynamic dimension becomes, by its name, else by "INPUT:AXIS".
 
     Raises:
-        ModelError: an input isn't a tensor of numbers.
+        ModelError: an input isn't a tensor of numbers, or a very large one.
     """
     generator = np.random.default_rng(seed)
     arrays: dict[str, NDArray[Any]] = {}
@@ -186,6 +188,8 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
         ]
         if not is_numeric(info):
             raise ModelError(f"the input {info.name} is of type {info.dtype}; made-up inputs are tensors of numbers")
+        if math.prod(shape) > SYNTHETIC:
+            raise ModelError(f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}")
         if info.dtype.startswith(("float", "bfloat")):
             arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
         else:

@@ -16,8 +16,11 @@ model's opset is raised first, then one of the two is left out, then both: check
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import gc
 import string
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,11 +29,14 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.errors import ModelError
+from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
+from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
 from trtopt.graph.opset import upgraded
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
+    all_tensors,
     fingerprint,
     infer_shapes,
     opset_version,
@@ -46,16 +52,17 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ROUNDS = 12  # every model seen settles in two or three
-FOLD_LIMIT = 64 << 20  # bytes: a larger constant is left to be computed, so that an Expand can't blow the file up
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
 HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
-NOT_FOLDED = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}  # they carry the precision plan
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 OLDEST = (
     7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
 )
+PIECES = 1024  # of a sequence that are made nodes' outputs
+_HIDDEN = "trtopt.later"  # a domain that no library knows
+SLICES = 1 << 20  # Slices times nodes that a rule may look at
 RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
 
 _Step = Callable[[ModelProto], ModelProto]
@@ -130,12 +137,17 @@ def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]
     opset = opset_version(proto)
     if 0 < opset < OLDEST:
         proto = _raised(proto, OLDEST) or proto
-    yield proto, (_evaluate, _fuse)
+    evaluate = functools.partial(_evaluate, most=_constant_bytes(proto) + TOTAL)
+    yield proto, (evaluate, _fuse)
     if 0 < opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
-        yield raised, (_evaluate, _fuse)
+        yield raised, (evaluate, _fuse)
     yield proto, (_fuse,)
-    yield proto, (_evaluate,)
+    yield proto, (evaluate,)
     yield proto, ()
+
+
+def _constant_bytes(proto: ModelProto) -> int:
+    return sum(tensor_size(tensor) for tensor in all_tensors(proto.graph) if tensor.data_type != TensorProto.STRING)
 
 
 def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
@@ -229,8 +241,12 @@ def _count(proto: ModelProto) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in all_nodes(proto.graph)).items()))
 
 
-def _evaluate(proto: ModelProto) -> ModelProto:
-    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes."""
+def _evaluate(proto: ModelProto, most: int) -> ModelProto:
+    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes.
+
+    Args:
+        most: bytes of all constants together, at the end.
+    """
     import onnx_ir
     from onnx_ir.passes import common
     from onnxscript import optimizer, rewriter
@@ -238,18 +254,24 @@ def _evaluate(proto: ModelProto) -> ModelProto:
     model = onnx_ir.from_proto(proto)
     if model.functions:
         common.InlinePass()(model)
+        proto = onnx_ir.to_proto(model)
+    _refuse_joined(proto)
     _cast_as_written(model)
     _spell_einsums(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
+    budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
+    splits = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"]
+    for node in splits:
+        node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
         lift(model)
         folded = optimizer.fold_constants(
             model,
             onnx_shape_inference=True,
-            should_fold=lambda node: node.op_type not in NOT_FOLDED,
-            input_size_limit=FOLD_LIMIT,
-            output_size_limit=FOLD_LIMIT,
+            should_fold=budget,
+            input_size_limit=sys.maxsize,  # the budget judges
+            output_size_limit=sys.maxsize,
         )
         lift(model)
         _remove_identities(model)
@@ -259,9 +281,14 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             common.RemoveUnusedNodesPass(),
         ):
             cleanup(model)
-        if not folded.modified:
+        known = [node for node in splits if node.domain and 0 <= _pieces(node) <= PIECES]
+        for node in known:
+            node.domain = ""
+        if not folded.modified and not known:
             break
-    rewriter.rewrite(model)
+    for node in splits:
+        node.domain = ""
+    rewriter.rewrite(model, list(_rules(model)))
     lift(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
@@ -271,6 +298,49 @@ def _evaluate(proto: ModelProto) -> ModelProto:
             None  # onnxscript's rules remember what they matched last, which would keep all weights alive
         )
     return result
+
+
+def _refuse_joined(proto: ModelProto) -> None:
+    if joins_much(proto):
+        raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
+
+
+def _pieces(node: onnx_ir.Node) -> int:
+    """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
+    data, split = (*node.inputs, None, None)[:2]
+    if data is None or data.shape is None or split is None or split.shape is None:
+        return -1
+    sizes = split.shape
+    if len(sizes) == 1:
+        return sizes[0] if isinstance(sizes[0], int) else -1
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    size = data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else -1
+    if not isinstance(size, int) or split.const_value is None:
+        return -1
+    return size // max(1, int(split.const_value.numpy()))
+
+
+def _rules(model: onnx_ir.Model) -> Iterator[Any]:
+    """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
+
+    The rule for two Slices reads the whole graph each time; where that would take long it is left out.
+    """
+    import onnx_ir
+    from onnxscript import rewriter
+
+    nodes = [node.op_type for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)]
+    for rule in rewriter._DEFAULT_REWRITE_RULES:
+        ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
+        if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
+            yield rule if None in ends else _selective(rule, ends[0])
+
+
+def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
+    quick = copy.copy(rule)
+    quick.match = lambda model, graph, node, **options: (
+        rule.match(model, graph, node, **options) if node.op_identifier() == operator else None
+    )
+    return quick
 
 
 def _cast_as_written(model: onnx_ir.Model) -> None:
@@ -329,6 +399,7 @@ def _fuse(proto: ModelProto) -> ModelProto:
     """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
     import onnxslim
 
+    _refuse_joined(proto)
     inferred = _infer_symbolic(proto)
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
@@ -346,6 +417,8 @@ def _infer_symbolic(proto: ModelProto) -> ModelProto:
     from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
 
     inferred = infer_shapes(proto)
+    if not carries_little(inferred):
+        return inferred
     try:
         result = SymbolicShapeInference.infer_shapes(inferred, auto_merge=True)
         assert isinstance(result, ModelProto)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import mmap
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +24,15 @@ from trtopt.graph.proto import (
     tensor_pieces,
     tensor_size,
 )
-from trtopt.graph.stored import Spans, attach, parse_light, point, refer
-from trtopt.graph.validity import check_versions, validate
+from trtopt.graph.stored import Content, Spans, attach, parse_light, point, refer
+from trtopt.graph.validity import check_text, check_versions, validate
 from trtopt.spec import TensorInfo
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph
+ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
-_MAPPED = 1 << 20  # bytes: files of this size or more are mapped
+_LIGHT = 1 << 20  # bytes: files of this size or more are read without their weights first
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,13 +80,17 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     else:
         path = existing_file(source, "the model")
         what = str(path)
-        proto, spans = _parse(path, lazy)
+        proto, spans = _parse(path)
+    check_text(proto, what)
     check_versions(proto, what)
-    _load_external_data(proto, path.parent if path else None, what, lazy)
+    _load_external_data(proto, path, what, lazy)
     if path and spans:
         with path.open("rb") as file:
             for index, (offset, length) in spans.items():
-                refer(proto.graph.initializer[index], file, offset, length)
+                tensor = proto.graph.initializer[index]
+                refer(tensor, file, offset, length)
+                if not lazy:
+                    attach(tensor)
     inferred = validate(proto, what)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     types = {value.name: value for value in inferred.graph.output}
@@ -125,8 +129,8 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
-def _parse(path: Path, lazy: bool) -> tuple[ModelProto, Spans]:
-    """What is in a file, and where in it the weights lie that were left there."""
+def _parse(path: Path) -> tuple[ModelProto, Spans]:
+    """What is in a file, and where in it the weights lie that were left there: read with it, they would be in memory twice."""
     try:
         size = path.stat().st_size
         if size > PROTOBUF_LIMIT:
@@ -135,16 +139,16 @@ def _parse(path: Path, lazy: bool) -> tuple[ModelProto, Spans]:
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
         with path.open("rb") as file:
-            start = file.read(_MAPPED)
-            if len(start) == _MAPPED and path.is_file():  # in place: read first, the weights would lie in memory twice
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                    return (_parsed_light(view) if lazy else None) or (_parsed(view, start, path, size), {})
-            return _parsed(start + file.read(), start, path, size), {}
+            light = _parsed_light(Content(file, size)) if size >= _LIGHT else None
+            if light is None:
+                file.seek(0)
+                return _parsed(file.read(), path, size), {}
+            return light
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
 
 
-def _parsed_light(content: memoryview) -> tuple[ModelProto, Spans] | None:
+def _parsed_light(content: Content) -> tuple[ModelProto, Spans] | None:
     """None: it has to be parsed whole, if only to say what is wrong with it."""
     try:
         found = parse_light(content, LARGE)
@@ -158,20 +162,20 @@ def _parsed_light(content: memoryview) -> tuple[ModelProto, Spans] | None:
     return found
 
 
-def _parsed(content: bytes | memoryview, start: bytes, path: Path, size: int) -> ModelProto:
-    if not start:
+def _parsed(content: bytes, path: Path, size: int) -> ModelProto:
+    if not content:
         raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
     proto = ModelProto()
     try:
         proto.ParseFromString(content)
     except DecodeError as error:
         raise InvalidModel(
-            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(start)}; "
+            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content)}; "
             "compare its size with the original and copy or export it again"
         ) from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise InvalidModel(
-            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(start)}; "
+            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content)}; "
             "export or copy it again"
         )
     return proto
@@ -190,16 +194,16 @@ def _looks_like(content: bytes) -> str:
     return ""
 
 
-def _load_external_data(proto: ModelProto, folder: Path | None, what: str, lazy: bool) -> None:
+def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: bool) -> None:
     weights = len(proto.graph.initializer)
     for index, tensor in enumerate(all_tensors(proto.graph)):  # initializers first
         if tensor.data_location == TensorProto.EXTERNAL:
-            if folder is None:
+            if path is None:
                 raise InvalidModel(
                     f"the weight {tensor.name!r} is stored outside the model, which was given without its path: "
                     "give the file's path instead, or onnx.load it with its external data"
                 )
-            file, offset, length = _external_place(tensor, folder, what)
+            file, offset, length = _external_place(tensor, path, what)
             with file.open("rb") as stream:
                 refer(tensor, stream, offset, length)
             if lazy and index < weights and length > LARGE:
@@ -215,27 +219,26 @@ def external_files(proto: ModelProto, path: Path) -> list[Path]:
         InvalidModel: a reference that `load_model` would refuse.
     """
     stored = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
-    return sorted({_external_place(tensor, path.parent, str(path))[0] for tensor in stored})
+    return sorted({_external_place(tensor, path, str(path))[0] for tensor in stored})
 
 
-def _external_place(tensor: TensorProto, folder: Path, what: str) -> tuple[Path, int, int]:
+def _external_place(tensor: TensorProto, model: Path, what: str) -> tuple[Path, int, int]:
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
     try:
         offset, length = int(entries.get("offset") or 0), int(entries.get("length") or tensor_size(tensor))
     except ValueError:
         offset = length = -1
-    if not location or Path(location).is_absolute() or ".." in Path(location).parts or offset < 0 or length < 0:
+    if offset < 0 or length < 0:
+        shown = {key: value[:80] for key, value in entries.items()}
         raise InvalidModel(
-            f"{what}: the weight {tensor.name!r} has a bad external data reference {entries}; a file name "
+            f"{what}: the weight {tensor.name!r} has a bad external data reference {shown}; a file name "
             "beside the model, an offset and a length are needed: export it again"
         )
-    file = folder / location
-    if not file.is_file():
-        raise InvalidModel(
-            f"{what}: its external data file {location} is missing (it holds the weight {tensor.name!r}): "
-            f"copy it beside the model, to {file}"
-        )
+    try:
+        file = external_file(model, location)
+    except InvalidModel as error:
+        raise InvalidModel(f"{what}: the weight {tensor.name!r}: {error}") from error
     if length != tensor_size(tensor):
         raise InvalidModel(
             f"{what}: the weight {tensor.name!r} of shape {list(tensor.dims)} needs {tensor_size(tensor)} bytes, its "
@@ -248,3 +251,40 @@ def _external_place(tensor: TensorProto, folder: Path, what: str) -> tuple[Path,
             f"{offset} to {offset + length}: the file is truncated, copy it again"
         )
     return file, offset, length
+
+
+def external_file(model: Path, location: str) -> Path:
+    """The file that a model's external data is in, links followed.
+
+    It lies in the model's folder or, where the model itself is a link, in that of the link's target (Hugging Face's cache links
+    every file into one folder), or in a folder that $TRTOPT_ALLOW_EXTERNAL names: a model mustn't choose what else is read.
+
+    Args:
+        location: as the model has it, relative to its folder.
+
+    Raises:
+        InvalidModel: it lies elsewhere, doesn't exist or is no file.
+    """
+    shown = location if len(location) <= 200 else f"{location[:200]}…"
+    if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+        raise InvalidModel(
+            f"bad external data reference {shown!r}; a file name beside the model is needed: export it again"
+        )
+    try:
+        file = (model.parent / location).resolve()
+        folders = [model.parent.resolve(), model.resolve().parent]
+        there = file.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, links in a circle
+        reason = error.strerror if isinstance(error, OSError) else "its links go in a circle"
+        raise InvalidModel(f"its external data {shown} can't be read: {reason}") from error
+    allowed = os.environ.get(ALLOW_EXTERNAL, "")
+    folders += [Path(folder).resolve() for folder in allowed.split(os.pathsep) if folder]
+    if not any(file.is_relative_to(folder) for folder in folders):
+        raise InvalidModel(
+            f"its external data {shown} is a link to {file}, outside the model's folder: copy it there, or, if you trust "
+            f"the model, allow that folder: {ALLOW_EXTERNAL}={file.parent}"
+        )
+    if not there:
+        state = "is no file" if file.exists() else "is missing"
+        raise InvalidModel(f"its external data file {shown} {state}: copy it beside the model, to {file}")
+    return file

@@ -14,6 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import (
     AttributeProto,
+    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
@@ -24,6 +25,7 @@ from onnx import (
     numpy_helper,
 )
 
+from trtopt.graph.carried import carries_little
 from trtopt.graph.stored import attach, is_stored, pieces
 from trtopt.spec import TensorInfo
 
@@ -101,7 +103,9 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
     """A light copy (large initializers are inputs) with inferred types and shapes in `graph.value_info`."""
     light = skeleton(proto, LARGE)
     stood_in = {} if strict else dict(_stand_in(light.graph))
-    inferred = onnx.shape_inference.infer_shapes(light, check_type=strict, strict_mode=strict, data_prop=True)
+    inferred = onnx.shape_inference.infer_shapes(
+        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
+    )
     for node in all_nodes(inferred.graph) if stood_in else ():
         if node.output and node.output[0] in stood_in:
             node.CopyFrom(stood_in[node.output[0]])
@@ -130,7 +134,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
             yield from attribute.graphs
 
 
-def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Every node, those of nested bodies after the node that holds them."""
     for node in graph.node:
         yield node
@@ -218,8 +222,10 @@ def name_nodes(proto: ModelProto) -> None:
             node.name = name
 
 
-def all_tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    yield from graph.initializer
+def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:
+    """Initializers first."""
+    if isinstance(graph, GraphProto):
+        yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.TENSOR:

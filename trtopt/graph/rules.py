@@ -27,6 +27,7 @@ CONTROL_FLOW = ("If", "Loop", "Scan")
 RANGE_PRONE = ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")
 NORMALIZING = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
 INT8_ONLY = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
+_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 STANDARD_DOMAINS = ("", "ai.onnx")
 
 
@@ -64,7 +65,8 @@ class Finding:
 def find(proto: ModelProto) -> tuple[Finding, ...]:
     """Findings about a valid, folded model: errors first, then warnings, then the rest."""
     graph = _Graph(proto)
-    found = [finding for rule in RULES for finding in rule(graph)]
+    with np.errstate(all="ignore"):  # weights may be NaN, infinite or beyond FP16
+        found = [finding for rule in RULES for finding in rule(graph)]
     return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
 
 
@@ -145,6 +147,15 @@ def _inputs(graph: _Graph) -> Iterator[Finding]:
                 "",
                 f"dynamic dimensions: {named}",
             )
+        if 0 in info.shape:
+            yield Finding(
+                "warning",
+                "empty-input",
+                info.name,
+                "",
+                f"has no elements (shape {'x'.join(map(str, info.shape))}): nothing goes in",
+                "export it with the sizes that it gets, or with dynamic dimensions",
+            )
     for info in [*graph.inputs, *map(tensor_info, graph.proto.graph.output)]:
         side = "input" if info in graph.inputs else "output"
         if info.dtype in ("string", "sequence", "map", "optional", "sparse_tensor") or info.dtype.startswith("complex"):
@@ -220,28 +231,48 @@ def _tensors(graph: _Graph) -> Iterator[Finding]:
             yield from _float_tensor(graph, tensor, node, op)
 
 
-def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Iterator[Finding]:
-    values = to_array(tensor)
-    size = np.abs(values)
-    if not size.size:
-        return
-    if np.isnan(values).any() or (np.isinf(values).any() and size.size > 1):
+def damaged(proto: ModelProto) -> Iterator[Finding]:
+    """Weights that hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
+    readers: dict[str, NodeProto] = {}
+    for node in all_nodes(proto.graph):
+        for name in node.input:
+            readers.setdefault(name, node)
+    for tensor in proto.graph.initializer:
+        if tensor.data_type not in _FLOATS:
+            continue
+        if not _spoiled(to_array(tensor).astype(np.float32, copy=False)):
+            continue
+        reader = readers.get(tensor.name)
+        name, op = (reader.name or tensor.name, reader.op_type) if reader else (tensor.name, "")
         yield Finding(
             "error" if op in WEIGHTED else "warning",
             "non-finite-weight",
-            node,
+            name,
             op,
             f"{tensor.name} holds NaN or infinity",
             "the weights are damaged: export them again",
         )
+
+
+def _spoiled(values: NDArray[Any]) -> bool:
+    return not np.isfinite(values).all() and (values.size > 1 or bool(np.isnan(values).any()))
+
+
+def _damaged(graph: _Graph) -> Iterator[Finding]:
+    yield from damaged(graph.proto)
+
+
+def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Iterator[Finding]:
+    values = to_array(tensor)
+    size = np.abs(values)
+    if not size.size or _spoiled(values):
         return
     largest = float(size.max())
     if largest > FP16_MAX:
         yield from _beyond_fp16(tensor.name, values, node, op)
         return
     # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
-    with np.errstate(over="ignore", under="ignore"):
-        lost = values.astype(np.float64) - np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
+    lost = values.astype(np.float64) - np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
     norm = float(np.linalg.norm(values.astype(np.float64)))
     share = float(np.linalg.norm(lost)) / norm if norm else 0.0
     if share > 0.01 and op in WEIGHTED and size.size > 1:
@@ -472,6 +503,7 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
     _inputs,
     _operators,
+    _damaged,
     _tensors,
     _overflow,
     _structure,

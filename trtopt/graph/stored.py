@@ -21,10 +21,25 @@ Spans = dict[int, tuple[int, int]]
 
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14  # field numbers in onnx.proto
 _STAMP = "checksum"  # the entry of a reference that holds the file's size and time of change when it was made
+_NUMBER = 10  # bytes of the longest number in a message
 _PIECE = 1 << 20  # bytes: read and hand on, from memory that is in use already
 
 
-def parse_light(content: memoryview, limit: int) -> tuple[ModelProto, Spans] | None:
+class Content:
+    """A file's bytes, read where they are asked for. Not mapped: of a mapping whose file is cut, reading ends the process."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file, self._size = file, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, place: slice) -> bytes:
+        self._file.seek(place.start)
+        return self._file.read(place.stop - place.start)
+
+
+def parse_light(content: Content, limit: int) -> tuple[ModelProto, Spans] | None:
     """A model without the content of its initializers over `limit` bytes, and where that lies in `content`.
 
     None: it isn't written the usual way (or not a model at all), so that it has to be parsed whole.
@@ -46,9 +61,9 @@ def parse_light(content: memoryview, limit: int) -> tuple[ModelProto, Spans] | N
     return light, spans
 
 
-def _without_weights(content: memoryview, start: int, end: int, limit: int) -> tuple[bytes, Spans]:
+def _without_weights(content: Content, start: int, end: int, limit: int) -> tuple[bytes, Spans]:
     """A graph's message with large weights cut out of it."""
-    parts: list[memoryview | bytes] = []
+    parts: list[bytes] = []
     spans: Spans = {}
     initializers = 0
     for number, field, inside, after in _fields(content, start, end):
@@ -70,19 +85,21 @@ def _without_weights(content: memoryview, start: int, end: int, limit: int) -> t
     return b"".join(parts), spans
 
 
-def _fields(content: memoryview, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def _fields(content: Content, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """A protobuf message's fields: number, where it starts, where its content starts, where it ends."""
     while position < end:
-        start = position
-        key, position = _number(content, position)
-        kind, inside = key & 7, position
+        start, head = position, content[position : position + 2 * _NUMBER]
+        key, position = _number(head, 0)
+        kind, inside = key & 7, start + position
         if kind == 0:
-            _, position = _number(content, position)
+            _, position = _number(head, position)
+            position += start
         elif kind == 2:
-            length, inside = _number(content, position)
+            length, position = _number(head, position)
+            inside = start + position
             position = inside + length
         elif kind in (1, 5):
-            position += 8 if kind == 1 else 4
+            position = inside + (8 if kind == 1 else 4)
         else:
             raise ValueError(f"wire type {kind}")
         if position > end:
@@ -90,7 +107,7 @@ def _fields(content: memoryview, position: int, end: int) -> Iterator[tuple[int,
         yield key >> 3, start, inside, position
 
 
-def _number(content: memoryview, position: int) -> tuple[int, int]:
+def _number(content: bytes, position: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = content[position]

@@ -7,16 +7,31 @@ or something else), so every one of them is refused here, by name.
 from __future__ import annotations
 
 import heapq
+import math
 import re
 from collections.abc import Iterable
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto
+from google.protobuf.message import Message
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.errors import InvalidModel
-from trtopt.graph.proto import LARGE, dtype_name, node_label, skeleton, subgraphs, tensor_size
+from trtopt.graph.carried import carries_little
+from trtopt.graph.proto import (
+    LARGE,
+    all_nodes,
+    all_tensors,
+    dtype_name,
+    node_label,
+    skeleton,
+    subgraphs,
+    tensor_size,
+)
 
 OLDEST_IR = 3
+RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
+FUNCTION_NODES = 50_000  # once every call is replaced by what it calls: 27 functions that call each other twice make 10⁸
+FUNCTION_DEPTH = 100
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
 _INFERRED_WRONGLY = ("STFT", "MeanVarianceNormalization")
@@ -36,6 +51,10 @@ def validate(proto: ModelProto, what: str) -> ModelProto:
         InvalidModel: naming the node, tensor or value.
     """
     check_versions(proto, what)
+    _check_functions(proto, what)
+    for body in (proto.graph, *proto.functions):
+        for tensor in all_tensors(body):
+            _check_tensor(tensor, what)
     _check_graph(proto.graph, frozenset(), what)
     return _check_onnx(skeleton(proto, LARGE), proto, what)
 
@@ -60,6 +79,84 @@ def check_versions(proto: ModelProto, what: str) -> None:
             f"{what} has opset {versions['']}; allowed: 1 to {newest} (onnx {onnx.__version__}): "
             "export it again with an older opset, or pip install -U onnx if it is newer"
         )
+
+
+def check_text(message: Message, what: str) -> None:
+    """Every name and text in a model is UTF-8, which protobuf looks at only where somebody reads it.
+
+    Raises:
+        InvalidModel: one isn't.
+    """
+    try:
+        _read_text(message)
+    except UnicodeDecodeError as error:
+        raise InvalidModel(
+            f"{what} holds text that isn't UTF-8 ({error.object[:80]!r}); names must be: export the model again"
+        ) from error
+
+
+def _read_text(message: Message) -> None:
+    if isinstance(message, TensorProto):  # weights aren't text, and reading them all takes long
+        for text in (message.name, message.doc_string):
+            str(text)
+        for entry in (*message.external_data, *message.metadata_props):
+            _read_text(entry)
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for item in value if hasattr(value, "__len__") else (value,):
+                _read_text(item)
+        elif field.type == field.TYPE_STRING and not isinstance(value, str):
+            list(value)
+
+
+def _check_functions(proto: ModelProto, what: str) -> None:
+    """Functions don't call themselves, and written out they don't make a model of millions of nodes."""
+    functions = {(item.domain, item.name, item.overload): item for item in proto.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+
+    def size(body: GraphProto | FunctionProto, depth: int) -> int:
+        if depth > FUNCTION_DEPTH:
+            raise InvalidModel(
+                f"{what}: its functions call each other in a circle, or more than {FUNCTION_DEPTH} deep: "
+                "export it without functions, or inlined (onnx.inliner.inline_local_functions)"
+            )
+        count = 0
+        for node in all_nodes(body):
+            key = node.domain, node.op_type, node.overload
+            if key in functions and key not in sizes:
+                sizes[key] = size(functions[key], depth + 1)
+            count += sizes.get(key, 1)
+        return count
+
+    if functions and (count := size(proto.graph, 0)) > FUNCTION_NODES:
+        raise InvalidModel(
+            f"{what}: its {len(functions)} functions make {count} nodes when every call is written out; allowed: "
+            f"{FUNCTION_NODES}: export it without functions"
+        )
+
+
+def _check_tensor(tensor: TensorProto, what: str) -> None:
+    """A weight holds what its shape and type say; onnx's checker sees neither large ones nor how much is in them."""
+    dims, kind, problem = list(tensor.dims), dtype_name(tensor.data_type), ""
+    if len(dims) > RANK or any(size < 0 for size in dims):
+        problem = f"has {len(dims)} dimensions ({str(dims[:8])[1:-1]}…); allowed: at most {RANK}, none negative"
+    elif kind == "undefined":
+        problem = f"is of type {tensor.data_type}, which ONNX hasn't"
+    elif kind == "string":  # not as an array, in which all of them take as much as the longest
+        if len(tensor.string_data) != math.prod(dims):
+            problem = f"of shape {dims} holds {len(tensor.string_data)} strings"
+    elif tensor.HasField("raw_data"):
+        needed, held = tensor_size(tensor), len(tensor.raw_data)
+        if held != needed:
+            problem = f"of shape {dims}, {kind}, needs {needed} bytes, {held} are there"
+    elif tensor.data_location != TensorProto.EXTERNAL:
+        try:
+            numpy_helper.to_array(tensor)
+        except (ValueError, TypeError) as error:
+            problem = f"of shape {dims}, {kind}, holds something else ({error})"
+    if problem:
+        raise InvalidModel(f"{what}: the weight {tensor.name!r} {problem}: export it again")
 
 
 def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
@@ -161,24 +258,21 @@ def _cycle(needs: list[set[int]], left: set[int]) -> list[int]:
 
 def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
     """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
-    for tensor in proto.graph.initializer:
-        held = len(tensor.raw_data)
-        if tensor.HasField("raw_data") and held != tensor_size(tensor):
-            raise InvalidModel(
-                f"{what}: the weight {tensor.name!r} of shape {list(tensor.dims)}, {dtype_name(tensor.data_type)}, "
-                f"needs {tensor_size(tensor)} bytes, {held} are there: export it again"
-            )
     try:
         _complete_outputs(light)
         onnx.checker.check_model(light)
         return _inferred(light)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error
+    except MemoryError as error:
+        raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
 
 
 def _inferred(light: ModelProto) -> ModelProto:
     strict = not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node)
-    return onnx.shape_inference.infer_shapes(light, check_type=strict, strict_mode=strict, data_prop=True)
+    return onnx.shape_inference.infer_shapes(
+        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
+    )
 
 
 def _complete_outputs(light: ModelProto) -> None:

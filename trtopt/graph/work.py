@@ -31,7 +31,7 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
     shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer} | _shapes(
         infer_shapes(light).graph
     )
-    found = {node.name: _macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
+    found = {node.name: node_macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
     return {name: count for name, count in found.items() if count}
 
 
@@ -48,8 +48,8 @@ def _shapes(graph: GraphProto) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
-    """0 where a shape isn't known."""
+def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Multiply-accumulates of one node; 0 where a shape isn't known."""
     operands = [shapes.get(name) for name in node.input[:2]]
     result = shapes.get(node.output[0])
     if node.op_type == "Einsum" and all(operands):

@@ -1,0 +1,129 @@
+"""What folding may cost: each constant expression is judged by its operands before it is evaluated.
+
+A file of 150 bytes can ask for gigabytes (ConstantOfShape, Tile, Expand, products of vectors) or for hours (Resize, which ONNX's
+reference evaluator computes element by element). What costs more than it is worth is left in the graph, to be computed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import ModelProto, TensorProto, helper
+
+from trtopt.graph.proto import all_nodes, tensor_size
+from trtopt.graph.work import WEIGHTED, node_macs
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
+TOTAL = 128 << 20  # bytes by which all constants together may grow
+MACS = 1 << 31  # multiply-accumulates: a second or two
+SLOWLY = 1 << 18  # elements that are computed one by one in Python
+PARTS = 1 << 14  # that Concats of Concats join
+_SHAPE = 64  # elements: a constant that long may say a shape
+NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
+_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # with what libraries know of a shape
+_SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
+# What the reference evaluator gives to NumPy whole.
+_QUICK = frozenset(
+    """Abs Acos Add And ArgMax ArgMin Asin Atan BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast
+    CastLike Ceil Clip Compress Concat ConstantOfShape Cos Cosh CumSum DepthToSpace Div Elu Equal Exp Expand EyeLike Flatten Floor
+    Gather GatherElements Greater GreaterOrEqual Hardmax Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax Max Mean Min
+    Mod Mul Neg NonZero Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
+    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Selu Shape Sigmoid Sign Sin Sinh Size Slice Softmax
+    SpaceToDepth Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Where Xor""".split()
+)
+
+
+class Budget:
+    """Says of one node after the other whether to evaluate it.
+
+    Args:
+        left: bytes by which the constants may still grow.
+        opsets: domain → version.
+    """
+
+    def __init__(self, left: int, opsets: dict[str, int]) -> None:
+        self._left, self._opsets = left, opsets
+
+    def __call__(self, node: onnx_ir.Node) -> bool:
+        """Whether a node whose inputs are all constants is evaluated."""
+        if node.op_type in NOT_FOLDED or len(node.outputs) != 1:  # nor does onnxscript keep several results
+            return False
+        operands = [value for value in node.inputs if value is not None]
+        constants = {value.name or "": value.const_value for value in operands if value.const_value is not None}
+        if any(constant.dtype == TensorProto.STRING for constant in constants.values()):
+            return False
+        read = sum(constant.nbytes for constant in constants.values())
+        elements, size = self._result(node, constants)
+        if elements is None and node.op_type in _SHRINKING:
+            elements = sum(constant.size * max(1, len(constant.shape)) for constant in constants.values())
+            size = elements * 8
+        if elements is None or size > max(RESULT, read) or not _quick(node, constants, elements):
+            return False
+        freed = sum(constants[value.name or ""].nbytes for value in operands if len(value.uses()) == 1)
+        growth = max(0, size - freed)
+        if growth > self._left:
+            return False
+        self._left -= growth
+        return True
+
+    def _result(self, node: onnx_ir.Node, constants: dict[str, Any]) -> tuple[int | None, int]:
+        """Elements and bytes of what it gives, by ONNX's inference on its operands alone: declared shapes may be wrong."""
+        import onnx_ir
+
+        types = {
+            name: helper.make_tensor_type_proto(int(constant.dtype), list(constant.shape.numpy()))
+            for name, constant in constants.items()
+        }
+        data = {
+            name: onnx_ir.serde.serialize_tensor(constant)
+            for name, constant in constants.items()
+            if constant.size <= _SHAPE
+        }
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._opsets[node.domain], node.domain)
+            found = onnx.shape_inference.infer_node_outputs(
+                schema,
+                onnx_ir.serde.serialize_node(node),
+                types,
+                data,
+                opset_imports=[helper.make_opsetid(*item) for item in self._opsets.items()],
+            )
+            kind = found[node.outputs[0].name or ""].tensor_type
+        except Exception:  # an operator that ONNX doesn't know, or operands that don't fit
+            return None, 0
+        if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+            return None, 0
+        if kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+            return None, 0
+        dims = [dim.dim_value for dim in kind.shape.dim]
+        return math.prod(dims), tensor_size(TensorProto(data_type=kind.elem_type, dims=dims))
+
+
+def _quick(node: onnx_ir.Node, constants: dict[str, Any], elements: int) -> bool:
+    import onnx_ir
+
+    if node.op_type in WEIGHTED:
+        shapes = {name: tuple(constant.shape.numpy()) for name, constant in constants.items()}
+        shapes[node.outputs[0].name or ""] = (elements,)
+        work = node_macs(onnx_ir.serde.serialize_node(node), shapes)
+        return (work or math.prod(constant.size for constant in constants.values())) <= MACS
+    most = max([elements, *(constant.size for constant in constants.values())])
+    return node.op_type in _QUICK or most <= SLOWLY
+
+
+def joins_much(proto: ModelProto) -> bool:
+    """Whether Concats of Concats, or of shapes, have so many parts that the libraries, which write them out, don't come to an end."""
+    parts: dict[str, int] = {}
+    for node in all_nodes(proto.graph):
+        if node.op_type == "Concat":
+            parts[node.output[0]] = sum(parts.get(name, 1) for name in node.input)
+            if parts[node.output[0]] > PARTS:
+                return True
+        elif node.op_type in _PASSING and node.input[0] in parts:
+            parts[node.output[0]] = parts[node.input[0]]
+    return False

@@ -1,0 +1,155 @@
+"""Two models run on the same made-up inputs, in a process of their own.
+
+ONNX Runtime ends its process at an integer divided by zero, may loop for as long as a model says, and takes the memory that it
+asks for. Starting the process costs half a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from onnx import ModelProto
+
+from trtopt.errors import MissingDependency, ModelError
+from trtopt.graph.compare import INLINE, THREADS, OnnxSession, difference, synthetic_inputs
+from trtopt.graph.io import save_model
+from trtopt.graph.proto import tensor_size
+from trtopt.spec import TensorInfo
+
+# What a small model may use; heavy ones get more by their weights, which nobody can claim without having them.
+BYTES, BYTES_PER_BYTE = 3 << 29, 4
+SECONDS, SECONDS_PER_BYTE = 20, 0.5e-6
+
+
+def compare(
+    before: ModelProto,
+    after: ModelProto,
+    inputs: Sequence[TensorInfo],
+    trials: Sequence[Mapping[str, int]],
+    tolerance: float,
+    bounded: Collection[str],
+) -> str:
+    """Empty, or how the outputs differ, at the first two sizes at which `before` runs.
+
+    Args:
+        trials: sizes of dynamic dimensions, as `synthetic_inputs` takes them.
+        tolerance, bounded: see `Difference.within`.
+
+    Raises:
+        ModelError: `before` couldn't be run, or took more memory or time than it may.
+        MissingDependency: ONNX Runtime isn't installed.
+    """
+    weights = sum(map(tensor_size, before.graph.initializer))
+    most, seconds = BYTES + BYTES_PER_BYTE * weights, SECONDS + int(SECONDS_PER_BYTE * weights)
+    with tempfile.TemporaryDirectory(prefix="trtopt-") as name:
+        folder = Path(name)
+        save_model(before, folder / "before.onnx", inline_limit=INLINE)
+        save_model(after, folder / "after.onnx", inline_limit=INLINE)
+        request = {
+            "inputs": [asdict(info) for info in inputs],
+            "trials": [dict(sizes) for sizes in trials],
+            "tolerance": tolerance,
+            "bounded": list(bounded),
+            "bytes": most,
+            "seconds": seconds,
+        }
+        (folder / "request.json").write_text(json.dumps(request))
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": name, "ORT_DISABLE_TELEMETRY": "1"}
+        try:
+            status = subprocess.run(
+                [sys.executable, "-m", "trtopt.graph.comparison", name],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=os.environ | environment,
+                start_new_session=True,  # Ctrl-C in a terminal is the caller's own to handle, who then ends this
+                timeout=seconds,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise ModelError(f"ONNX Runtime took more than {seconds} s for it") from error
+        if status:
+            raise ModelError(_epitaph(status, most))
+        found: dict[str, str] = json.loads((folder / "answer.json").read_text())
+    if "missing" in found:
+        raise MissingDependency(found["missing"])
+    if "problem" in found:
+        raise ModelError(found["problem"])
+    return found["gap"]
+
+
+def _epitaph(status: int, most: int) -> str:
+    if status < 0:
+        return f"ONNX Runtime crashed with {signal.Signals(-status).name}, or took more than {most >> 20} MiB"
+    return f"ONNX Runtime failed with status {status}, perhaps because it took more than {most >> 20} MiB"
+
+
+def _main(folder: Path) -> None:
+    """The process's own work: reads `request.json`, writes `answer.json`."""
+    request = json.loads((folder / "request.json").read_text())
+    resource.setrlimit(resource.RLIMIT_DATA, (request["bytes"], request["bytes"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (THREADS * request["seconds"],) * 2)  # where nobody is left to end it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    inputs = [TensorInfo(info["name"], info["dtype"], tuple(info["shape"])) for info in request["inputs"]]
+    answer: dict[str, str] = {}
+    try:
+        answer["gap"] = _gap(folder, inputs, request["trials"], request["tolerance"], frozenset(request["bounded"]))
+    except MissingDependency as error:
+        answer["missing"] = str(error)
+    except ModelError as error:
+        answer["problem"] = str(error)
+    except MemoryError:
+        answer["problem"] = f"running it takes more than {request['bytes'] >> 20} MiB"
+    (folder / "answer.json").write_text(json.dumps(answer))
+
+
+def _gap(
+    folder: Path,
+    inputs: Sequence[TensorInfo],
+    trials: Sequence[Mapping[str, int]],
+    tolerance: float,
+    bounded: frozenset[str],
+) -> str:
+    before = OnnxSession(folder / "before.onnx")
+    try:
+        after = OnnxSession(folder / "after.onnx")
+    except ModelError as error:
+        return str(error)
+    ran = False
+    problem: ModelError | None = None
+    for sizes in trials:
+        arrays: dict[str, Any]
+        try:
+            arrays = synthetic_inputs(inputs, sizes)
+            expected = before(arrays)
+        except ModelError as error:
+            problem = error
+            if ran:
+                break
+            continue
+        try:
+            gap = difference(expected, after(arrays))
+        except ModelError as error:
+            return str(error)
+        if not gap.within(tolerance, bounded=bounded):
+            return str(gap)
+        if ran:
+            return ""
+        ran = True
+    if not ran and problem is not None:
+        raise problem
+    return ""
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
