@@ -52,6 +52,7 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     assert "export" in mended.skipped
     half = pipeline("efficientnet-lite0", out, precision="fp16", target="sm89")
     assert half.build.precision["fp16"] == 50
+    assert str(half).endswith(f"next: trtopt inspect {half.files['engine']}")
     assert half.agreement is not None
     assert half.agreement["snr_db"] > 40
 

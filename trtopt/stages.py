@@ -97,11 +97,10 @@ class PipelineResult:
 
     def _next(self) -> str:
         engine = self.files["engine"]
-        images = engine.parent / CALIBRATION
-        if not images.is_dir():
+        if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
-        return shlex.join(["trtopt", "run", str(engine), "--images", str(images), *without_gpu])
+        return shlex.join(["trtopt", "run", str(engine), "--images", str(engine.parent / CALIBRATION), *without_gpu])
 
 
 class _Entry(TypedDict):
