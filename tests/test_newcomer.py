@@ -20,9 +20,6 @@ from world import RTX, World
 
 from trtopt.data.samples import write_crops
 
-MERGED = False  # i16-export and i16-shapes are in: then nothing here is expected to fail
-awaited = pytest.mark.xfail(not MERGED, reason="waits for i16-export and i16-shapes")
-
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "your-own-model.md").read_text(encoding="utf-8")
 MODULE = """
 import torch
@@ -65,7 +62,6 @@ def saved(path: Path, inputs: dict[str, tuple[int, list[int | str]]], nodes: lis
     return path
 
 
-@awaited
 @pytest.mark.parametrize("source", ["my_model:make", "my_model.py:Net"])
 def test_an_own_module_in_the_current_folder(world: World, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.chdir(world.output)
@@ -75,7 +71,6 @@ def test_an_own_module_in_the_current_folder(world: World, monkeypatch: pytest.M
     assert "my_model" not in sys.modules
 
 
-@awaited
 @pytest.mark.usefixtures("rtx")
 def test_shapes_of_several_inputs_are_one_profile(world: World) -> None:
     nodes = [
@@ -90,7 +85,6 @@ def test_shapes_of_several_inputs_are_one_profile(world: World) -> None:
     assert profile == {"a": sizes, "b": sizes}
 
 
-@awaited
 @pytest.mark.usefixtures("rtx")
 @pytest.mark.parametrize("in_a_file", [False, True], ids=["options", "file"])
 def test_a_detector_with_a_normalization_of_its_own(world: World, in_a_file: bool) -> None:
@@ -113,7 +107,6 @@ def test_a_detector_with_a_normalization_of_its_own(world: World, in_a_file: boo
     assert (kept["mean"], kept["std"]) == ([0.5], [0.25])
 
 
-@awaited
 def test_a_segmentation_model_of_torchvision_without_a_download(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
 
@@ -126,7 +119,6 @@ def test_a_segmentation_model_of_torchvision_without_a_download(world: World, mo
     assert onnx.load(model).graph.output
 
 
-@awaited
 @pytest.mark.usefixtures("rtx")
 def test_the_page_on_your_own_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks in order: a block that begins with a file's name is that file, the others are run."""

@@ -524,6 +524,11 @@ def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporte
         reporter.warn(
             f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add --save-onnx {graph}"
         )
+    if save_onnx is not None and beside(output, save_onnx) is None:
+        reporter.warn(
+            f"{os.fspath(save_onnx)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+            "--backend onnxruntime won't find it"
+        )
 
 
 def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
