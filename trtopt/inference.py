@@ -240,7 +240,8 @@ def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
     wanted = numpy_dtype(info.dtype)
     if array.dtype == wanted:
         return array
-    if array.dtype.str == f"|V{wanted.itemsize}" and wanted.isbuiltin != 1:
+    raw = array.dtype.kind == "V" and array.dtype.names is None
+    if raw and array.dtype.itemsize == wanted.itemsize and wanted.isbuiltin != 1:
         return array.view(wanted)  # .npy has no name for bfloat16: two bytes come back
     floating = array.dtype.kind == "f" and info.dtype.startswith(("float", "bfloat"))
     whole = array.dtype.kind in "iu" and wanted.kind in "iu"
