@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from graphs import conv_relu, model, node, values
-from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 INT64_MIN = -(2**63)
 SECRET = b"what nobody gave trtopt to read."
@@ -44,7 +45,7 @@ def int64(*numbers: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def small(nodes: list[NodeProto], weights: dict[str, Any] | None = None, **changes: Any) -> ModelProto:
-    """Nodes of which one gives y, or, with `last`, gives what y is computed from together with x, a vector of four."""
+    """A model whose input x is a vector of four."""
     changes.setdefault("inputs", {"x": [4]})
     return model(nodes, weights=weights, **changes)
 
@@ -154,7 +155,11 @@ def many_outputs(count: int, each: int) -> ModelProto:
 def doubled(count: int, data_type: int = TensorProto.INT64) -> ModelProto:
     """A constant of one element, concatenated with itself again and again."""
     nodes = [node("Concat", f"c{index} c{index}", f"c{index + 1}", axis=0) for index in range(count)]
-    nodes += [node("Cast", f"c{count}", "f", to=1), node("ReduceMax", "f", "top", keepdims=0), node("Add", "x top", "y")]
+    nodes += [
+        node("Cast", f"c{count}", "f", to=1),
+        node("ReduceMax", "f", "top", keepdims=0),
+        node("Add", "x top", "y"),
+    ]
     return small(nodes, {"c0": np.ones(1, helper.tensor_dtype_to_np_dtype(data_type))})
 
 
@@ -162,7 +167,11 @@ def doubled_shape(count: int) -> ModelProto:
     """The same with the input's own shape, which no constant holds."""
     nodes = [node("Shape", "x", "c0")]
     nodes += [node("Concat", f"c{index} c{index}", f"c{index + 1}", axis=0) for index in range(count)]
-    nodes += [node("Cast", f"c{count}", "f", to=1), node("ReduceMax", "f", "top", keepdims=0), node("Add", "x top", "y")]
+    nodes += [
+        node("Cast", f"c{count}", "f", to=1),
+        node("ReduceMax", "f", "top", keepdims=0),
+        node("Add", "x top", "y"),
+    ]
     return small(nodes, inputs={"x": ["n"]})
 
 
@@ -176,7 +185,11 @@ def doubled_gather(count: int) -> ModelProto:
             node("Add", f"s{index} s{index}", f"a{index}"),
             node("Concat", f"a{index} a{index}", f"c{index + 1}", axis=0),
         ]
-    nodes += [node("Cast", f"c{count}", "f", to=1), node("ReduceMax", "f", "top", keepdims=0), node("Add", "x top", "y")]
+    nodes += [
+        node("Cast", f"c{count}", "f", to=1),
+        node("ReduceMax", "f", "top", keepdims=0),
+        node("Add", "x top", "y"),
+    ]
     return small(nodes, {"zero": int64(0)}, inputs={"x": ["n"]})
 
 
@@ -253,7 +266,7 @@ def random_large(op: str) -> ModelProto:
 
 def chain(count: int, op: str = "Neg") -> ModelProto:
     names = ["x", *(f"t{index}" for index in range(count - 1)), "y"]
-    return small([node(op, f"{before}", after) for before, after in zip(names, names[1:])], outputs={"y": [4]})
+    return small([node(op, f"{before}", after) for before, after in pairwise(names)], outputs={"y": [4]})
 
 
 def unsorted_chain(count: int) -> ModelProto:
@@ -273,7 +286,7 @@ def wide(count: int) -> ModelProto:
 def ladder(count: int) -> ModelProto:
     """x + x, and again: as an expression it is 2ⁿ long."""
     names = ["x", *(f"t{index}" for index in range(count - 1)), "y"]
-    return small([node("Add", f"{before} {before}", after) for before, after in zip(names, names[1:])])
+    return small([node("Add", f"{before} {before}", after) for before, after in pairwise(names)])
 
 
 def shape_ladder(count: int) -> ModelProto:
@@ -293,7 +306,20 @@ def same_names(count: int) -> ModelProto:
 
 def mixed_chain(count: int) -> ModelProto:
     """Operators that the libraries have rules for."""
-    ops = ("Relu", "Neg", "Cast", "Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Add", "Mul", "Clip", "Abs")
+    ops = (
+        "Relu",
+        "Neg",
+        "Cast",
+        "Identity",
+        "Transpose",
+        "Reshape",
+        "Unsqueeze",
+        "Squeeze",
+        "Add",
+        "Mul",
+        "Clip",
+        "Abs",
+    )
     random, nodes, last = np.random.default_rng(7), [], "x"
     for index in range(count):
         op, new = str(random.choice(ops)), f"t{index}" if index < count - 1 else "y"
@@ -410,7 +436,7 @@ def loop(count: int, op: str = "Neg") -> ModelProto:
     body = helper.make_graph(
         [
             helper.make_node("Identity", ["go"], ["on"]),
-            helper.make_node(op, ["s", "s"] if op in ("Concat", "Add") else ["s"], ["t"], **({"axis": 0} if op == "Concat" else {})),
+            node(op, "s s", "t", axis=0) if op == "Concat" else node(op, "s", "t"),
         ],
         "body",
         [
@@ -540,9 +566,8 @@ def sparse(dims: list[int], indices: list[int]) -> ModelProto:
     return made
 
 
-def spoiled(value: float, scalar: bool = False) -> ModelProto:
-    made = conv_relu(weights={"w": np.full((4, 3, 3, 3), value, np.float32)})
-    return made
+def spoiled(value: float) -> ModelProto:
+    return conv_relu(weights={"w": np.full((4, 3, 3, 3), value, np.float32)})
 
 
 # --- inputs ---
@@ -811,7 +836,10 @@ def _all() -> None:
         case(far_index, f"far_index_{op}", op, 2**62)
     case(lambda: odd_attribute("MaxPool", "x", [1, 1, 4, 4], {}, kernel_shape=[2, 2], strides=[0, 0]), "pool_stride_0")
     case(lambda: odd_attribute("MaxPool", "x", [1, 1, 4, 4], {}, kernel_shape=[2**31, 2**31]), "pool_kernel_2e31")
-    case(lambda: odd_attribute("AveragePool", "x", [1, 1, 4, 4], {}, kernel_shape=[2, 2], pads=[2**40] * 4), "pool_pads_2e40")
+    case(
+        lambda: odd_attribute("AveragePool", "x", [1, 1, 4, 4], {}, kernel_shape=[2, 2], pads=[2**40] * 4),
+        "pool_pads_2e40",
+    )
     case(lambda: odd_attribute("Split", "x", [4], {}, axis=2**40), "split_axis_2e40")
     case(lambda: odd_attribute("DepthToSpace", "x", [1, 4, 2, 2], {}, blocksize=0), "blocksize_0")
     case(lambda: odd_attribute("Transpose", "x", [2, 2], {}, perm=[5, -7]), "perm_outside")
@@ -896,5 +924,3 @@ _all()
 def write(name: str, folder: Path) -> Path:
     """Make a case in an empty folder; the model's path."""
     return CASES[name](folder) or folder / "m.onnx"
-
-

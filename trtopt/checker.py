@@ -350,9 +350,7 @@ def _bound_slices(proto: ModelProto) -> None:
 
 def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
     """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
-    bounded = [
-        name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output
-    ]
+    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
     return compare(model.proto, cleaned, model.inputs, list(_trials(model.inputs, profiles)), TOLERANCE, bounded)
 
 

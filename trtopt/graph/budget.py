@@ -1,7 +1,7 @@
 """What folding may cost: each constant expression is judged by its operands before it is evaluated.
 
-A file of 150 bytes can ask for gigabytes (ConstantOfShape, Tile, Expand, products of vectors) or for hours (Resize, which ONNX's
-reference evaluator computes element by element). What costs more than it is worth is left in the graph, to be computed.
+A file of 150 bytes can ask for gigabytes (ConstantOfShape, Tile, Expand, products of vectors) or for hours (Resize, which
+ONNX's reference evaluator computes element by element). What costs more than it is worth is left in the graph, to be computed.
 """
 
 from __future__ import annotations
@@ -25,17 +25,31 @@ SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
-_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")  # with what libraries know of a shape
+_PASSING = (
+    "Abs",
+    "Cast",
+    "Gather",
+    "Identity",
+    "Reshape",
+    "Squeeze",
+    "Unsqueeze",
+)  # with what libraries know of a shape
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 # What the reference evaluator gives to NumPy whole.
 _QUICK = frozenset(
-    """Abs Acos Add And ArgMax ArgMin Asin Atan BatchNormalization BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast
-    CastLike Ceil Clip Compress Concat ConstantOfShape Cos Cosh CumSum DepthToSpace Div Elu Equal Exp Expand EyeLike Flatten Floor
-    Gather GatherElements Greater GreaterOrEqual Hardmax Identity IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax Max Mean Min
-    Mod Mul Neg NonZero Not OneHot Or PRelu Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax
-    ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Reshape Round Selu Shape Sigmoid Sign Sin Sinh Size Slice Softmax
-    SpaceToDepth Sqrt Squeeze Sub Sum Tan Tanh Tile Transpose Trilu Unsqueeze Where Xor""".split()
-)
+    {
+        "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "BatchNormalization", "BitShift", "BitwiseAnd",
+        "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
+        "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div", "Elu", "Equal", "Exp", "Expand", "EyeLike",
+        "Flatten", "Floor", "Gather", "GatherElements", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf",
+        "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Mean", "Min", "Mod", "Mul", "Neg",
+        "NonZero", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
+        "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+        "ReduceSumSquare", "Relu", "Reshape", "Round", "Selu", "Shape", "Sigmoid", "Sign", "Sin", "Sinh", "Size", "Slice",
+        "Softmax", "SpaceToDepth", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "Tile", "Transpose", "Trilu",
+        "Unsqueeze", "Where", "Xor",
+    }
+)  # fmt: skip
 
 
 class Budget:
@@ -117,7 +131,7 @@ def _quick(node: onnx_ir.Node, constants: dict[str, Any], elements: int) -> bool
 
 
 def joins_much(proto: ModelProto) -> bool:
-    """Whether Concats of Concats, or of shapes, have so many parts that the libraries, which write them out, don't come to an end."""
+    """Whether Concats of Concats have so many parts that the libraries, which write them out, don't come to an end."""
     parts: dict[str, int] = {}
     for node in all_nodes(proto.graph):
         if node.op_type == "Concat":

@@ -1,8 +1,8 @@
-"""How much inference would carry along: libraries follow the values of shapes, and models can make these as long as they like.
+"""How much inference would carry along: it follows the values of shapes, and models can make these as long as they like.
 
-ONNX's data propagation keeps some 70 bytes for each number of every tensor of one dimension: 34 Concats of a constant with itself
-are 10 GB. Lengths are therefore inferred without values first; where a length itself is computed from constants, which shows only
-with values, there are none either.
+ONNX's data propagation keeps some 70 bytes for each number of every tensor of one dimension: 34 Concats of a constant with
+itself are 10 GB. Lengths are therefore inferred without values first; where a length itself is computed from constants, which
+shows only with values, values aren't propagated either.
 """
 
 from __future__ import annotations

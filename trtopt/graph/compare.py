@@ -189,7 +189,9 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
         if not is_numeric(info):
             raise ModelError(f"the input {info.name} is of type {info.dtype}; made-up inputs are tensors of numbers")
         if math.prod(shape) > SYNTHETIC:
-            raise ModelError(f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}")
+            raise ModelError(
+                f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}"
+            )
         if info.dtype.startswith(("float", "bfloat")):
             arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
         else:

@@ -20,7 +20,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.errors import MissingDependency, ModelError
+from trtopt.errors import ModelError, require
 from trtopt.graph.compare import INLINE, THREADS, OnnxSession, difference, synthetic_inputs
 from trtopt.graph.io import save_model
 from trtopt.graph.proto import tensor_size
@@ -49,6 +49,7 @@ def compare(
         ModelError: `before` couldn't be run, or took more memory or time than it may.
         MissingDependency: ONNX Runtime isn't installed.
     """
+    require("onnxruntime", "ort", "comparing the models")
     weights = sum(map(tensor_size, before.graph.initializer))
     most, seconds = BYTES + BYTES_PER_BYTE * weights, SECONDS + int(SECONDS_PER_BYTE * weights)
     with tempfile.TemporaryDirectory(prefix="trtopt-") as name:
@@ -64,7 +65,11 @@ def compare(
             "seconds": seconds,
         }
         (folder / "request.json").write_text(json.dumps(request))
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "TMPDIR": name, "ORT_DISABLE_TELEMETRY": "1"}
+        environment = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TMPDIR": name,
+            "ORT_DISABLE_TELEMETRY": "1",
+        }
         try:
             status = subprocess.run(
                 [sys.executable, "-m", "trtopt.graph.comparison", name],
@@ -81,8 +86,6 @@ def compare(
         if status:
             raise ModelError(_epitaph(status, most))
         found: dict[str, str] = json.loads((folder / "answer.json").read_text())
-    if "missing" in found:
-        raise MissingDependency(found["missing"])
     if "problem" in found:
         raise ModelError(found["problem"])
     return found["gap"]
@@ -104,8 +107,6 @@ def _main(folder: Path) -> None:
     answer: dict[str, str] = {}
     try:
         answer["gap"] = _gap(folder, inputs, request["trials"], request["tolerance"], frozenset(request["bounded"]))
-    except MissingDependency as error:
-        answer["missing"] = str(error)
     except ModelError as error:
         answer["problem"] = str(error)
     except MemoryError:

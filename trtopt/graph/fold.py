@@ -261,7 +261,9 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"]
+    splits = [
+        node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"
+    ]
     for node in splits:
         node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):

@@ -1,8 +1,8 @@
 """No pass may change what a model computes: what one gives is looked at before anybody uses it.
 
 It must be valid ONNX, and where running both costs next to nothing, its outputs must equal those of the graph before it, on
-made-up inputs, in ONNX's own reference evaluator (which is always there and can't end the process). What can't be foretold to be cheap
-isn't run: sizes that depend on values, loops, text.
+made-up inputs, in ONNX's own reference evaluator (which is always there and can't end the process). What may not be cheap isn't
+run: sizes that depend on values, loops, text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RANDOM = (
     "Multinomial",
     "Bernoulli",
 )
-# Nothing says how often a loop runs, or how long a search in text takes; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
+# Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
 # ConvTranspose's `output_shape` otherwise than ONNX says (ONNX Runtime doesn't).
 _UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "Scan", "SequenceMap", "GridSample", "ConvTranspose")
 
@@ -121,9 +121,9 @@ def _sizes(graph: GraphProto) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
-        if tensor.HasField("shape") and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
-            if all(dim.HasField("dim_value") for dim in tensor.shape.dim):
-                sizes[value.name] = math.prod(dim.dim_value for dim in tensor.shape.dim)
+        counted = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+        if counted and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
+            sizes[value.name] = math.prod(dim.dim_value for dim in tensor.shape.dim)
     for node in graph.node:
         for body in subgraphs(node):
             sizes |= _constants(body) | _sizes(body)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, subgraphs
+from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, subgraphs, tensor_size
 from trtopt.spec import Issue
 
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
@@ -26,6 +26,7 @@ _OWN_REFUSALS = (
     "MatMulInteger",
     "DynamicQuantizeLinear",
 )
+CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
@@ -43,7 +44,26 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         if node.op_type in absent and node.domain in ("", "ai.onnx"):
             found.append(Issue(node.name, node.op_type, absent[node.op_type]))
     found += _quantized(proto, _types(inferred))
+    found += _constants(inferred, {tensor.name for tensor in proto.graph.initializer})
     return tuple(dict.fromkeys(found))
+
+
+def _constants(graph: GraphProto, known: set[str]) -> Iterator[Issue]:
+    """What folding left because of its size, TensorRT would compute while it builds."""
+    sizes: dict[str, int] = {}
+    for value in (*graph.value_info, *graph.output):
+        tensor = value.type.tensor_type
+        dims = [dim.dim_value for dim in tensor.shape.dim]
+        sizes[value.name] = tensor_size(TensorProto(data_type=tensor.elem_type or TensorProto.FLOAT, dims=dims))
+    total = 0
+    for node in graph.node:
+        if node.input and known.issuperset(filter(None, node.input)):
+            known.update(node.output)
+            total += sum(sizes.get(name, 0) for name in node.output)
+            if total > CONSTANT:
+                text = f"with it, constants that are computed take {total >> 20} MiB; allowed: {CONSTANT >> 20}"
+                yield Issue(node.name, node.op_type, f"{text}: make them smaller, or inputs")
+                return
 
 
 def _kind(value: ValueInfoProto) -> str:

@@ -30,7 +30,9 @@ from trtopt.graph.proto import (
 
 OLDEST_IR = 3
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
-FUNCTION_NODES = 50_000  # once every call is replaced by what it calls: 27 functions that call each other twice make 10⁸
+FUNCTION_NODES = (
+    50_000  # once every call is replaced by what it calls: 27 functions that call each other twice make 10⁸
+)
 FUNCTION_DEPTH = 100
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
