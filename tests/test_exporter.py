@@ -12,7 +12,7 @@ import torch  # noqa: TID251
 from torch import nn  # noqa: TID251
 
 import trtopt.exporter
-from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, OutputError, UsageError
+from trtopt.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.exporter import ExportResult, export, parse_input
 from trtopt.graph.compare import OnnxSession
 from trtopt.graph.io import load_model
@@ -206,7 +206,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
     ("source", "options", "error", "word"),
     [
         ("torchvision:resnet5", {}, UsageError, "resnet50"),
-        ("no.such.module:make", {}, MissingDependency, "isn't installed"),
+        ("no.such.module:make", {}, UsageError, "isn't installed"),
         (f"{__name__}:nothing", {}, UsageError, "package.module:factory"),
         (f"{__name__}:IMAGE", {}, ModelError, "failed"),
         ("model.onnx", {}, UsageError, "ONNX model already"),
