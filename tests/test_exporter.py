@@ -14,7 +14,7 @@ from torch import nn  # noqa: TID251
 from torchvision.models.detection.ssd import SSD
 
 import trtopt.exporter
-from trtopt.errors import DataError, ExportMismatch, MissingDependency, ModelError, OutputError, UsageError
+from trtopt.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.exporter import ExportResult, export, parse_input
 from trtopt.graph.compare import OnnxSession
 from trtopt.graph.io import load_model
@@ -307,7 +307,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
     ("source", "options", "error", "word"),
     [
         ("torchvision:resnet5", {}, UsageError, "resnet50"),
-        ("no.such.module:make", {}, MissingDependency, "isn't installed"),
+        ("no.such.module:make", {}, UsageError, "isn't installed"),
         (f"{__name__}:nothing", {}, UsageError, "has no 'nothing'"),
         (f"{__name__}:IMAGE", {}, UsageError, "is a dict"),
         ("model.onnx", {}, UsageError, "ONNX model already"),

@@ -284,7 +284,8 @@ def _request(
 ) -> Iterator[Finding]:
     """Targets and shapes, as a build would see them."""
     for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
-        yield Finding("error", "shapes", "", "", problem, f"write {suggested_shapes(model.inputs, profiles[0])}")
+        line = suggested_shapes(model.inputs, profiles[0])
+        yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:
         cautions = _Cautions()
         try:

@@ -155,7 +155,9 @@ def export(
     check_writable(output)
     target = _opset(opset, for_generation)
     with contextlib.ExitStack() as stack:
-        with reporter.phase("load the PyTorch model"):  # a source that can't be right is refused before torch is asked for
+        with reporter.phase(
+            "load the PyTorch model"
+        ):  # a source that can't be right is refused before torch is asked for
             found = stack.enter_context(opened(source, weights, factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")

@@ -143,6 +143,9 @@ def suggested_shapes(
             places.append(ranges[key])
         texts[info.name] = ShapeRange(*zip(*places))
     for name, count in values.items():
+        if given and name in given and len(given[name].min) == count:
+            texts[name] = given[name]
+            continue
         texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
         guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
     return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))

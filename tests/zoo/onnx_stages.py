@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trtopt.graph.comparison import one_process
 from trtopt.trt import installed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
@@ -19,14 +20,15 @@ def wrong(variant: str, part: int, folder: Path) -> list[str]:
     """What check, folding and FP16 typing do wrong with each of a part's models."""
     backend = "rtx" if any(generation.family == "rtx" for generation in installed()) else "auto"
     found, count = [], 0
-    for case in onnx_tests.cases(variant, part, PARTS):
-        count += 1
-        cleaned = folder / f"{count}.onnx"
-        said, _ = onnx_tests.checked(case, cleaned, backend)
-        known = onnx_tests.runner(case)
-        fold, made = onnx_tests.folded(case, known, cleaned if cleaned.is_file() else None)
-        typing = onnx_tests.typed(case, made, known) if made is not None else ""
-        found += [f"{case.name}: {text}" for text in (said, fold, typing) if text]
+    with one_process():
+        for case in onnx_tests.cases(variant, part, PARTS):
+            count += 1
+            cleaned = folder / f"{count}.onnx"
+            said, _ = onnx_tests.checked(case, cleaned, backend)
+            known = onnx_tests.runner(case)
+            fold, made = onnx_tests.folded(case, known, cleaned if cleaned.is_file() else None)
+            typing = onnx_tests.typed(case, made, known) if made is not None else ""
+            found += [f"{case.name}: {text}" for text in (said, fold, typing) if text]
     assert count > 20, "the tests of the onnx package aren't all there"
     return found
 
