@@ -68,9 +68,9 @@ def test_a_heavy_model_is_folded_without_its_weights_where_they_do_not_matter(
     """`folded` shows that the result is the same; here: which way is taken."""
     rounds: list[int] = []
 
-    def evaluate(proto: ModelProto) -> ModelProto:
+    def evaluate(proto: ModelProto, most: int) -> ModelProto:
         rounds.append(proto.ByteSize())
-        return _evaluate(proto)
+        return _evaluate(proto, most)
 
     weight = values(64, 64, 3, 3)
     chain = [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Identity", "a", "b"), node("Relu", "b", "c")]
@@ -433,7 +433,7 @@ def test_a_cast_that_does_not_saturate_stays_so() -> None:
 
 
 def test_a_library_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_: ModelProto) -> ModelProto:
+    def fails(_: ModelProto, most: int = 0) -> ModelProto:
         raise KeyError("a tensor")
 
     monkeypatch.setattr("trtopt.graph.fold._evaluate", fails)
@@ -453,7 +453,7 @@ def test_a_library_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("step", ["_evaluate", "_fuse"])
 def test_a_library_that_changes_the_model_is_not_believed(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(proto: ModelProto) -> ModelProto:
+    def wrong(proto: ModelProto, most: int = 0) -> ModelProto:
         for item in proto.graph.node:
             if item.op_type == "Relu":
                 item.op_type = "Neg"
@@ -467,7 +467,7 @@ def test_a_library_that_changes_the_model_is_not_believed(step: str, monkeypatch
 
 
 def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cut(proto: ModelProto) -> ModelProto:
+    def cut(proto: ModelProto, most: int = 0) -> ModelProto:
         del proto.graph.node[1:]
         return proto
 

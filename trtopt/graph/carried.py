@@ -17,6 +17,7 @@ _SHORT = 64  # numbers of a constant that may be a shape
 _LONG = 1 << 12  # numbers that no shape has
 _ELEMENTWISE = ("Add", "Sub", "Mul")
 _PASSING = ("Cast", "Squeeze", "Unsqueeze", "Identity")
+_SIZED = ("CenterCropPad", "ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Reshape", "Resize", "Tile", "Upsample")
 _Shape = tuple[int | None, ...]
 
 
@@ -57,8 +58,9 @@ class _Carried:
     def _node(self, node: NodeProto) -> bool:
         for name in node.output:
             shape = self._shapes.get(name)
-            hidden = shape is None or shape == (None,)
-            if hidden and any(name in self._known and all(self._known[name]) for name in node.input):
+            said = 2 if node.op_type == "Pad" else 1  # numbers that say how long a result of one dimension is
+            unsaid = shape in (None, (None,)) and node.op_type in _SIZED
+            if unsaid and [True] * said in (self._known.get(name) for name in node.input):
                 return False
             self._count(name)
         if node.op_type == "Constant" and node.attribute:
