@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import onnx
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trtopt.graph.proto import all_nodes, tensor_size
 from trtopt.graph.work import WEIGHTED, node_macs
@@ -23,6 +23,14 @@ TOTAL = 128 << 20  # bytes by which all constants together may grow
 MACS = 1 << 31  # multiply-accumulates: a second or two
 SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join
+LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slice, where more means "to the end"
+WINDOW = 64  # numbers of a pooling window
+_LOOPING = (
+    "GatherElements",
+    "RoiAlign",
+    "ImageDecoder",
+    "TfIdfVectorizer",
+)  # by values: an index of 2⁶² is wrapped step by step
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
 _PASSING = (
@@ -41,7 +49,7 @@ _QUICK = frozenset(
         "Abs", "Acos", "Add", "And", "ArgMax", "ArgMin", "Asin", "Atan", "BatchNormalization", "BitShift", "BitwiseAnd",
         "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat",
         "ConstantOfShape", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div", "Elu", "Equal", "Exp", "Expand", "EyeLike",
-        "Flatten", "Floor", "Gather", "GatherElements", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf",
+        "Flatten", "Floor", "Gather", "Greater", "GreaterOrEqual", "Hardmax", "Identity", "IsInf",
         "IsNaN", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax", "Max", "Mean", "Min", "Mod", "Mul", "Neg",
         "NonZero", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "Range", "Reciprocal", "ReduceL1", "ReduceL2",
         "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
@@ -127,7 +135,20 @@ def _quick(node: onnx_ir.Node, constants: dict[str, Any], elements: int) -> bool
         work = node_macs(onnx_ir.serde.serialize_node(node), shapes)
         return (work or math.prod(constant.size for constant in constants.values())) <= MACS
     most = max([elements, *(constant.size for constant in constants.values())])
-    return node.op_type in _QUICK or most <= SLOWLY
+    return node.op_type in _QUICK or (most <= SLOWLY and not is_odd(onnx_ir.serde.serialize_node(node)))
+
+
+def is_odd(node: NodeProto) -> bool:
+    """Whether the reference evaluator may take forever over it, however small its tensors are: it loops by attributes."""
+    if node.op_type in _LOOPING:
+        return True
+    for attribute in node.attribute:
+        numbers = [attribute.i, *attribute.ints]
+        if node.op_type != "Slice" and any(abs(number) > LONGEST for number in numbers):
+            return True
+        if attribute.name == "kernel_shape" and "Pool" in node.op_type and math.prod(numbers[1:]) > WINDOW:
+            return True
+    return False
 
 
 def joins_much(proto: ModelProto) -> bool:

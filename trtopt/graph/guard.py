@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
 from trtopt.errors import InvalidModel
+from trtopt.graph.budget import is_odd
 from trtopt.graph.compare import is_numeric, synthetic_inputs
 from trtopt.graph.proto import (
     LARGE,
@@ -101,7 +102,7 @@ def _cheap(proto: ModelProto) -> bool:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     nodes = list(all_nodes(proto.graph))
-    if len(nodes) > NODES or any(node.op_type in _UNCOMPARED for node in nodes):
+    if len(nodes) > NODES or any(node.op_type in _UNCOMPARED or is_odd(node) for node in nodes):
         return False
     light = skeleton(proto, LARGE)
     for value in light.graph.input:

@@ -34,6 +34,8 @@ FUNCTION_NODES = (
     50_000  # once every call is replaced by what it calls: 27 functions that call each other twice make 10⁸
 )
 FUNCTION_DEPTH = 100
+NAME = 4096  # characters: TensorRT's parser takes minutes over 300,000
+_NAMES = ("name", "input", "output", "op_type", "domain", "dim_param")
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
 _INFERRED_WRONGLY = ("STFT", "MeanVarianceNormalization")
@@ -84,13 +86,15 @@ def check_versions(proto: ModelProto, what: str) -> None:
 
 
 def check_text(message: Message, what: str) -> None:
-    """Every name and text in a model is UTF-8, which protobuf looks at only where somebody reads it.
+    """Every text in a model is UTF-8, which protobuf looks at only where somebody reads it, and no name is very long.
 
     Raises:
-        InvalidModel: one isn't.
+        InvalidModel: one isn't, or is.
     """
     try:
         _read_text(message)
+    except InvalidModel as error:
+        raise InvalidModel(f"{what} has {error}: export the model again") from None
     except UnicodeDecodeError as error:
         raise InvalidModel(
             f"{what} holds text that isn't UTF-8 ({error.object[:80]!r}); names must be: export the model again"
@@ -100,16 +104,17 @@ def check_text(message: Message, what: str) -> None:
 def _read_text(message: Message) -> None:
     if isinstance(message, TensorProto):  # weights aren't text, and reading them all takes long
         for text in (message.name, message.doc_string):
-            str(text)
+            len(text)
         for entry in (*message.external_data, *message.metadata_props):
             _read_text(entry)
         return
     for field, value in message.ListFields():
-        if field.message_type is not None:
-            for item in value if hasattr(value, "__len__") else (value,):
+        several = not isinstance(value, (str, Message)) and field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)
+        for item in value if several else (value,):
+            if isinstance(item, Message):
                 _read_text(item)
-        elif field.type == field.TYPE_STRING and not isinstance(value, str):
-            list(value)
+            elif field.name in _NAMES and len(item) > NAME:
+                raise InvalidModel(f"a name of {len(item)} characters, {item[:40]!r}…; allowed: {NAME}")
 
 
 def _check_functions(proto: ModelProto, what: str) -> None:
@@ -263,11 +268,15 @@ def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
     try:
         _complete_outputs(light)
         onnx.checker.check_model(light)
-        return _inferred(light)
+        inferred = _inferred(light)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         raise InvalidModel(f"{what} isn't valid ONNX: {_essence(str(error))}") from error
     except MemoryError as error:
         raise InvalidModel(f"{what}: too little memory to infer its shapes: export a smaller one") from error
+    for value in (*inferred.graph.input, *inferred.graph.value_info, *inferred.graph.output):
+        if (rank := len(value.type.tensor_type.shape.dim)) > RANK:
+            raise InvalidModel(f"{what}: the tensor {value.name!r} has {rank} dimensions; allowed: {RANK}")
+    return inferred
 
 
 def _inferred(light: ModelProto) -> ModelProto:
