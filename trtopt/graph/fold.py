@@ -255,7 +255,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     if model.functions:
         common.InlinePass()(model)
         proto = onnx_ir.to_proto(model)
-    _refuse_joined(proto)
+    _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
@@ -302,9 +302,12 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     return result
 
 
-def _refuse_joined(proto: ModelProto) -> None:
+def _refuse(proto: ModelProto) -> None:
+    """Raise ModelError for what the libraries don't come to an end with, or change."""
     if joins_much(proto):
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
+    if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
+        raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would be lifted to")
 
 
 def _pieces(node: onnx_ir.Node) -> int:
@@ -401,7 +404,7 @@ def _fuse(proto: ModelProto) -> ModelProto:
     """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
     import onnxslim
 
-    _refuse_joined(proto)
+    _refuse(proto)
     inferred = _infer_symbolic(proto)
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
