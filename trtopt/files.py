@@ -37,7 +37,8 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
     partials: list[Path] = []
     try:
         with contextlib.ExitStack() as stack:
-            partials += [stack.enter_context(_beside(target)) / target.name for target in targets]
+            # Not by their own names: who looks for files of some kind must not find what a killed run left.
+            partials += [stack.enter_context(_beside(target)) / "partial" for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):

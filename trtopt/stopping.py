@@ -7,6 +7,7 @@ may run long: if the process is still there after `PATIENCE`, a thread removes i
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -27,6 +28,7 @@ def listen() -> None:
     chosen = [number for number in numbers if number is not None and signal.getsignal(number) in usual]
     if threading.current_thread() is not threading.main_thread() or not chosen:
         return
+    atexit.register(_leave)  # the first that is registered is the last that runs
     _listening[:] = chosen
     for number in chosen:
         signal.signal(number, _interrupt)
@@ -59,6 +61,16 @@ def _note(number: int, frame: FrameType | None) -> None:
 def _interrupt(number: int, frame: FrameType | None) -> None:
     _note(number, frame)
     raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    """End with the status that is due: after an interrupted exec() of text CPython would end by SIGINT, whatever was caught."""
+    due = status()
+    if due is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(due)
 
 
 def _watch(arrivals: int) -> None:
