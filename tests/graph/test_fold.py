@@ -6,6 +6,7 @@ import gc
 import hashlib
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from onnx import ModelProto, TensorProto, helper
 from trtopt.graph.compare import OnnxSession, difference
 from trtopt.graph.fold import _evaluate, fold
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import LARGE, all_nodes, fingerprint
+from trtopt.graph.proto import LARGE, all_nodes, fingerprint, tensor_size
 
 
 def bytes_of(proto: ModelProto) -> bytes:
@@ -503,3 +504,67 @@ def test_slopes_of_old_prelu_stay_one_a_channel() -> None:
     x = values(2, 3, 8, 8)
     expected = np.where(x < 0, x * np.array([0.1, 0.5, 2], np.float32).reshape(3, 1, 1), x)
     np.testing.assert_allclose(OnnxSession(made)({"x": x})["y"], expected, rtol=1e-6)
+
+
+def test_what_would_be_large_is_left_to_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.graph.budget.RESULT", 1 << 20)
+
+    def filled(*shape: int) -> ModelProto:
+        nodes = [
+            node("ConstantOfShape", "shape", "c"),
+            node("ReduceMax", "c", "m", keepdims=0),
+            node("Add", "x m", "y"),
+        ]
+        return model(nodes, inputs={"x": [4]}, weights={"shape": np.array(shape)})
+
+    assert operators(folded(filled(512, 512))) <= {"Add", "Identity"}
+    large = folded(filled(512, 513))
+    assert "ConstantOfShape" in operators(large)
+    assert max(map(tensor_size, large.graph.initializer)) < 100
+    nodes = [node("Transpose", "w", "t"), node("MatMul", "x t", "a"), node("MatMul", "a w", "y")]
+    turned = folded(model(nodes, inputs={"x": [1, 600]}, weights={"w": values(600, 600)}))
+    assert operators(turned) == {"MatMul"}  # no larger than what it is made from
+
+
+def test_all_that_folds_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtopt.graph.fold.TOTAL", 1 << 20)
+    nodes = [node("ConstantOfShape", "shape", f"y{index}", value=_scalar(index)) for index in range(8)]
+    proto = model([*nodes, node("Relu", "x", "y")], inputs={"x": [4]}, weights={"shape": np.array([1 << 16])})
+    proto.graph.output.extend(
+        helper.make_tensor_value_info(f"y{index}", TensorProto.FLOAT, [1 << 16]) for index in range(8)
+    )
+    result, _ = fold(proto)
+    assert 0 < sum(map(tensor_size, result.graph.initializer)) <= 1 << 20
+    assert "ConstantOfShape" in operators(result)
+
+
+def _scalar(value: float) -> TensorProto:
+    return helper.make_tensor("value", TensorProto.FLOAT, [1], [value])
+
+
+def test_operators_that_are_evaluated_element_by_element_are_for_small_constants() -> None:
+    def resized(size: int) -> ModelProto:
+        resize = node("Resize", "w", "c", mode="linear")
+        resize.input[:] = ["w", "", "", "sizes"]
+        nodes = [resize, node("ReduceMax", "c", "m", keepdims=0), node("Add", "x m", "y")]
+        weights = {"w": values(1, 1, 4, 4), "sizes": np.array([1, 1, size, size])}
+        return model(nodes, inputs={"x": [4]}, weights=weights)
+
+    assert operators(folded(resized(8))) == {"Add"}
+    assert "Resize" in operators(folded(resized(2000)))
+
+
+def test_a_chain_asks_each_rule_only_about_its_own_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    from onnxscript.rewriter import RewriteRule
+
+    asked: list[str] = []
+    match = RewriteRule.match
+
+    def counting(self: object, model: object, graph: object, item: Any, **options: Any) -> Any:
+        asked.append(item.op_type)
+        return match(self, model, graph, item, **options)
+
+    monkeypatch.setattr(RewriteRule, "match", counting)
+    names = ["x", *(f"t{index}" for index in range(199)), "y"]
+    folded(model([node("Neg", before, after) for before, after in pairwise(names)], inputs={"x": [4]}))
+    assert 0 < asked.count("Neg") < 15 * 200  # of 46 rules, two are for any operator

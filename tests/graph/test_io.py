@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.errors import InvalidModel, OutputError, TrtoptError, UsageError
+from trtopt.graph import stored
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint, skeleton, tensor_pieces, tensor_size
 
@@ -254,3 +255,75 @@ def test_loading_in_threads_gives_equal_models() -> None:
     for thread in threads:
         thread.join()
     assert len(found) == 3 and len(set(found)) == 1
+
+
+def beside(folder: Path, location: str = "w.bin") -> Path:
+    """A model whose first weight lies in another file, which isn't written."""
+    proto = conv_relu()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=location)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "m.onnx").write_bytes(proto.SerializeToString())
+    return folder / "m.onnx"
+
+
+def test_external_data_is_judged_by_where_its_links_lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = conv_relu().graph.initializer[0].raw_data
+    path = beside(tmp_path / "model")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "w.bin").write_bytes(content)
+    (path.parent / "w.bin").symlink_to("../outside/w.bin")
+    text = refused(path, "outside the model's folder", "TRTOPT_ALLOW_EXTERNAL=")
+    name, _, value = text.rpartition(" ")[2].partition("=")
+    monkeypatch.setenv(name, value)
+    assert load_model(path).proto.graph.initializer[0].raw_data == content
+    monkeypatch.setenv(name, str(tmp_path / "another"))
+    refused(path, "outside the model's folder")
+    (path.parent / "w.bin").unlink()
+    (path.parent / "blob").write_bytes(content)
+    (path.parent / "w.bin").symlink_to("blob")
+    assert load_model(path).proto.graph.initializer[0].raw_data == content
+
+
+def test_a_hugging_face_cache_links_all_files_into_one_folder(tmp_path: Path) -> None:
+    content = conv_relu().graph.initializer[0].raw_data
+    snapshot, blobs = tmp_path / "models--a--b" / "snapshots" / "4f2a" / "onnx", tmp_path / "models--a--b" / "blobs"
+    made = beside(blobs)
+    made.rename(blobs / "11aa")
+    (blobs / "22bb").write_bytes(content)
+    snapshot.mkdir(parents=True)
+    (snapshot / "m.onnx").symlink_to("../../../blobs/11aa")
+    (snapshot / "w.bin").symlink_to("../../../blobs/22bb")
+    assert load_model(snapshot / "m.onnx").proto.graph.initializer[0].raw_data == content
+    (tmp_path / "secret").write_bytes(content)
+    (snapshot / "w.bin").unlink()
+    (snapshot / "w.bin").symlink_to(tmp_path / "secret")
+    refused(snapshot / "m.onnx", "outside the model's folder")
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_file_that_is_cut_while_it_is_read_is_an_error(
+    lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.onnx"
+    proto = model([node("Add", "x w", "y")], inputs={"x": [1 << 20]}, weights={"w": values(1 << 20)})
+    path.write_bytes(proto.SerializeToString())
+    parse = stored.parse_light
+
+    def cut(content: stored.Content, limit: int) -> object:
+        os.truncate(path, 1 << 20)
+        return parse(content, limit)
+
+    monkeypatch.setattr("trtopt.graph.io.parse_light", cut)
+    with pytest.raises(InvalidModel, match="truncated"):
+        load_model(path, lazy=lazy)
+
+
+def test_names_are_text_and_no_novels() -> None:
+    proto = conv_relu()
+    proto.graph.node[0].name = "n" * 5000
+    refused(proto, "a name of 5000 characters", "allowed: 4096")
+    content = conv_relu().SerializeToString().replace(b"test", b"t\xe9st")
+    refused(ModelProto.FromString(content), "isn't UTF-8", "xe9")

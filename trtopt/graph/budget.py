@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
-TOTAL = 128 << 20  # bytes by which all constants together may grow
+TOTAL = 128 << 20  # bytes of all constants together, in a model whose own take less than half of that
 MACS = 1 << 31  # multiply-accumulates: a second or two
 SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join

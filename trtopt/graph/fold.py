@@ -117,18 +117,24 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
 
     Args:
         proto: a valid model (see `load_model`); it isn't changed.
+
+    Raises:
+        ModelError: not even a copy of it can be made.
     """
-    problem = ""
+    problem, result = "", None
     with reporter.phase("fold constants", None) as phase, _young_heap():
         for original, steps in _attempts(proto):
             try:
                 result, mark = _settled(original, steps, phase)
                 found = fault(original, result)
             except Exception as error:
+                result = None
                 found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             if not found:
                 break
             problem = problem or found
+    if result is None:
+        raise ModelError(f"the model can't be read as a graph: {problem}")
     return result, FoldReport(_count(proto), _count(result), mark, problem if len(steps) < 2 else "")
 
 
@@ -137,7 +143,7 @@ def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]
     opset = opset_version(proto)
     if 0 < opset < OLDEST:
         proto = _raised(proto, OLDEST) or proto
-    evaluate = functools.partial(_evaluate, most=_constant_bytes(proto) + TOTAL)
+    evaluate = functools.partial(_evaluate, most=max(TOTAL, 2 * _constant_bytes(proto)))
     yield proto, (evaluate, _fuse)
     if 0 < opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
         yield raised, (evaluate, _fuse)

@@ -426,7 +426,7 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
             amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)
             if not amax.all():
                 zero.append(node)
-            if amax.any() and float(amax.max()) > 1000 * float(np.median(amax[amax > 0])):
+            if (amax > 0).any() and float(amax.max()) > 1000 * float(np.median(amax[amax > 0])):
                 spread.append(node)
     yield from _several(
         between,

@@ -35,6 +35,9 @@ FUNCTION_NODES = (
 )
 FUNCTION_DEPTH = 100
 NAME = 4096  # characters: TensorRT's parser takes minutes over 300,000
+_TEXTS = [
+    TensorProto.DESCRIPTOR.fields_by_name[name] for name in ("name", "doc_string", "external_data", "metadata_props")
+]
 _NAMES = ("name", "input", "output", "op_type", "domain", "dim_param")
 # ONNX's strict inference refuses valid uses of these (seen with 1.23): STFT's declared one-sided result, and its own function
 # body of MeanVarianceNormalization.
@@ -92,29 +95,28 @@ def check_text(message: Message, what: str) -> None:
         InvalidModel: one isn't, or is.
     """
     try:
-        _read_text(message)
-    except InvalidModel as error:
-        raise InvalidModel(f"{what} has {error}: export the model again") from None
-    except UnicodeDecodeError as error:
-        raise InvalidModel(
-            f"{what} holds text that isn't UTF-8 ({error.object[:80]!r}); names must be: export the model again"
-        ) from error
+        problem = _bad_text(message)
+    except UnicodeDecodeError as error:  # protobuf's other implementations
+        problem = f"text that isn't UTF-8 ({error.object[:40]!r})"
+    if problem:
+        raise InvalidModel(f"{what} has {problem}: export the model again")
 
 
-def _read_text(message: Message) -> None:
-    if isinstance(message, TensorProto):  # weights aren't text, and reading them all takes long
-        for text in (message.name, message.doc_string):
-            len(text)
-        for entry in (*message.external_data, *message.metadata_props):
-            _read_text(entry)
-        return
-    for field, value in message.ListFields():
-        several = not isinstance(value, (str, Message)) and field.type in (field.TYPE_STRING, field.TYPE_MESSAGE)
-        for item in value if several else (value,):
+def _bad_text(message: Message) -> str:
+    # Of tensors not all fields: weights aren't text, and reading them takes long.
+    fields = [(field, getattr(message, field.name)) for field in _TEXTS] if isinstance(message, TensorProto) else None
+    for field, value in message.ListFields() if fields is None else fields:
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        for item in (value,) if isinstance(value, (str, bytes, Message)) else value:
             if isinstance(item, Message):
-                _read_text(item)
+                if problem := _bad_text(item):
+                    return problem
+            elif isinstance(item, bytes):  # what protobuf gives where it can't be decoded
+                return f"text that isn't UTF-8 ({item[:40]!r})"
             elif field.name in _NAMES and len(item) > NAME:
-                raise InvalidModel(f"a name of {len(item)} characters, {item[:40]!r}…; allowed: {NAME}")
+                return f"a name of {len(item)} characters ({item[:40]!r}…); allowed: {NAME}"
+    return ""
 
 
 def _check_functions(proto: ModelProto, what: str) -> None:
