@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
 
 
 # Files that take minutes: they begin first, so that at the end no process works while the other has nothing left.
-LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py")
+LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py", "test_kills.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
