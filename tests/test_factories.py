@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch  # noqa: TID251
 
-from trtopt.errors import MissingDependency, ModelError, TrtoptError, UsageError
+from trtopt.errors import ModelError, TrtoptError, UsageError
 from trtopt.factories import make, own_imports, parse_argument
 from trtopt.modules import opened
 
@@ -92,7 +92,7 @@ def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, 
 @pytest.mark.parametrize(
     ("text", "options", "error", "words"),
     [
-        ("trtopt_modle:Net", {}, MissingDependency, ["isn't installed", "trtopt_model.py"]),
+        ("trtopt_modle:Net", {}, UsageError, ["isn't installed", "trtopt_model.py"]),
         ("trtopt_modle.py:Net", {}, UsageError, ["doesn't exist", "trtopt_model.py"]),
         ("trtopt_model.py:Nett", {}, UsageError, ["no 'Nett'", "it has: Net"]),
         ("trtopt_model.py", {}, UsageError, ["trtopt_model.py:Net"]),

@@ -73,6 +73,10 @@ class CheckReport:
 
     @property
     def summary(self) -> str:
+        return "\n".join(self.summary_lines)
+
+    @property
+    def summary_lines(self) -> tuple[str, ...]:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
         text = ", ".join(
             f"{count} {level}{'s' if count != 1 and level != 'info' else ''}" for level, count in counts.items()
@@ -82,11 +86,12 @@ class CheckReport:
             text += f"; {self.folding}"
         if self.fixed:
             text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
+        lines = [text]
         if self.shapes.option:
-            text += f"\nbuild needs the range of what is left open: {self.shapes.option}"
+            lines.append(f"build needs the range of what is left open: {self.shapes.option}")
         if self.shapes.guesses:
-            text += f"\n  adapt these guesses (min,opt,max): {'; '.join(self.shapes.guesses)}"
-        return text
+            lines.append(f"  adapt these guesses (min,opt,max): {'; '.join(self.shapes.guesses)}")
+        return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -319,7 +319,8 @@ def check(
         rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
         if rows:
             _table(str(model), ("level", "code", "node", "operator", "finding"), rows)
-        print(report.summary)
+        for line in report.summary_lines:
+            print(line)
 
     _show(report, json_output, text)
     if not report.ok:

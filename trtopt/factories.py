@@ -159,7 +159,7 @@ def _module(name: str) -> ModuleType:
         hint = f"; there is: {_some(near)}" if near else ""
         if Path(f"{name}.py").is_file():  # a path without its ending
             hint = f"; write {name}.py"
-        raise MissingDependency(
+        raise UsageError(
             f"the module {error.name} isn't installed, and the current folder has no {error.name.split('.')[0]}.py{hint}. For "
             "a file elsewhere: path/to/FILE.py:FACTORY"
         ) from error

@@ -50,9 +50,14 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
                 for partial, target in zip(partials, targets):
                     new += [] if target.exists() else [target]
                     partial.replace(target)
-            except BaseException:
+            except OSError:
                 for target in new:
                     target.unlink(missing_ok=True)
+                raise
+            except BaseException:  # interrupted, with all on the disk: what lies side by side must belong together
+                for partial, target in zip(partials, targets):
+                    with contextlib.suppress(FileNotFoundError):
+                        partial.replace(target)
                 raise
     except OSError as error:
         failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
@@ -205,11 +210,10 @@ def _target(path: str | os.PathLike[str]) -> Path:
             target = Path(os.path.realpath(target))
         mode = _mode(target)
         if mode is not None and not stat.S_ISREG(mode):
-            raise OutputError(f"can't write {target}: it is {_kind(mode)}; give a file name")
+            raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
         if mode is None and not target.parent.is_dir():
-            raise OutputError(
-                f"can't write {target}: the folder {target.parent} doesn't exist; mkdir -p {target.parent}"
-            )
+            problem = f"can't write {target}: the folder {target.parent} doesn't exist"
+            raise OutputError(problem, f"mkdir -p {target.parent}")
     except (OSError, ValueError) as error:
         raise _output_error(target, error) from error
     return target

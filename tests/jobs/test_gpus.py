@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 from typing import Any
 
+import place
 import pytest
 from test_runner import LIST, Told, listed
 from world import World
@@ -19,26 +19,17 @@ from trtopt.jobs.gpus import VISIBLE, Gpus, find_gpus
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.pool import Pool
 
-HERE = Path(__file__).stem
 TWO = [{VISIBLE: "3"}, {VISIBLE: "GPU-5e"}]
 needs_torch = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "onnx2pytorch")), reason="needs onnx2pytorch"
 )
 
 
-def seen() -> str | None:
-    return os.environ.get(VISIBLE)
-
-
-def crash() -> None:
-    os._exit(3)
-
-
 def both(pool: Pool) -> set[str | None]:
     """What workers at work at the same time see: asked until each was."""
     found: set[str | None] = set()
     for _ in range(50):
-        found |= {future.result() for future in [pool.submit(f"{HERE}:seen") for _ in range(4)]}
+        found |= {future.result() for future in [pool.submit(f"{place.__name__}:seen") for _ in range(4)]}
         if len(found) == 2:
             break
     return found
@@ -52,13 +43,13 @@ def test_each_worker_has_a_place_and_its_successor_takes_it(monkeypatch: pytest.
         assert both(pool) == {"3", "GPU-5e"}
         for _ in range(3):
             with pytest.raises(WorkerDied):
-                pool.submit(f"{HERE}:crash").result()
+                pool.submit(f"{place.__name__}:crash").result()
         assert both(pool) == {"3", "GPU-5e"}
     finally:
         pool.close()
     without = Pool(1, 1)
     try:
-        assert without.submit(f"{HERE}:seen").result() == "9"
+        assert without.submit(f"{place.__name__}:seen").result() == "9"
     finally:
         without.close()
 

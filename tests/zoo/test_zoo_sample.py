@@ -1,4 +1,4 @@
-"""Two models of the zoo, others at each commit, from check to FP16 and INT8 engines; scripts/zoo runs all of them."""
+"""A model of the zoo, another at each commit, from check to FP16 and INT8 engines; scripts/zoo runs all of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _commit() -> str:
         return ""
 
 
-@pytest.mark.parametrize("entry", zoo.sample(list(zoo.ZOO), 2, _commit()), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", zoo.sample(list(zoo.ZOO), 1, _commit()), ids=lambda entry: entry.name)
 def test_a_model_is_built_with_known_precision_or_refused_by_name(entry: zoo.Entry, tmp_path: Path) -> None:
     row = zoo.in_a_process(entry, tmp_path, tmp_path / "packages")
     assert zoo.fine(row, "fp16") and zoo.fine(row, "int8"), json.dumps(row, indent=1)
