@@ -23,7 +23,7 @@ LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, default=2, help="Times that test_kills.py sends each signal to each command.")
+    parser.addoption("--kills", type=int, default=1, help="Times that test_kills.py sends each signal to each command.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -63,16 +63,23 @@ def open_session(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A model of a recipe or of torchvision (random weights) as ONNX, exported once a session."""
+    """A model of a recipe or of torchvision (random weights) as ONNX, exported once for all processes of a session."""
+    import fcntl
+
     from trtopt.exporter import export
 
-    folder, made = tmp_path_factory.mktemp("exported"), dict[str, Path]()
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if parallel else base) / "exported"
+    folder.mkdir(exist_ok=True)
 
     def get(source: str) -> Path:
-        if source not in made:
-            made[source] = folder / f"{len(made)}.onnx"
-            export(source, made[source], verify=False)
-        return made[source]
+        made = folder / f"{source.replace(':', '.')}.onnx"
+        with made.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                export(source, made, verify=False)
+        return made
 
     return get
 

@@ -948,7 +948,7 @@ def _preload() -> None:
         importlib.import_module(name)
     importlib.import_module("onnx.reference")
     trt.installed()
-    comparison.SECONDS, comparison.BYTES = 5, 1 << 29  # in the cases, what takes more never ends
+    comparison.SECONDS, comparison.BYTES = 3, 1 << 29  # in the cases, what takes more never ends
     gc.collect()
     gc.freeze()  # or each fork copies all of it
 

@@ -1,15 +1,17 @@
-"""Whole models from check to FP16 and INT8 engines: every layer runs as asked, or is listed with its reason."""
+"""A whole model, another at each commit, from check to FP16 and INT8 engines: every layer runs as asked, or is listed with
+its reason."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from commit import turn
 
 import trtopt
 from trtopt.data.samples import write_crops
@@ -56,13 +58,12 @@ def _data(name: str, photos: Path) -> Mapping[str, Any]:
     return {"images": photos, "preprocess": preprocess, "limit": 4}
 
 
-@pytest.mark.parametrize("name", list(KEPT))
-def test_a_model_goes_from_check_to_engines(name: str, photos: Path, tmp_path: Path) -> None:
-    recipe = load_recipe(name)
-    source, clean = tmp_path / "source.onnx", tmp_path / "clean.onnx"
-    if recipe.onnx is None:
-        trtopt.export(name, source)
-    report = trtopt.check(recipe.onnx or source, fix=clean)
+@pytest.mark.parametrize("name", [turn(list(KEPT))])
+def test_a_model_goes_from_check_to_engines(
+    name: str, photos: Path, exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    recipe, clean = load_recipe(name), tmp_path / "clean.onnx"
+    report = trtopt.check(recipe.onnx or exported(name), fix=clean)
     assert report.ok, [item.message for item in report.findings if item.level == "error"]
     graph = onnx.load(clean).graph
     heavy = {node.name for node in graph.node if node.op_type in WEIGHTED}

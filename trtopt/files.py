@@ -38,7 +38,7 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
     try:
         with contextlib.ExitStack() as stack:
             # Not by their own names: who looks for files of some kind must not find what a killed run left.
-            partials += [stack.enter_context(_beside(target)) / "partial" for target in targets]
+            partials += [_partial(target, stack) for target in targets]
             modes = [_created(partial, target) for partial, target in zip(partials, targets)]
             yield tuple(partials)
             for partial, mode in zip(partials, modes):
@@ -224,6 +224,12 @@ def _mode(path: Path) -> int | None:
         return path.stat().st_mode
     except FileNotFoundError:
         return None
+
+
+def _partial(target: Path, stack: contextlib.ExitStack) -> Path:
+    if is_scratch(target):  # that folder is nobody else's, and goes as a whole
+        return target.with_name(f".{target.name[:40]}.partial")
+    return stack.enter_context(_beside(target)) / "partial"
 
 
 def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commit import commit
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import zoo
@@ -15,15 +15,7 @@ import zoo
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
 
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):  # an archive of the sources
-        return ""
-
-
-@pytest.mark.parametrize("entry", zoo.sample(list(zoo.ZOO), 1, _commit()), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", zoo.sample(list(zoo.ZOO), 1, commit()), ids=lambda entry: entry.name)
 def test_a_model_is_built_with_known_precision_or_refused_by_name(entry: zoo.Entry, tmp_path: Path) -> None:
     row = zoo.in_a_process(entry, tmp_path, tmp_path / "packages")
     assert zoo.fine(row, "fp16") and zoo.fine(row, "int8"), json.dumps(row, indent=1)

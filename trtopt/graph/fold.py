@@ -313,7 +313,9 @@ def _refuse(proto: ModelProto) -> None:
     if joins_much(proto):
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
-        raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would be lifted to")
+        raise ModelError(
+            "FlexAttention's bodies don't see the graph around them, where their constants would be lifted to"
+        )
 
 
 def _pieces(node: onnx_ir.Node) -> int:
