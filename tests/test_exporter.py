@@ -186,6 +186,49 @@ def test_a_mismatch_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not result.verified and any("not compared" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("fault", ["fails", "differs"])
+def test_a_trace_that_holds_its_own_size_is_refused(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        def __init__(self, path: Path) -> None:
+            self.real = OnnxSession(path)
+
+        def __call__(self, inputs: Any) -> Any:
+            other = inputs["x"].shape[2:] != (8, 8)
+            if other and fault == "fails":
+                raise ModelError("Shape mismatch")
+            return {name: array + 0.1 * other for name, array in self.real(inputs).items()}
+
+    monkeypatch.setattr(trtopt.exporter, "OnnxSession", Held)
+    with pytest.raises(
+        ExportMismatch, match=r"traced with H 8, W 8.*PyTorch runs it with H 16, W 16.*give sizes"
+    ) as caught:
+        export(
+            Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, "H", "W")}, sample=np.ones((2, 3, 8, 8), np.float32)
+        )
+    assert ("disagree" in str(caught.value)) == (fault == "differs")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Choosy(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[-1] not in self.sizes:
+            raise ValueError("not this size")
+        return super().forward(x)
+
+
+def test_another_size_that_pytorch_takes_is_compared_or_it_is_said(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"inputs": {"x": ("batch", 3, "H", "W")}, "sample": np.ones((2, 3, 8, 8), np.float32)}
+    model = Choosy()
+    model.sizes = {8, 4}
+    found = export(model, tmp_path / "m.onnx", **asked).comparisons
+    assert [dict(item.sizes) for item in found] == [{}, {}, {"H": 4, "W": 4}]
+    model.sizes = {8}
+    result = export(model, tmp_path / "m.onnx", **asked)
+    assert "PyTorch doesn't take H 16, W 16 or H 4, W 4" in " ".join(result.notes)
+
+
 @dataclass
 class Result:
     boxes: torch.Tensor

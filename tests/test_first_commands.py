@@ -189,6 +189,21 @@ def test_what_an_onnx_file_holds(world: World, detector: Path) -> None:
     has(world.refused("inspect", world.folder / "cut.onnx"), "cut.onnx")
 
 
+def test_the_size_of_the_images_is_the_engines_where_no_shapes_are_given(world: World, detector: Path) -> None:
+    images = ("--images", world.photos, "--scale", "1/255", "--size", "64x48")
+    done = world.run("build", detector, "--int8", *images, *FOR, "-o", world.output / "d.engine")
+    assert done.status == 0, done
+    has(done.err, "no --shapes given: one profile for batch 1 to 32", "--shapes x:1x3x64x48,8x3x64x48,32x3x64x48")
+    outside = ("--shapes", "x:1x3x96x96,1x3x128x128,2x3x256x256")
+    refused = world.refused("build", detector, "--int8", *images, *outside, *FOR, "-o", world.output / "e.engine")
+    has(refused, "images are prepared in 64x48, which --shapes x:1x3x96x96,1x3x128x128,2x3x256x256 leaves out")
+
+
+def test_several_reasons_are_several_lines(world: World, detector: Path) -> None:
+    refused = world.refused("build", detector, "--fp16", "--target", "sm99", "-o", world.output / "d.engine")
+    assert "can't do what was asked:\n  --target sm99" in refused
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

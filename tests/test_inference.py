@@ -130,7 +130,7 @@ def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "--top", 0, *ORT), "--top is 0")
     (folder / "file").write_text("")
     has(world.refused("run", two, "--input", f"a={folder}/a.npy", "-o", folder / "file", *ORT), "can't make the folder")
-    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images")
+    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--input")
 
 
 def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:

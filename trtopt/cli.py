@@ -97,8 +97,14 @@ _IMAGE_OPTIONS: dict[str, Any] = {
     "resize": Annotated[str | None, typer.Option("--resize", help="stretch, crop or letterbox.")],
     "channels": Annotated[str | None, typer.Option("--channels", help="rgb, bgr or gray.")],
     "scale": Annotated[str | None, typer.Option("--scale", help="Factor on pixels (0 to 255), such as 1/255.")],
-    "mean": Annotated[str | None, typer.Option("--mean", help="After the scale: a number, or R,G,B.")],
-    "std": Annotated[str | None, typer.Option("--std", help="After the mean: a number, or R,G,B.")],
+    "mean": Annotated[
+        str | None,
+        typer.Option("--mean", help="After the scale: a number, or one per channel, in the order of --channels."),
+    ],
+    "std": Annotated[
+        str | None,
+        typer.Option("--std", help="After the mean: a number, or one per channel, in the order of --channels."),
+    ],
 }
 
 
@@ -269,7 +275,8 @@ def export(
         print(f"{result.path}: opset {result.opset}, weights {result.weights}")
         for item in result.comparisons:
             print(
-                f"  batch {item.batch}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
+                f"  {', '.join([f'batch {item.batch}', *(f'{name} {size}' for name, size in item.sizes.items())])}: "
+                f"largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
             )
         if not result.verified:
             print("  not compared with PyTorch")

@@ -190,9 +190,9 @@ def build(
     generation.refuse(spec, reporter)
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
-    spec = _with_profiles(spec, loaded.inputs, reporter)
-    if preprocess is not None:
-        prepared = Preprocess.load(preprocess)
+    prepared = None if preprocess is None else Preprocess.load(preprocess)
+    spec = _with_profiles(spec, loaded.inputs, prepared, reporter)
+    if prepared is not None:
         sized = prepared.at_opt(loaded.inputs, spec.profiles)
         if sized.size is not None and prepared.size is None:
             said = "x".join(map(str, sized.size))
@@ -563,20 +563,36 @@ def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> Buil
     return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
 
 
-def _with_profiles(spec: BuildSpec, inputs: Sequence[TensorInfo], reporter: Reporter) -> BuildSpec:
-    """`spec` with profiles that fit: the user's, checked, or the default for a model with a dynamic batch only."""
+def _with_profiles(
+    spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
+) -> BuildSpec:
+    """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
+    the size of the images, which their preparation says."""
     dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
         validate_profiles(inputs, spec.profiles)
+        if prepared is not None:
+            prepared.check_profiles(inputs, spec.profiles)
         return spec
+    known = inputs if prepared is None else prepared.known(inputs)
+    dynamic = [item for item in known if item.open_axes] or list(known)
     if not batch_alone(dynamic):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     low, best, high = DEFAULT_BATCH
     profile = {
-        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high))) for item in dynamic
+        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high)))
+        if item.open_axes
+        else ShapeRange.parse("x".join(map(str, item.shape)))
+        for item in dynamic
     }
     said = shapes_option([profile])
-    reporter.note(f"no --shapes given: one profile for batch {low} to {high}, tuned for {best} ({said})")
+    open_batch = any(item.open_axes for item in dynamic)
+    what = (
+        f"one profile for batch {low} to {high}, tuned for {best}"
+        if open_batch
+        else "the size that images are prepared in"
+    )
+    reporter.note(f"no --shapes given: {what} ({said})")
     return replace(spec, profiles=(profile,))
 
 

@@ -111,7 +111,16 @@ class NoBackend(BackendError):
 
 
 class UnsupportedRequest(BackendError):
-    pass
+    """`problem`, then `parts` line by line."""
+
+    def __init__(self, problem: str, parts: Sequence[str] = ()) -> None:
+        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts)]
+        super().__init__("\n".join(self._lines))
+        self.problem, self.parts = problem, tuple(parts)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._lines
 
 
 class BuildFailed(BackendError):

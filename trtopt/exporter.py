@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +64,17 @@ Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
 
 @dataclass(frozen=True)
 class Comparison:
-    """PyTorch against ONNX Runtime on the same inputs, at one batch size."""
+    """PyTorch against ONNX Runtime on the same inputs, at one batch size.
+
+    Attributes:
+        sizes: of the other open dimensions, by name, where they aren't those of the sample.
+    """
 
     batch: int
     absolute: float
     relative: float
     output: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -199,6 +204,11 @@ def export(
                     comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
                     notes += _judge(gap, size, tolerance, sampled, found.text)
+                elsewhere, note = _elsewhere(torch, module, infos, arrays, model, session, tolerance, found.text)
+                comparisons += elsewhere
+                if note:
+                    notes.append(note)
+                    reporter.warn(note)
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, output)
@@ -382,6 +392,63 @@ def _cut(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], size
         if info.shape[0] == batch:
             cut[info.name] = arrays[info.name][np.arange(size) % len(arrays[info.name])]
     return cut
+
+
+def _elsewhere(
+    torch: Any,
+    module: Any,
+    infos: tuple[TensorInfo, ...],
+    arrays: Mapping[str, NDArray[Any]],
+    model: Model,
+    session: OnnxSession,
+    tolerance: float,
+    what: str,
+) -> tuple[list[Comparison], str]:
+    """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
+
+    A trace may hold the sizes that it was made at, and give other results, or none, at any other.
+    """
+    batch = infos[0].shape[0]
+    traced = {
+        size: arrays[info.name].shape[axis]
+        for info in infos
+        for axis, size in enumerate(info.shape)
+        if isinstance(size, str) and size != batch
+    }
+    tried = []
+    for scale in (2, 0.5) if traced else ():
+        sizes = {name: max(1, int(size * scale)) for name, size in traced.items()}
+        if sizes == traced:
+            continue
+        said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        tried.append(said)
+        made = {}
+        for info in infos:
+            array = _cut(infos, arrays, 1)[info.name]
+            for axis, name in enumerate(info.shape):
+                if name in sizes:
+                    array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
+            made[info.name] = np.ascontiguousarray(array)
+        try:
+            expected = _run(torch, module, infos, made, model)
+        except Exception:  # whatever a model raises at a size that it doesn't take
+            continue
+        problem = ""
+        try:
+            gap = difference(expected, session(made))
+            problem = "" if gap.within(tolerance) else f"they disagree there: {gap}"
+        except ModelError:
+            problem = "ONNX Runtime can't run it there"
+        if problem:
+            at = ", ".join(f"{name} {size}" for name, size in traced.items())
+            raise ExportMismatch(
+                f"{what}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with {said}, "
+                f"but {problem}. Nothing was written; give sizes instead of names in --inputs"
+            )
+        return [Comparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
+    if not tried:
+        return [], ""
+    return [], f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"
 
 
 def _first_run(

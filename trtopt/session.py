@@ -433,10 +433,13 @@ class Session:
             UsageError: the engine's preprocessing isn't known, or it has several inputs.
         """
         if self.preprocess is None or len(self.inputs) != 1:
-            why = "it has several inputs"
-            if self.preprocess is None:
+            why, instead = f"it has {len(self.inputs)} inputs ({', '.join(self._names)})", ""
+            if len(self.inputs) == 1:
                 why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-            raise UsageError(f"{self.engine.name} can't take images: {why}; build it with --preprocess, or use run()")
+                instead = "build it with --preprocess, or "
+            raise UsageError(
+                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --input F.npz, Session.run)"
+            )
         return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
 
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:

@@ -137,7 +137,9 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
     folded, report = fold(model.proto, reporter=reporter)
     points = find_points(folded, overrides=overrides)
     if not points.activations:
-        kept = "; ".join(f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3])
+        reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
+        recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})
+        kept = "; ".join(reasons + [f"{op} is never quantized" for op in recurrent])
         raise CalibrationError(
             "there is nothing to quantize in the model: "
             + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")

@@ -180,6 +180,32 @@ class Preprocess:
             return self
         return replace(self, size=(shape.opt[height], shape.opt[width]))
 
+    def known(self, inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
+        """The inputs; where there is but an image, with the size of this preprocessing in place of an open one."""
+        if self.size is None or len(inputs) != 1 or len(inputs[0].shape) != 4:
+            return tuple(inputs)
+        shape, (_, height, width) = list(inputs[0].shape), self._axes
+        for axis, size in zip((height, width), self.size):
+            if axis in inputs[0].open_axes:
+                shape[axis] = size
+        return (replace(inputs[0], shape=tuple(shape)),)
+
+    def check_profiles(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> None:
+        """Raise UsageError if the images of this preprocessing fit none of the profiles."""
+        if self.size is None or len(inputs) != 1 or len(inputs[0].shape) != 4 or not profiles:
+            return
+        name, (_, height, width) = inputs[0].name, self._axes
+        ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
+        places = tuple(zip((height, width), self.size))
+        if ranges and not any(
+            all(item.min[axis] <= size <= item.max[axis] for axis, size in places) for item in ranges
+        ):
+            said = "; ".join(f"{name}:{item}" for item in ranges)
+            raise UsageError(
+                f"images are prepared in {self.size[0]}x{self.size[1]}, which --shapes {said} leaves out: give another --size, "
+                "or --shapes that hold it"
+            )
+
     def fitted(self, info: TensorInfo) -> Preprocess:
         """This preprocessing with its size taken from a network input, checked against it.
 

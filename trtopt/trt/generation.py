@@ -186,7 +186,7 @@ class Generation:
                 f"build there, or use --backend rtx ({to_install('rtx')}), which needs none"
             )
         if found:
-            raise UnsupportedRequest(f"{self} can't do what was asked:\n  " + "\n  ".join(found))
+            raise UnsupportedRequest(f"{self} can't do what was asked", found)
         for caution in self._cautions(spec):
             reporter.warn(caution)
 

@@ -39,6 +39,10 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
     (r"generated with INT64 weights", "INT64 weights were cast to INT32"),
     (r"outside (the )?range of INT32|out of range for INT32", "INT64 weights beyond INT32 were clamped"),
     (r"Missing scale and zero-point for tensor", "tensors without a calibrated scale stay in floating point"),
+    (
+        r"Profile kM(IN|AX) values are not self-consistent",
+        "the model's own shapes don't fit together at every size within --shapes: run it at the least and the largest",
+    ),
     (r"Make sure input .* has Int64 binding", None),  # every integer input has one
     (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
 )
