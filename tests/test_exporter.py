@@ -70,7 +70,11 @@ def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> 
     loaded = load_model(path)
     assert loaded.inputs == result.inputs == (TensorInfo("image", "float32", ("batch", 3, "H", "W")),)
     assert loaded.outputs == result.outputs == (TensorInfo("scores", "float32", ("batch", 5)),)
-    assert [item.batch for item in result.comparisons] == [1, 3]
+    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [
+        (1, {}),
+        (3, {}),
+        (1, {"H": 64, "W": 96}),
+    ]
     assert result.verified and result.sample == "an array" and result.weights == "the module's own"
     assert all(item.relative < 1e-4 for item in result.comparisons)
     assert (net.training, net.norm.training, net.conv.training) == (True, True, False)

@@ -1,11 +1,9 @@
-"""The cheap stages of every ONNX backend test (scripts/onnx_tests.py), for the tests of each variant."""
+"""The cheap stages of every ONNX backend test (scripts/onnx_tests.py)."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-import pytest
 
 from trtopt.graph.comparison import one_process
 from trtopt.trt import installed
@@ -31,7 +29,3 @@ def wrong(variant: str, part: int, folder: Path) -> list[str]:
             found += [f"{case.name}: {text}" for text in (said, fold, typing) if text]
     assert count > 20, "the tests of the onnx package aren't all there"
     return found
-
-
-def parts() -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("part", range(PARTS))
