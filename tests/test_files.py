@@ -37,6 +37,16 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
 
 
+def test_a_scratch_file_can_be_written_again_after_it_failed() -> None:
+    with scratch() as folder:
+        with pytest.raises(RuntimeError), writing(folder / "m.onnx"):
+            raise RuntimeError
+        assert list(folder.iterdir()) == []
+        with writing(folder / "m.onnx") as partial:
+            partial.write_bytes(b"whole")
+        assert [path.name for path in folder.iterdir()] == ["m.onnx"]
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
     target = tmp_path / "out.bin"

@@ -227,8 +227,10 @@ def _mode(path: Path) -> int | None:
 
 
 def _partial(target: Path, stack: contextlib.ExitStack) -> Path:
-    if is_scratch(target):  # that folder is nobody else's, and goes as a whole
-        return target.with_name(f".{target.name[:40]}.partial")
+    if is_scratch(target):  # that folder is nobody else's
+        partial = target.with_name(f".{target.name[:40]}.partial")
+        stack.callback(partial.unlink, missing_ok=True)
+        return partial
     return stack.enter_context(_beside(target)) / "partial"
 
 
