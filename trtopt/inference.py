@@ -294,12 +294,13 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
     skipped: list[Skipped] = []
     milliseconds: list[float] = []
     together = max([_TOGETHER, *(item.min[0] for profile in session.profiles for item in profile.values() if item.min)])
+    prepare = session.preparation()
     with reporter.phase("run", len(items)) as phase, ThreadPoolExecutor(min(4, cores())) as pool:
         for start in range(0, len(items), together):
             chunk = items[start : start + together]
             samples: list[Array] = []
             numbers = range(start, start + len(chunk))
-            made = pool.map(functools.partial(_prepared, session), chunk, numbers)
+            made = pool.map(functools.partial(_prepared, prepare), chunk, numbers)
             for number, item, image in zip(numbers, chunk, made):
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
@@ -356,9 +357,8 @@ def _listed(images: Any) -> list[Any]:
     return found
 
 
-def _prepared(session: Session, item: Any, number: int) -> Array | str:
+def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
     """An image as the engine takes it, or why it can't be."""
-    prepare = session.preparation()
     if isinstance(item, (bytes, bytearray, memoryview)):
         return read_image(bytes(item), prepare)
     return read_image(item, prepare) if _is_path(item) else pixels(item, number, prepare)
