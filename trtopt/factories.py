@@ -230,10 +230,7 @@ def _told(text: str, left: str, error: BaseException) -> TrtoptError:
 
 def _folders(module: ModuleType) -> set[str]:
     """Where a top-level module lies: the folders of its file or of its package."""
-    places = [*(getattr(module, "__path__", None) or []), getattr(module, "__file__", None) or ""]
-    file = getattr(module, "__file__", None)
-    if file and getattr(module, "__path__", None):
-        places = places[:-1]  # PACKAGE/__init__.py
+    places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
     return {str(Path(item).resolve().parent) for item in places if item}
 
 

@@ -173,28 +173,31 @@ class Preprocess:
 
     def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
         """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""
-        if self.size is not None or len(inputs) != 1 or len(inputs[0].shape) != 4 or not profiles:
+        image = _image(inputs)
+        if self.size is not None or image is None or not profiles:
             return self
-        shape, (_, height, width) = profiles[0].get(inputs[0].name), self._axes
-        if shape is None or len(shape.opt) != 4 or not {height, width} & set(inputs[0].open_axes):
+        shape, (_, height, width) = profiles[0].get(image.name), self._axes
+        if shape is None or len(shape.opt) != 4 or not {height, width} & set(image.open_axes):
             return self
         return replace(self, size=(shape.opt[height], shape.opt[width]))
 
     def known(self, inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
         """The inputs; where there is but an image, with the size of this preprocessing in place of an open one."""
-        if self.size is None or len(inputs) != 1 or len(inputs[0].shape) != 4:
+        image = _image(inputs)
+        if self.size is None or image is None:
             return tuple(inputs)
-        shape, (_, height, width) = list(inputs[0].shape), self._axes
+        shape, (_, height, width) = list(image.shape), self._axes
         for axis, size in zip((height, width), self.size):
-            if axis in inputs[0].open_axes:
+            if axis in image.open_axes:
                 shape[axis] = size
-        return (replace(inputs[0], shape=tuple(shape)),)
+        return (replace(image, shape=tuple(shape)),)
 
     def check_profiles(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> None:
         """Raise UsageError if the images of this preprocessing fit none of the profiles."""
-        if self.size is None or len(inputs) != 1 or len(inputs[0].shape) != 4 or not profiles:
+        image = _image(inputs)
+        if self.size is None or image is None:
             return
-        name, (_, height, width) = inputs[0].name, self._axes
+        name, (_, height, width) = image.name, self._axes
         ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
         places = tuple(zip((height, width), self.size))
         if ranges and not any(
@@ -339,6 +342,11 @@ def _centre(image: NDArray[np.uint8], share: float, proportion: float) -> NDArra
     h, w = (max(1, min(limit, math.floor(side + 1e-9))) for limit, side in ((height, wide * proportion), (width, wide)))
     top, left = (height - h + 1) // 2, (width - w + 1) // 2
     return image[top : top + h, left : left + w]
+
+
+def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
+    """The input of a model that takes an image and nothing else."""
+    return inputs[0] if len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
 
 def _value(name: str, given: Any) -> Any:
