@@ -137,10 +137,11 @@ def test_the_work_of_a_merged_node_counts_where_it_is_done(block: onnx.ModelProt
     assert verdict.coverage == {Precision.INT8: 1.0}
 
 
-def test_a_region_that_tells_nothing_of_its_layers_is_named(block: onnx.ModelProto, table: Table) -> None:
+def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) -> None:
     made = lowered(block, table, rearranges=False)
-    region = LayerInfo("{ForeignNode[main...next]}", "other", Precision.FP32, ())
-    built = BuiltPlan(b"", (*_layers(first=Precision.INT8), region), (), 1.0)
+    built = BuiltPlan(
+        b"", _layers(first=Precision.INT8), (), 1.0, unseen="nothing is said of {ForeignNode[main...next]}"
+    )
     verdict = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
     assert "1 of the 4 nodes" in verdict.unknown
     assert "{ForeignNode[main...next]}" in verdict.unknown

@@ -16,13 +16,22 @@ from typing import Any
 
 import onnx
 
+from trtopt import kernels
 from trtopt.about import __version__
 from trtopt.calibration.table import Table
 from trtopt.classnames import check_classes, load_classes
 from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.documents import converted
-from trtopt.errors import BackendError, InvalidModel, PrecisionLost, TrtoptError, UnsupportedOperator, UsageError
+from trtopt.errors import (
+    BackendError,
+    EngineError,
+    InvalidModel,
+    PrecisionLost,
+    TrtoptError,
+    UnsupportedOperator,
+    UsageError,
+)
 from trtopt.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.graph.expand import written_out
 from trtopt.graph.fold import fold
@@ -52,7 +61,7 @@ from trtopt.spec import (
     parse_targets,
 )
 from trtopt.temporary import scratch
-from trtopt.trt import BuiltPlan, Generation, refusal, select, validate_profiles
+from trtopt.trt import BuiltPlan, Generation, heavy_kind, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 PARTS = "part of an operator that TensorRT takes only written out"
@@ -362,7 +371,38 @@ def _lowered_and_built(
         name=work.name,
         reporter=reporter,
     )
-    return lowered, built
+    return lowered, _seen_through(work, lowered, built, reporter)
+
+
+def _seen_through(work: _Work, lowered: Lowered, built: BuiltPlan, reporter: Reporter) -> BuiltPlan:
+    """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
+    regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
+    if not regions or work.spec.precision is Precision.FP32:
+        return built
+    named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
+    graph = lowered.proto.graph
+    nodes = [node for node in graph.node if heavy_kind(node.op_type) and node.name not in named]
+    if lowered.asked:
+        asked = {node.name: lowered.asked[node.name] for node in nodes if node.name in lowered.asked}
+    else:  # TensorRT chose between FP32 and this
+        weights = {item.name for item in graph.initializer}
+        weighted = [node.name for node in nodes if weights.intersection(node.input)]
+        asked = {name: lowered.layer_precision.get(name, work.spec.precision) for name in weighted}
+    if not asked:
+        return built
+    unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
+    if len(set(asked.values())) > 1:
+        return replace(built, unseen=unseen)
+    hidden = {node.name: kind for node in nodes if node.name in asked and (kind := heavy_kind(node.op_type))}
+    wanted = next(iter(asked.values()))
+    # What may run in floating point there beside quantized nodes.
+    others = len(nodes) - len(hidden) if wanted.quantized else 0
+    with reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
+        try:
+            runs = kernels.launched(built.plan, work.opt_shapes())
+            return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
+        except EngineError as error:
+            return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
 
 
 @dataclass(frozen=True)
@@ -396,6 +436,16 @@ class _Work:
             if item.name in profile
             for name, size in zip(item.shape, profile[item.name].opt)
         }
+
+    def opt_shapes(self) -> list[dict[str, list[int]]]:
+        """Of all inputs, for each profile."""
+        shapes: list[dict[str, list[int]]] = []
+        for profile in self.spec.profiles or ({},):
+            ranges = {
+                item.name: profile[item.name].opt if item.name in profile else item.shape for item in self.model.inputs
+            }
+            shapes.append({name: [int(size) for size in shape] for name, shape in ranges.items()})
+        return shapes
 
     def names(self, node: str, graph: onnx.ModelProto) -> bool:
         """Whether the user asked for a precision of this very node, or of its operator."""
@@ -464,7 +514,7 @@ class _Work:
     def write(self, made: _Made, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         built, lowered = made.built, made.lowered
-        found = found_precision(built.layers, lowered.kept, built.layers_unknown)
+        found = found_precision(built.layers, lowered.kept, built.layers_unknown or built.unseen)
         described, table = self.generation.describe(), self.table
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)

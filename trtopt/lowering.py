@@ -186,10 +186,8 @@ def judge(
     unknown = built.layers_unknown if not built.layers or unseen else ""
     if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
         unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
-        if hidden := [layer.name for layer in built.layers if "ForeignNode" in layer.name]:
-            unknown += (
-                f"; of what is in {', '.join(hidden[:2])}{', …' if len(hidden) > 2 else ''} TensorRT says nothing"
-            )
+        if built.unseen:
+            unknown += f"; {built.unseen}"
     kept = sum(weight[node] for node in lowered.asked if node not in lost)
     share = min(1.0, kept / total) if total else 1.0
     problem = ""

@@ -19,6 +19,7 @@ from trtopt.runtime.device import probe
 from trtopt.spec import BACKENDS, choice
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
+from trtopt.trt.layers import heavy_kind
 from trtopt.trt.parsing import NetworkLayer, refusal
 from trtopt.trt.plans import LoadedEngine, PlanHeader, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
@@ -35,6 +36,7 @@ __all__ = [
     "LoadedEngine",
     "NetworkLayer",
     "PlanHeader",
+    "heavy_kind",
     "installed",
     "plan_header",
     "profile_problems",

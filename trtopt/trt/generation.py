@@ -50,6 +50,7 @@ class BuiltPlan:
     Attributes:
         plan: the serialized engine, bytes-like.
         layers: the engine's layers as it reports them; `layers_unknown` says why some or all aren't known.
+        unseen: what is in regions that TensorRT reports no layers of, and why an inference didn't show it.
         warnings: TensorRT's warnings, repeated ones counted.
         seconds: wall-clock time of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
@@ -62,6 +63,7 @@ class BuiltPlan:
     seconds: float
     targets: tuple[int, ...] = ()
     layers_unknown: str = ""
+    unseen: str = ""
     native_cache: bytes | None = None
 
 
@@ -471,7 +473,8 @@ class Generation:
             obey = not spec.allow_precision_fallback
             lost = weak.set_layer_precision(trt, held.network, held.config, request.pins, obey)
             if lost:
-                warnings.append(f"no layer came from {', '.join(lost)}: the precision asked for there has no effect")
+                some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+                warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
         if spec.calibrator == "native":
             upload = self.calibration_upload
             native = weak.NativeCalibration(trt, inputs, request.calibration, request.batch, request.cache, upload)

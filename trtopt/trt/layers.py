@@ -48,6 +48,11 @@ _HEAVY_OPS = {
 }
 
 
+def heavy_kind(op: str) -> str | None:
+    """The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
+    return _HEAVY_OPS.get(op)
+
+
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
     """Names of the ONNX nodes in a layer's metadata: `[ONNX Layer: a][ONNX Layer: b]`."""
     return tuple(dict.fromkeys(_METADATA.findall(metadata.replace("\x1f", "\x1e"))))
