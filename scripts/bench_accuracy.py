@@ -32,15 +32,15 @@ from lite0_inputs import THREADS, prepare
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import calibrate
+from trtopt.core.files import write_bytes
 from trtopt.data import open_data
 from trtopt.data.samples import load_crops, write_crops
-from trtopt.files import write_bytes
-from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.placement import find_points
-from trtopt.graph.quantize import insert_qdq
-from trtopt.measure.onnx_runner import OnnxRunner
-from trtopt.recipes import load_recipe
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.ort.runner import OnnxRunner
+from trtopt.recipes.loader import load_recipe
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
 

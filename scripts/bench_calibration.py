@@ -66,9 +66,9 @@ def make_inputs(folder: Path) -> None:
     """Photo crops as files and as arrays, the models, and their folded graphs."""
     from trtopt.data import open_data
     from trtopt.data.samples import write_crops
-    from trtopt.exporter import export
-    from trtopt.graph.fold import fold
+    from trtopt.frontend.exporter import export
     from trtopt.graph.io import load_model, save_model
+    from trtopt.graph.passes.fold import fold
 
     (folder / "crops.toml").write_text(RECIPE)
     crops = write_crops(folder / "crops.toml", folder / "crops")
@@ -132,7 +132,7 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
     """calibrate() with entropy, from arrays or from images; then all five methods from the same pass."""
     from trtopt.calibration.calibrator import calibrate
     from trtopt.calibration.counting import counter, plain
-    from trtopt.spec import METHODS
+    from trtopt.core.values import METHODS
 
     counter()  # imports aren't counted, as they aren't for peers
     onnx_tools = ("onnxscript.optimizer", "onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer")
@@ -244,7 +244,7 @@ def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
 def work(folder: Path, name: str, arguments: list[Any]) -> None:
     import resource
 
-    from trtopt.machine import peak_memory
+    from trtopt.core.host import peak_memory
 
     found = WORKERS[name](folder, *arguments)
     # Of itself not by getrusage: that would count what the process that started it held at that moment.

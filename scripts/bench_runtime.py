@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from runtime_loops import Bare, in_rounds, pipelined
 from runtime_stress import Load, Outcome, references, watchdog
 
-from trtopt.engine import build
-from trtopt.errors import DeviceError
-from trtopt.progress import reporter
-from trtopt.runtime.device import Device, probe
-from trtopt.runtime.smi import clocks, others
-from trtopt.session import Session
+from trtopt.builder.construction import build
+from trtopt.core.errors import DeviceError
+from trtopt.core.progress import reporter
+from trtopt.cuda.device import Device, probe
+from trtopt.cuda.smi import clocks, others
+from trtopt.runtime.session import Session
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE, MANY = (1, 3, 224, 224), (32, 3, 224, 224)

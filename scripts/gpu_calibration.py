@@ -23,11 +23,11 @@ from bench_calibration import RECIPE, onnxruntime_own
 
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.counting import counter
+from trtopt.core.errors import require
+from trtopt.core.files import write_bytes
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
-from trtopt.errors import require
-from trtopt.exporter import export
-from trtopt.files import write_bytes
+from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
 
 SAMPLES = 1024

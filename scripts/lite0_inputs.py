@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import calibrate
+from trtopt.core.progress import reporter
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
-from trtopt.exporter import export
-from trtopt.measure.onnx_runner import OnnxRunner
-from trtopt.progress import reporter
-from trtopt.recipes import Recipe, load_recipe
+from trtopt.frontend.exporter import export
+from trtopt.ort.runner import OnnxRunner
+from trtopt.recipes.loader import Recipe, load_recipe
 
 THREADS = 2
 

@@ -220,8 +220,8 @@ def folded(case: Case, known: Known, cleaned: Path | None = None) -> tuple[str, 
     `cleaned` is what `check --fix` wrote, to save folding the model again.
     """
     import trtopt
-    from trtopt.graph.fold import fold
     from trtopt.graph.io import load_model
+    from trtopt.graph.passes.fold import fold
 
     try:
         loaded = load_model(case.model)
@@ -240,9 +240,9 @@ def folded(case: Case, known: Known, cleaned: Path | None = None) -> tuple[str, 
 def typed(case: Case, made: ModelProto, known: Known) -> str:
     """FP16 typing of a folded graph: valid, and near the original."""
     import trtopt
+    from trtopt.core.values import Precision
     from trtopt.graph.io import load_model
-    from trtopt.graph.typed import to_typed
-    from trtopt.spec import Precision
+    from trtopt.graph.passes.typed import to_typed
 
     half = to_typed(made, Precision.FP16).proto
     try:
@@ -283,7 +283,7 @@ def checked(case: Case, fix: Path, backend: str) -> tuple[str, bool]:
 
 def built(case: Case, folder: Path, **options: Any) -> dict[str, Any]:
     """A build, with `--shapes` from the test's data where they are asked for."""
-    from trtopt.errors import TrtoptError, UsageError
+    from trtopt.core.errors import TrtoptError, UsageError
 
     try:
         return _once(case, folder, (), options)

@@ -113,7 +113,7 @@ def tried(entry: Entry, folder: Path, packages: Path) -> dict[str, Any]:
     """check, FP16 and INT8 of one model."""
     import trtopt
     from trtopt.graph.io import load_model
-    from trtopt.graph.quantize import is_quantized
+    from trtopt.graph.passes.quantize import is_quantized
 
     row: dict[str, Any] = {"name": entry.name, "group": entry.group}
     try:

@@ -18,8 +18,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 import trtopt
+from trtopt.core.progress import Reporter
 from trtopt.graph.io import load_model
-from trtopt.progress import Reporter
 
 COLUMNS = (
     "model",

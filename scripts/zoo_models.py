@@ -47,7 +47,7 @@ class Entry:
             import torch
 
             import trtopt
-            from trtopt.spec import TensorInfo
+            from trtopt.core.values import TensorInfo
 
             torch.manual_seed(0)
             source = self.source if isinstance(self.source, str) else self.source()

@@ -19,7 +19,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's backgro
 
 
 # Files that take minutes: they begin first, so that at the end no process works while the other has nothing left.
-LONG = ("zoo/", "test_models.py", "jobs/", "test_readme.py", "test_output_kinds.py", "test_stages.py", "test_kills.py")
+LONG = (
+    "zoo/",
+    "test_models.py",
+    "jobs/",
+    "test_readme.py",
+    "graph/test_output_kinds.py",
+    "test_workflow.py",
+    "test_kills.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,7 +74,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A model of a recipe or of torchvision (random weights) as ONNX, exported once for all processes of a session."""
     import fcntl
 
-    from trtopt.exporter import export
+    from trtopt.frontend.exporter import export
 
     parallel = "PYTEST_XDIST_WORKER" in os.environ
     base = tmp_path_factory.getbasetemp()
@@ -88,8 +96,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def lite0(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with EfficientNet-Lite0 for RTX sm89, fp16.engine and int8.engine, with class names and their graphs."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    from trtopt.builder.construction import build
     from trtopt.data.samples import write_crops
-    from trtopt.engine import build
 
     folder = tmp_path_factory.mktemp("lite0")
     write_crops("imagenet-crops", folder / "photos")

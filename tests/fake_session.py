@@ -1,10 +1,9 @@
-"""Sessions on a fake GPU (tests/runtime/fake_cuda.py), for tests: engines of one sum, arrays in its memory, busy lanes."""
+"""Sessions on a fake GPU (tests/fake_cuda.py), for tests: engines of one sum, arrays in its memory, busy lanes."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parent / "runtime"))
 from fake_cuda import FakeContext as FakeContext
 from fake_cuda import FakeCuda, FakeEngine
+from numpy.typing import NDArray
 
-from trtopt.runtime.device import Device, DeviceInfo, Probe
-from trtopt.session import Session
+from trtopt.cuda.device import Device, DeviceInfo, Probe
+from trtopt.runtime.session import Session
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
@@ -48,15 +45,15 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     plan = tmp_path / "net.engine"
     plan.write_bytes(b"plan")
     opened: weakref.WeakSet[Session] = weakref.WeakSet()  # some tests let go of theirs
-    monkeypatch.setattr("trtopt.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
-    monkeypatch.setattr("trtopt.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
 
     def start(engine: FakeEngine, **options: Any) -> Session:
         def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
             return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator), engine, None, Messages())
 
         generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
-        monkeypatch.setattr("trtopt.gpu_engine.select", lambda backend: generation)
+        monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
         session = Session(plan, **options)
         opened.add(session)
         return session

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trtopt.recipes import package_file
+from trtopt.recipes.loader import package_file
 
 FLOAT = TensorProto.FLOAT
 

@@ -23,7 +23,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, ValueInfoPr
 
 import trtopt
 from trtopt import trt
-from trtopt.graph import comparison
+from trtopt.ort import comparison
 
 INT64_MIN = -(2**63)
 SECRET = b"what nobody gave trtopt to read."
@@ -944,7 +944,12 @@ SECONDS = 30
 
 def _preload() -> None:
     """What every fork would import."""
-    for name in ("onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer", "onnxruntime", "trtopt.engine"):
+    for name in (
+        "onnxscript.rewriter",
+        "onnxslim.third_party.symbolic_shape_infer",
+        "onnxruntime",
+        "trtopt.builder.construction",
+    ):
         importlib.import_module(name)
     importlib.import_module("onnx.reference")
     trt.installed()

@@ -16,7 +16,7 @@ from onnx import ModelProto, numpy_helper
 from PIL import Image
 from world import PHOTO, RTX, World, has, net, samples
 
-from trtopt.errors import InvalidModel
+from trtopt.core.errors import InvalidModel
 from trtopt.graph.io import load_model
 
 # --- the world itself: without the mistake, every command used below works ---

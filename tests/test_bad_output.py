@@ -15,9 +15,9 @@ import pytest
 from onnx import helper
 from world import RTX, World, has, net, samples
 
-from trtopt.about import to_install
-from trtopt.errors import EngineError, EngineMismatch
-from trtopt.files import sha256_file
+from trtopt.core.errors import EngineError, EngineMismatch
+from trtopt.core.files import sha256_file
+from trtopt.core.version import to_install
 
 # --- outputs ---
 

@@ -13,7 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import trtopt
-from trtopt import cli, library_output
+from trtopt import cli
+from trtopt.core import library_output
 
 REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
@@ -126,7 +127,7 @@ def test_verbose_stands_before_or_after_the_command(monkeypatch: pytest.MonkeyPa
 def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trtopt.foreign import quiet
+    from trtopt.core.foreign import quiet
 
     def broken(*_: Any, **__: Any) -> None:
         with quiet():

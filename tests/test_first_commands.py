@@ -13,8 +13,8 @@ from graphs import model, node, values
 from onnx import TensorProto
 from world import World, has
 
+from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.manifest import load_manifest
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 FOR = ("--target", "sm89")

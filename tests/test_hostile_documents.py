@@ -19,26 +19,27 @@ from hostile_values import DEEP, TERMINAL, mutants, toml_file
 from onnx import TensorProto
 from world import Outcome, World, net, samples
 
-from trtopt import engine, stages
+from trtopt import workflow as stages
+from trtopt.autotune.candidates import stored_comparison
+from trtopt.autotune.selection import Comparison, Entrant, Times
+from trtopt.builder import construction as engine
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import read_cache
 from trtopt.calibration.verdict import refuse, warnings
-from trtopt.candidates import stored_comparison
-from trtopt.classnames import load_classes
-from trtopt.contest import Comparison, Entrant, Times
+from trtopt.core.errors import BuildFailed, EngineError, TrtoptError
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops
-from trtopt.errors import BuildFailed, EngineError, TrtoptError
+from trtopt.engine.manifest import Manifest, load_manifest
+from trtopt.evaluation.limits import Limits
 from trtopt.graph.io import load_model
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.runner import run_jobs, show_jobs
 from trtopt.jobs.state import State
-from trtopt.manifest import Manifest, load_manifest
-from trtopt.measure.limits import Limits
-from trtopt.recipes import load_recipe
-from trtopt.session import Session
+from trtopt.recipes.classnames import load_classes
+from trtopt.recipes.loader import load_recipe
+from trtopt.runtime.session import Session
 
 
 def tame(found: Outcome) -> None:

@@ -24,9 +24,9 @@ from world import RTX, net, samples
 
 import trtopt
 from trtopt.calibration.table import Table
-from trtopt.errors import EngineMismatch
-from trtopt.manifest import load_manifest, manifest_path
-from trtopt.temporary import SUFFIX
+from trtopt.core.errors import EngineMismatch
+from trtopt.core.temporary import SUFFIX
+from trtopt.engine.manifest import load_manifest, manifest_path
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="there is no SIGKILL here")
 MARK = "TRTOPT_TEST_KILLS"

@@ -15,9 +15,9 @@ from commit import turn
 
 import trtopt
 from trtopt.data.samples import write_crops
-from trtopt.graph.placement import WEIGHTED
-from trtopt.manifest import load_manifest
-from trtopt.recipes import load_recipe, package_file
+from trtopt.engine.manifest import load_manifest
+from trtopt.graph.passes.placement import WEIGHTED
+from trtopt.recipes.loader import load_recipe, package_file
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 ROOT = Path(__file__).resolve().parent.parent

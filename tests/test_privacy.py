@@ -14,7 +14,7 @@ import pytest
 from world import net, samples
 
 import trtopt
-from trtopt.library_output import TELEMETRY_OFF, unreported
+from trtopt.core.library_output import TELEMETRY_OFF, unreported
 
 EVERYTHING = """
 import os, sys

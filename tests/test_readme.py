@@ -56,13 +56,14 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
-    script = "import trtopt.recipes as r; print(r.__file__); print(*r.known_recipes()); r.load_recipe('models/resnet50.toml')"
+    script = "import trtopt; from trtopt.recipes.loader import *; print(trtopt.__file__); print(*known_recipes()); "
+    script += "load_recipe('models/resnet50.toml')"
     done = subprocess.run(
         ["python", "-c", script], cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True
     )
     place, names = done.stdout.splitlines()
     assert Path(place).is_relative_to(folder / ".venv")
-    assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "models").glob("*.toml"))
+    assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "recipes" / "models").glob("*.toml"))
 
 
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:

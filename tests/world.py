@@ -17,7 +17,7 @@ from PIL import Image
 from skimage import data
 
 from trtopt import cli
-from trtopt.progress import Reporter
+from trtopt.core.progress import Reporter
 
 PHOTO = data.astronaut()
 RTX = ("--backend", "rtx", "--target", "sm89")

@@ -14,46 +14,46 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtopt.about import __version__
-    from trtopt.benchmark import BenchReport, bench
-    from trtopt.building import build
+    from trtopt.autotune.building import build
+    from trtopt.builder.construction import BuildResult
     from trtopt.calibration.calibrator import CalibrateResult, calibrate
     from trtopt.calibration.table import Table
-    from trtopt.checker import CheckReport, check
+    from trtopt.core.errors import TrtoptError
+    from trtopt.core.version import __version__
     from trtopt.data.preprocess import Preprocess
-    from trtopt.engine import BuildResult
-    from trtopt.errors import TrtoptError
-    from trtopt.exporter import ExportResult, export
-    from trtopt.inference import RunResult, run
+    from trtopt.engine.inspection import EngineReport, ModelReport, inspect, version
+    from trtopt.engine.manifest import Manifest, load_manifest
+    from trtopt.evaluation.benchmark import BenchReport, bench
+    from trtopt.evaluation.verify import Agreement, verify
+    from trtopt.frontend.exporter import ExportResult, export
     from trtopt.jobs.results import JobsResult
     from trtopt.jobs.runner import run_jobs, show_jobs
-    from trtopt.manifest import Manifest, load_manifest
-    from trtopt.measure.inspection import EngineReport, ModelReport, inspect, version
-    from trtopt.measure.verify import Agreement, verify
-    from trtopt.predictions import Prediction
-    from trtopt.session import Session
-    from trtopt.stages import PipelineResult, pipeline
+    from trtopt.linting.checker import CheckReport, check
+    from trtopt.runtime.inference import RunResult, run
+    from trtopt.runtime.predictions import Prediction
+    from trtopt.runtime.session import Session
+    from trtopt.workflow import PipelineResult, pipeline
 
 _HOMES = {
-    "benchmark": ("BenchReport", "bench"),
-    "building": ("build",),
+    "evaluation.benchmark": ("BenchReport", "bench"),
+    "autotune.building": ("build",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.table": ("Table",),
     "data.preprocess": ("Preprocess",),
-    "engine": ("BuildResult",),
-    "errors": ("TrtoptError",),
-    "exporter": ("ExportResult", "export"),
-    "inference": ("RunResult", "run"),
+    "builder.construction": ("BuildResult",),
+    "core.errors": ("TrtoptError",),
+    "frontend.exporter": ("ExportResult", "export"),
+    "runtime.inference": ("RunResult", "run"),
     "jobs.results": ("JobsResult",),
     "jobs.runner": ("run_jobs", "show_jobs"),
-    "checker": ("CheckReport", "check"),
-    "manifest": ("Manifest", "load_manifest"),
-    "measure.inspection": ("EngineReport", "ModelReport", "inspect", "version"),
-    "measure.verify": ("Agreement", "verify"),
-    "predictions": ("Prediction",),
-    "session": ("Session",),
-    "stages": ("PipelineResult", "pipeline"),
-    "about": ("__version__",),
+    "linting.checker": ("CheckReport", "check"),
+    "engine.manifest": ("Manifest", "load_manifest"),
+    "engine.inspection": ("EngineReport", "ModelReport", "inspect", "version"),
+    "evaluation.verify": ("Agreement", "verify"),
+    "runtime.predictions": ("Prediction",),
+    "runtime.session": ("Session",),
+    "workflow": ("PipelineResult", "pipeline"),
+    "core.version": ("__version__",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from trtopt import stopping
-from trtopt.native_output import open_closed
+from trtopt.core import stopping
+from trtopt.core.native_output import open_closed
 
 
 def main() -> NoReturn:

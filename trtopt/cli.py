@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trtopt import stopping
-from trtopt.errors import BuildCancelled, TrtoptError
-from trtopt.library_output import TELEMETRY_OFF
-from trtopt.native_output import keep_apart, lines
-from trtopt.terminal import escaped, own_lines, styled, visible
+from trtopt.core import stopping
+from trtopt.core.errors import BuildCancelled, TrtoptError
+from trtopt.core.library_output import TELEMETRY_OFF
+from trtopt.core.native_output import keep_apart, lines
+from trtopt.core.terminal import escaped, own_lines, styled, visible
 
 if TYPE_CHECKING:
-    from trtopt.progress import Reporter
+    from trtopt.core.progress import Reporter
 
 
 class _Anywhere(TyperGroup):
@@ -130,7 +130,7 @@ def _prepares_images(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _image_option(name: str, text: str) -> Any:
-    from trtopt.errors import UsageError
+    from trtopt.core.errors import UsageError
 
     try:
         if name == "size":
@@ -151,7 +151,7 @@ class _Result(Protocol):
 
 
 def _reporter(json_output: bool) -> Reporter:
-    from trtopt.progress import reporter
+    from trtopt.core.progress import reporter
 
     return reporter(sys.stderr)
 
@@ -179,7 +179,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from trtopt.about import __version__
+        from trtopt.core.version import __version__
 
         print(f"trtopt {__version__}")
         raise typer.Exit
@@ -250,8 +250,8 @@ def export(
 ) -> None:
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
     import trtopt
-    from trtopt.exporter import parse_input
-    from trtopt.factories import parse_argument
+    from trtopt.frontend.exporter import parse_input
+    from trtopt.frontend.factories import parse_argument
 
     result = trtopt.export(
         source,
@@ -285,7 +285,7 @@ def export(
 
 
 def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
-    from trtopt.errors import UsageError
+    from trtopt.core.errors import UsageError
 
     name, colon, axes = text.rpartition(":")
     pairs = [pair.partition("=") for pair in axes.split(",")]
@@ -540,7 +540,7 @@ def build(
         reporter=_reporter(json_output),
     )
 
-    from trtopt.manifest import arithmetic
+    from trtopt.engine.manifest import arithmetic
 
     def text() -> None:
         print(f"{result.engine}: {result.truth}")
@@ -566,7 +566,7 @@ def inspect(
 ) -> None:
     """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
-    from trtopt.manifest import arithmetic
+    from trtopt.engine.manifest import arithmetic
 
     report = trtopt.inspect(engine)
 
@@ -640,8 +640,8 @@ def verify(
     """
     import trtopt
     from trtopt.data import open_data
+    from trtopt.evaluation.verify import check_graphs
     from trtopt.graph.io import load_model
-    from trtopt.measure.verify import check_graphs
 
     check_graphs(reference, candidate)
     batches = open_data(
@@ -822,7 +822,7 @@ def _listed(text: str | None) -> tuple[str, ...]:
 
 
 def _numbers(text: str | None, option: str) -> tuple[int, ...]:
-    from trtopt.errors import UsageError
+    from trtopt.core.errors import UsageError
 
     parts = _listed(text)
     if not all(part.isdigit() for part in parts):
@@ -911,7 +911,7 @@ def show_jobs(
 def version(json_output: Json = False) -> None:
     """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
     import trtopt
-    from trtopt.about import to_install
+    from trtopt.core.version import to_install
 
     report = trtopt.version()
 

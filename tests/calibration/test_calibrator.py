@@ -17,18 +17,18 @@ from trtopt.calibration import calibrator as module
 from trtopt.calibration.calibrator import calibrate, observe_and_choose
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
+from trtopt.core.errors import CalibrationError, DataError, OutputError, UsageError
+from trtopt.core.values import METHODS
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
-from trtopt.errors import CalibrationError, DataError, OutputError, UsageError
-from trtopt.exporter import export
-from trtopt.graph.fold import fold
+from trtopt.evaluation.verify import Agreement, verify
+from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.placement import Points, find_points
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.quantize import insert_qdq
 from trtopt.graph.proto import fingerprint
-from trtopt.graph.quantize import insert_qdq
-from trtopt.measure.verify import Agreement, verify
-from trtopt.recipes import load_recipe
-from trtopt.spec import METHODS
+from trtopt.recipes.loader import load_recipe
 
 PRESET = "efficientnet-lite"
 

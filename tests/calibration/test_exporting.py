@@ -10,11 +10,11 @@ import pytest
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.exporting import floating
 from trtopt.calibration.text_cache import read_cache
+from trtopt.core.errors import UsageError
 from trtopt.data.samples import write_crops
-from trtopt.errors import UsageError
-from trtopt.graph.fold import fold
 from trtopt.graph.io import load_model
-from trtopt.recipes import package_file
+from trtopt.graph.passes.fold import fold
+from trtopt.recipes.loader import package_file
 
 LETTERBOX = {"preset": "imagenet", "resize": "letterbox", "size": [320, 320]}
 

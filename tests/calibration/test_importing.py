@@ -21,16 +21,16 @@ from trtopt.calibration.exporting import floating
 from trtopt.calibration.importing import import_table, kept_out, without_scales
 from trtopt.calibration.observe import observe
 from trtopt.calibration.text_cache import read_cache, write_cache
+from trtopt.core.errors import CalibrationError, DeviceError, UsageError
+from trtopt.core.progress import PlainReporter
+from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
-from trtopt.errors import CalibrationError, DeviceError, UsageError
-from trtopt.graph.fold import fold
+from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import Points, find_points
-from trtopt.manifest import load_manifest
-from trtopt.progress import PlainReporter
-from trtopt.recipes import package_file
-from trtopt.spec import Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.recipes.loader import package_file
 from trtopt.trt import NetworkLayer, select
 
 DETECTOR = "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx"

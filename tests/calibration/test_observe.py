@@ -15,9 +15,9 @@ from sklearn.datasets import load_digits
 from trtopt.calibration import observe as module
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import observe
-from trtopt.errors import CalibrationError, DataError
-from trtopt.graph import compare
-from trtopt.progress import Phase, Reporter
+from trtopt.core.errors import CalibrationError, DataError
+from trtopt.core.progress import Phase, Reporter
+from trtopt.ort import sessions
 
 Array = NDArray[Any]
 SEEN = ("x", "hidden", "swapped")
@@ -120,15 +120,15 @@ def test_only_inputs_asked_for_need_no_inference(digits: Array, monkeypatch: pyt
 
 def test_a_large_model_goes_through_a_file(digits: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
-    real = compare.save_model
+    real = sessions.save_model
 
     def spy(*args: Any, **kwargs: Any) -> None:
         real(*args, **kwargs)
         written.extend(path.name for path in args[1].parent.iterdir())
 
     reference = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
-    monkeypatch.setattr(compare, "INLINE", 100)
-    monkeypatch.setattr(compare, "save_model", spy)
+    monkeypatch.setattr(sessions, "INLINE", 100)
+    monkeypatch.setattr(sessions, "save_model", spy)
     found = observe(digits_model(), SEEN, cut(digits, 8), threads=1)
     assert sorted(written) == ["model.onnx", "model.onnx.data"]
     assert all(same(found.histograms[name], reference.histograms[name]) for name in SEEN)

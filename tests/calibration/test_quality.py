@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_images
 
 from trtopt.calibration.quality import PROBES, Sample, Survey, as_image, is_noise, near_copies, outliers
 from trtopt.calibration.verdict import facts
-from trtopt.recipes import package_file
+from trtopt.recipes.loader import package_file
 
 FOLDER = Path(skimage.__file__).parent / "data"
 # Photos, scans, text, drawings, microscopy, a retina, a phantom: all colour or grey images that scikit-image carries.

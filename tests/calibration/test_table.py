@@ -14,8 +14,8 @@ from skimage import data, filters
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.table import Entry, Table, choose_all
 from trtopt.calibration.thresholds import choose
-from trtopt.errors import CalibrationError, OutputError, UsageError
-from trtopt.spec import METHODS
+from trtopt.core.errors import CalibrationError, OutputError, UsageError
+from trtopt.core.values import METHODS
 
 
 def counted(values: Any) -> Histogram:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtopt.calibration.text_cache import is_cache, read_cache, write_cache
-from trtopt.errors import CalibrationError, UsageError
+from trtopt.core.errors import CalibrationError, UsageError
 
 
 def test_tensorrts_cache_is_read(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from trtopt.calibration.thresholds import (
     entropy_bins,
     quantization_error,
 )
-from trtopt.errors import CalibrationError, UsageError
-from trtopt.spec import METHODS
+from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.values import METHODS
 
 FIXED = ("entropy", "mse", "minmax", "percentile")
 

@@ -17,7 +17,7 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import observe
 from trtopt.calibration.thresholds import choose
 from trtopt.calibration.torch_engine import TOGETHER, TorchEngine, engine_identity
-from trtopt.errors import CalibrationError, DeviceError, UsageError
+from trtopt.core.errors import CalibrationError, DeviceError, UsageError
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("torch", "onnx2pytorch")), reason="needs onnx2pytorch"

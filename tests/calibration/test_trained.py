@@ -13,8 +13,8 @@ from skimage import data
 from test_quality import read, resized
 
 from trtopt.calibration.trained import KEY, SPREAD, examine, first_layers, statistics
-from trtopt.graph.fold import fold
-from trtopt.recipes import package_file
+from trtopt.graph.passes.fold import fold
+from trtopt.recipes.loader import package_file
 
 Pixels = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)[:, None, None]

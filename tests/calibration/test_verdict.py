@@ -17,7 +17,7 @@ from trtopt.calibration.convergence import MORE, movement
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import BLOCKS, observe
 from trtopt.calibration.table import Table, choose_all
-from trtopt.errors import DataError
+from trtopt.core.errors import DataError
 
 
 def measured(data: NDArray[Any], **options: Any) -> CalibrateResult:

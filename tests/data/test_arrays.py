@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.arrays import ArrayBatches
-from trtopt.errors import DataError, OutputError, UsageError
-from trtopt.spec import TensorInfo
 
 DIGITS = load_digits().data.astype(np.float32)[:50].reshape(50, 1, 8, 8)
 IMAGE = [TensorInfo("image", "float32", ("n", 1, 8, 8))]

@@ -14,11 +14,11 @@ from PIL import Image, ImageOps
 from skimage import data
 from sklearn.datasets import load_sample_images
 
+from trtopt.core.errors import UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data import ImageBatches, open_data
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import UsageError
-from trtopt.spec import TensorInfo
 
 INPUT = TensorInfo("input", "float32", ("batch", 3, 32, 32))
 PLAIN = Preprocess(size=(32, 32))

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from world import World, has
 
 from trtopt.calibration.calibrator import calibrate
+from trtopt.core.errors import DataError, TrtoptError, UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data import ImageBatches, open_data
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import PRESETS, Preprocess
-from trtopt.errors import DataError, TrtoptError, UsageError
-from trtopt.inference import run
-from trtopt.spec import TensorInfo
+from trtopt.runtime.inference import run
 
 INPUT = TensorInfo("x", "float32", ("n", 3, 32, 32))
 ARRAYS = dict(hostile_data.arrays())
@@ -241,7 +241,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(name: str, world: World) 
 
 def child(code: str, *arguments: object, memory: int = MEMORY) -> Any:
     """What a process of its own prints as JSON at its end; its memory at most `memory` bytes, with what was loaded."""
-    code += "\nfrom trtopt.machine import peak_memory\nprint(json.dumps([found, peak_memory()]))\n"
+    code += "\nfrom trtopt.core.host import peak_memory\nprint(json.dumps([found, peak_memory()]))\n"
     command = [sys.executable, "-c", "import json, sys\nfrom pathlib import Path\n" + code, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done
@@ -254,7 +254,7 @@ def child(code: str, *arguments: object, memory: int = MEMORY) -> Any:
 RUN_IMAGES = """
 from trtopt.data import ImageBatches
 from trtopt.data.preprocess import Preprocess
-from trtopt.spec import TensorInfo
+from trtopt.core.values import TensorInfo
 batches = ImageBatches(sys.argv[1], TensorInfo("x", "float32", ("n", 3, 32, 32)), Preprocess(), threads=4, lazy=True)
 found = [sum(len(part["x"]) for part in batches), {item.name: item.reason for item in batches.skipped}]
 """
@@ -278,8 +278,8 @@ def test_large_images_share_bounded_memory(tmp_path: Path) -> None:
 
 RUN_ARRAYS = """
 from trtopt.data import arrayfiles, open_data
-from trtopt.errors import DataError, UsageError
-from trtopt.spec import TensorInfo
+from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import TensorInfo
 arrayfiles._SAMPLE, arrayfiles._WHOLE = 1 << 23, 1 << 24
 found = {}
 for path in sorted(Path(sys.argv[1]).iterdir()):
@@ -315,8 +315,8 @@ TRUNCATED = """
 import os
 import numpy as np
 from trtopt.data import open_data
-from trtopt.errors import DataError
-from trtopt.spec import TensorInfo
+from trtopt.core.errors import DataError
+from trtopt.core.values import TensorInfo
 info, found = [TensorInfo("x", "float32", ("n", 64))], []
 for name in sys.argv[1:]:
     values = np.random.default_rng(0).standard_normal((4096, 64), np.float32)

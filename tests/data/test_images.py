@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 from skimage import data
 
+from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data import ImageBatches, open_data
 from trtopt.data import images as module
 from trtopt.data.decoding import decode
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, UsageError
-from trtopt.spec import TensorInfo
 
 INPUT = TensorInfo("input", "float32", ("batch", 3, 32, 32))
 PLAIN = Preprocess(size=(32, 32))

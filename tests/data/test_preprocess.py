@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from skimage import data
 
+from trtopt.core.documents import tomllib
+from trtopt.core.errors import UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.data.preprocess import CHOICES, PAGE, PRESETS, Preprocess
-from trtopt.documents import tomllib
-from trtopt.errors import UsageError
-from trtopt.spec import ShapeRange, TensorInfo
 
 IMAGE = TensorInfo("input", "float32", ("batch", 3, 224, 224))
 PHOTOS = {name: getattr(data, name)() for name in ("astronaut", "chelsea", "coffee", "rocket")}

@@ -7,10 +7,10 @@ import cv2
 import numpy as np
 import pytest
 
+from trtopt.core.errors import DataError, MissingDependency, OutputError, UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data import open_data
 from trtopt.data.samples import FOLDER, load_crops, write_crops
-from trtopt.errors import DataError, MissingDependency, OutputError, UsageError
-from trtopt.spec import TensorInfo
 
 RECIPE = FOLDER / "imagenet-crops.toml"
 SMALL = """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lite0 import FILES, Builds, Inputs, rows
 
-from trtopt.runtime.device import Device, probe
+from trtopt.cuda.device import Device, probe
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -40,7 +40,7 @@ def gpu() -> Iterator[Device]:
 
 @pytest.fixture(scope="session")
 def generation(gpu: Device) -> Any:
-    from trtopt.errors import NoBackend
+    from trtopt.core.errors import NoBackend
     from trtopt.trt import select
 
     try:

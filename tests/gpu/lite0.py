@@ -86,7 +86,7 @@ class Builds:
         }
 
     def _build(self, name: str) -> Any:
-        from trtopt.engine import build
+        from trtopt.builder.construction import build
 
         options = dict((self.OPTIONS | self.FROM_CACHES)[name])
         if name == "int8 Q/DQ":

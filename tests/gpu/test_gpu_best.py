@@ -13,12 +13,12 @@ import pytest
 from lite0 import Builds, Inputs, rows
 
 import trtopt
-from trtopt.contest import Comparison
-from trtopt.manifest import load_manifest
-from trtopt.measure.limits import Limits
-from trtopt.measure.verify import compare
-from trtopt.runtime.device import Device
-from trtopt.session import Session
+from trtopt.autotune.selection import Comparison
+from trtopt.cuda.device import Device
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.verify import compare
+from trtopt.runtime.session import Session
 
 LOW, HIGH = 10.0, 30.0  # dB; observed on an H200: INT8 19.2, FP16 44.9
 QUICK = 1.2  # INT8 is at least so many times as fast as FP16 at batch 32; observed on an H200: 1.64

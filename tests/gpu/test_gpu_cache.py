@@ -15,9 +15,9 @@ from lite0 import Builds, Inputs, rows
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import TextCache, read_cache
-from trtopt.measure.verify import Agreement, compare
-from trtopt.runtime.device import Device
-from trtopt.session import Session
+from trtopt.cuda.device import Device
+from trtopt.evaluation.verify import Agreement, compare
+from trtopt.runtime.session import Session
 from trtopt.trt import Generation, weak
 
 OURS, THEIRS = Builds.FROM_CACHES

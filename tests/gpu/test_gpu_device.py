@@ -7,8 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from trtopt.errors import DeviceError
-from trtopt.runtime.device import Device
+from trtopt.core.errors import DeviceError
+from trtopt.cuda.device import Device
 
 
 def test_copies_and_graphs_give_back_what_went_in(gpu: Device) -> None:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
+from trtopt.builder.construction import build
 from trtopt.calibration.table import Entry, Table
-from trtopt.engine import build
-from trtopt.graph.fold import fold
-from trtopt.graph.placement import find_points
-from trtopt.runtime.device import Device
-from trtopt.session import Session
-from trtopt.spec import Precision
+from trtopt.core.values import Precision
+from trtopt.cuda.device import Device
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.runtime.session import Session
 
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 2
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from lite0 import Builds, Inputs, rows
 
-from trtopt.errors import UsageError
-from trtopt.manifest import load_manifest
-from trtopt.measure.verify import Agreement, compare
-from trtopt.runtime.device import Device
+from trtopt.core.errors import UsageError
+from trtopt.cuda.device import Device
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.verify import Agreement, compare
 from trtopt.runtime.lane import Lane
-from trtopt.session import Session
+from trtopt.runtime.session import Session
 
 # Least agreement with FP32 in ONNX Runtime: top-1 and dB of the logits. Observed on an H200 with TensorRT 8.6: entropy
 # 0.95 and 14.2, min-max 1.00 and 18.5; FP32 may use TF32.

@@ -14,13 +14,13 @@ from lite0 import rows
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from trtopt.engine import build
-from trtopt.graph.fold import fold
-from trtopt.graph.placement import find_points
-from trtopt.graph.quantize import insert_qdq
-from trtopt.graph.rearrange import rearrange
-from trtopt.runtime.device import Device
-from trtopt.session import Session
+from trtopt.builder.construction import build
+from trtopt.cuda.device import Device
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.rearrange import rearrange
+from trtopt.runtime.session import Session
 
 SHAPE = (8, 3, 64, 64)
 # name, input, result, in, out, kernel, stride

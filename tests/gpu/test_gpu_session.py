@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from lite0 import Builds, Inputs, rows
 
-from trtopt.errors import DeviceError, UsageError
-from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.device import Device, probe
-from trtopt.session import Session
+from trtopt.core.errors import DeviceError, UsageError
+from trtopt.cuda.arrays import DeviceArray
+from trtopt.cuda.device import Device, probe
+from trtopt.runtime.session import Session
 
 
 def test_every_shape_gives_the_same_by_graph_as_by_enqueue(gpu: Device, builds: Builds, inputs: Inputs) -> None:

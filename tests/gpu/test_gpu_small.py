@@ -18,11 +18,11 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from trtopt.engine import build
-from trtopt.errors import UsageError
-from trtopt.runtime.arrays import DeviceArray
-from trtopt.runtime.device import Device
-from trtopt.session import Session
+from trtopt.builder.construction import build
+from trtopt.core.errors import UsageError
+from trtopt.cuda.arrays import DeviceArray
+from trtopt.cuda.device import Device
+from trtopt.runtime.session import Session
 
 WIDTH = 40_000  # a sample's 160 KB come back by a copy; the one number of `least` is written to the host by the GPU
 MOST = 8

@@ -7,11 +7,12 @@ import pytest
 from graphs import model, node, values
 from onnx import ModelProto
 
-from trtopt.errors import ModelError
-from trtopt.graph.compare import OnnxSession, difference
-from trtopt.graph.expand import expand, expandable, written_out
+from trtopt.core.errors import ModelError
+from trtopt.core.values import Issue
 from trtopt.graph.io import load_model
-from trtopt.spec import Issue
+from trtopt.graph.passes.expand import expand, expandable, written_out
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
 
 
 def gelu() -> ModelProto:
@@ -46,7 +47,7 @@ def test_what_is_refused_and_no_function_gives_nothing() -> None:
 
 
 def test_a_definition_that_computes_something_else_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.graph.expand.fault", lambda before, after: "other values")
+    monkeypatch.setattr("trtopt.graph.passes.expand.fault", lambda before, after: "other values")
     with pytest.raises(ModelError, match="Gelu can't be written out: other values"):
         expand(gelu(), ("Gelu",))
     assert written_out(gelu(), [Issue("g", "Gelu", "no Gelu")]) is None

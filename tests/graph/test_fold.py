@@ -17,10 +17,11 @@ from graphs import conv_relu, model, node, photos, rapidocr, rendered_text, valu
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from trtopt.graph.compare import OnnxSession, difference
-from trtopt.graph.fold import _evaluate, fold
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.fold import _evaluate, fold
 from trtopt.graph.proto import LARGE, all_nodes, fingerprint, tensor_size
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
 
 
 def bytes_of(proto: ModelProto) -> bytes:
@@ -47,8 +48,8 @@ def folded(proto: ModelProto) -> ModelProto:
     assert bytes_of(proto) == original, "the argument was changed"
     assert bytes_of(fold(result)[0]) == bytes_of(result), "folding again changes the bytes"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trtopt.graph.fold.HEAVY", 0)  # without its large weights, as far as that goes
-        patch.setattr("trtopt.graph.fold.APART", LARGE)
+        patch.setattr("trtopt.graph.passes.fold.HEAVY", 0)  # without its large weights, as far as that goes
+        patch.setattr("trtopt.graph.passes.fold.APART", LARGE)
         assert bytes_of(fold(proto)[0]) == bytes_of(result), "a heavy model folds otherwise"
         assert bytes_of(fold(result)[0]) == bytes_of(result), "folding a heavy model again changes the bytes"
     names = [item.name for item in result.graph.node]
@@ -77,9 +78,9 @@ def test_a_heavy_model_is_folded_without_its_weights_where_they_do_not_matter(
     chain = [node("Conv", "x w", "a", pads=[1, 1, 1, 1]), node("Identity", "a", "b"), node("Relu", "b", "c")]
     chain.append(node("Mul", "a scale", "y") if fused else node("Neg", "c", "y"))
     proto = model(chain, inputs={"x": [1, 64, 8, 8]}, weights={"w": weight, "scale": values(64, 1, 1)})
-    monkeypatch.setattr("trtopt.graph.fold.HEAVY", 0)
-    monkeypatch.setattr("trtopt.graph.fold.APART", LARGE)
-    monkeypatch.setattr("trtopt.graph.fold._evaluate", evaluate)
+    monkeypatch.setattr("trtopt.graph.passes.fold.HEAVY", 0)
+    monkeypatch.setattr("trtopt.graph.passes.fold.APART", LARGE)
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", evaluate)
     result, _ = fold(proto)
     assert operators(result) == ({"Conv"} if fused else {"Conv", "Relu", "Neg"})
     assert any(size > weight.nbytes for size in rounds) == fused
@@ -102,7 +103,7 @@ def raw_lite0(tmp_path_factory: pytest.TempPathFactory) -> ModelProto:
     """EfficientNet-Lite0 with real weights, exported with its 17 dynamic Pad chains and 49 BatchNormalizations."""
     import torch  # noqa: TID251
 
-    from trtopt.modules import open_source, quiet
+    from trtopt.frontend.modules import open_source, quiet
 
     module = open_source("efficientnet-lite0", None).module.eval()
     path = tmp_path_factory.mktemp("lite0") / "raw.onnx"
@@ -141,7 +142,7 @@ def test_lite0_folds_alike_in_another_process_without_onnxruntime(raw_lite0: Mod
     save_model(raw_lite0, path)
     program = (
         "import sys, hashlib; sys.modules['onnxruntime'] = None\n"
-        "from trtopt.graph.io import load_model; from trtopt.graph.fold import fold\n"
+        "from trtopt.graph.io import load_model; from trtopt.graph.passes.fold import fold\n"
         f"result = fold(load_model({str(path)!r}).proto)[0].SerializeToString(deterministic=True)\n"
         "sys.stderr.write(hashlib.sha256(result).hexdigest())"
     )
@@ -437,7 +438,7 @@ def test_a_library_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPa
     def fails(_: ModelProto, most: int = 0) -> ModelProto:
         raise KeyError("a tensor")
 
-    monkeypatch.setattr("trtopt.graph.fold._evaluate", fails)
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", fails)
     nodes = [
         node("Identity", "x", "a"),
         node("Conv", "a w", "h"),
@@ -460,7 +461,7 @@ def test_a_library_that_changes_the_model_is_not_believed(step: str, monkeypatch
                 item.op_type = "Neg"
         return proto
 
-    monkeypatch.setattr(f"trtopt.graph.fold.{step}", wrong)
+    monkeypatch.setattr(f"trtopt.graph.passes.fold.{step}", wrong)
     proto = conv_relu(inputs={"x": [1, 3, 8, 8]})
     result, report = fold(proto)
     assert "has other values" in report.problem
@@ -472,8 +473,8 @@ def test_folding_that_is_not_valid_is_not_believed(monkeypatch: pytest.MonkeyPat
         del proto.graph.node[1:]
         return proto
 
-    monkeypatch.setattr("trtopt.graph.fold._evaluate", cut)
-    monkeypatch.setattr("trtopt.graph.fold._fuse", cut)
+    monkeypatch.setattr("trtopt.graph.passes.fold._evaluate", cut)
+    monkeypatch.setattr("trtopt.graph.passes.fold._fuse", cut)
     proto = conv_relu()
     result, report = fold(proto)
     assert "'y' is computed by no node" in report.problem
@@ -527,7 +528,7 @@ def test_what_would_be_large_is_left_to_be_computed(monkeypatch: pytest.MonkeyPa
 
 
 def test_all_that_folds_is_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trtopt.graph.fold.TOTAL", 1 << 20)
+    monkeypatch.setattr("trtopt.graph.passes.fold.TOTAL", 1 << 20)
     nodes = [node("ConstantOfShape", "shape", f"y{index}", value=_scalar(index)) for index in range(8)]
     proto = model([*nodes, node("Relu", "x", "y")], inputs={"x": [4]}, weights={"shape": np.array([1 << 16])})
     proto.graph.output.extend(

@@ -7,8 +7,8 @@ import pytest
 from graphs import conv_relu, model, node, values
 from onnx import ModelProto, numpy_helper
 
-from trtopt.graph.fold import fold
 from trtopt.graph.guard import fault, invalid
+from trtopt.graph.passes.fold import fold
 
 
 def changed(proto: ModelProto, operator: str) -> ModelProto:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.errors import InvalidModel, OutputError, TrtoptError, UsageError
+from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
 from trtopt.graph import stored
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.proto import fingerprint, skeleton, tensor_pieces, tensor_size

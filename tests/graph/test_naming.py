@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx.parser
 
-from trtopt.graph.compare import OnnxSession
 from trtopt.graph.naming import rename_values
+from trtopt.ort.sessions import OnnxSession
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>

@@ -9,10 +9,10 @@ import pytest
 from graphs import model, node, values
 from onnx import ModelProto, TensorProto, helper
 
-from trtopt.errors import UnsupportedOperator
-from trtopt.graph.compare import OnnxSession
+from trtopt.core.errors import UnsupportedOperator
 from trtopt.graph.io import load_model
-from trtopt.graph.old_parser import readable, with_float_weights
+from trtopt.graph.passes.old_parser import readable, with_float_weights
+from trtopt.ort.sessions import OnnxSession
 
 
 def _ops(proto: ModelProto) -> dict[str, dict[str, Any]]:

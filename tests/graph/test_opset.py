@@ -10,10 +10,11 @@ from graphs import model, node, values
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from trtopt.errors import ModelError
-from trtopt.graph.compare import OnnxSession, difference
+from trtopt.core.errors import ModelError
 from trtopt.graph.io import load_model
-from trtopt.graph.opset import lower_opset
+from trtopt.graph.passes.opset import lower_opset
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
 
 
 def ints(*numbers: int) -> NDArray[np.int64]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from graphs import model, node
 
+from trtopt.core.values import Issue
 from trtopt.graph.origin import Origins
-from trtopt.spec import Issue
 
 
 def test_names_of_the_model_need_no_words_and_others_say_what_they_give() -> None:

@@ -11,10 +11,10 @@ import pytest
 from graphs import model, node, rapidocr, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from trtopt.graph.fold import fold
+from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import Points, find_points
-from trtopt.spec import Override, Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import Points, find_points
 
 
 class Net:

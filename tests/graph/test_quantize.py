@@ -16,13 +16,13 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from onnx import numpy_helper
 
-from trtopt.errors import CalibrationError
-from trtopt.graph.compare import OnnxSession
-from trtopt.graph.fold import fold
+from trtopt.core.errors import CalibrationError
+from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import find_points
-from trtopt.graph.quantize import insert_qdq, is_quantized, quantize_weight, round_scale, weight_scales
-from trtopt.spec import Override, Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import insert_qdq, is_quantized, quantize_weight, round_scale, weight_scales
+from trtopt.ort.sessions import OnnxSession
 
 FORCE = [Override("*", Precision.INT8)]  # small nets are under the size rules
 

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trtopt.graph.compare import OnnxSession
-from trtopt.graph.placement import Points, Weight, find_points
-from trtopt.graph.quantize import insert_qdq
-from trtopt.graph.rearrange import rearrange
+from trtopt.graph.passes.placement import Points, Weight, find_points
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.rearrange import rearrange
+from trtopt.ort.sessions import OnnxSession
 
 
 def block(

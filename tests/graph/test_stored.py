@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.errors import InvalidModel
-from trtopt.graph.fold import fold
+from trtopt.core.errors import InvalidModel
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import LARGE, fingerprint, in_memory, to_array
 from trtopt.graph.stored import is_stored, parse_light
 
@@ -69,7 +69,7 @@ def test_folding_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     eager, report = fold(load_model(path).proto)
     whole, same = fold(load_model(path, lazy=True).proto)  # too light to be worth leaving weights out
     assert whole == eager and same == report
-    monkeypatch.setattr("trtopt.graph.fold.HEAVY", 0)
+    monkeypatch.setattr("trtopt.graph.passes.fold.HEAVY", 0)
     light, again = fold(load_model(path, lazy=True).proto)
     assert stored(light) == ["w", "w2"]
     assert in_memory(light) == eager and again == report

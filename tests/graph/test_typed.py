@@ -12,14 +12,14 @@ import pytest
 from graphs import conv_relu, model, node, photos, values
 from onnx import TensorProto, helper, numpy_helper
 
-from trtopt.graph.compare import OnnxSession
-from trtopt.graph.fold import fold
+from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
-from trtopt.graph.placement import find_points
-from trtopt.graph.quantize import insert_qdq
-from trtopt.graph.typed import keep_fp32, to_typed
-from trtopt.measure.onnx_runner import OnnxRunner
-from trtopt.spec import Override, Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.typed import keep_fp32, to_typed
+from trtopt.ort.runner import OnnxRunner
+from trtopt.ort.sessions import OnnxSession
 
 ONNX_TYPES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 

@@ -14,8 +14,8 @@ from test_runner import LIST, fixed_batch, listed, measured, plain
 from world import World, samples
 
 import trtopt
-from trtopt.about import to_install
-from trtopt.errors import BackendError, CalibrationError, DeviceError, MissingDependency, WorkerDied
+from trtopt.core.errors import BackendError, CalibrationError, DeviceError, MissingDependency, WorkerDied
+from trtopt.core.version import to_install
 from trtopt.jobs import cluster as module
 from trtopt.jobs.cluster import Cluster
 from trtopt.jobs.joblist import load_jobs

@@ -13,7 +13,7 @@ from world import World
 
 import trtopt
 from trtopt.calibration.torch_engine import engine_identity
-from trtopt.errors import DeviceError, MissingDependency, UsageError, WorkerDied
+from trtopt.core.errors import DeviceError, MissingDependency, UsageError, WorkerDied
 from trtopt.jobs import gpus, runner
 from trtopt.jobs.gpus import VISIBLE, Gpus, find_gpus
 from trtopt.jobs.joblist import load_jobs

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from trtopt.core.errors import UsageError
 from trtopt.data.preprocess import PRESETS
-from trtopt.errors import UsageError
 from trtopt.jobs.joblist import Job, load_jobs
 
 GOOD = """

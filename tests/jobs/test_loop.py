@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from trtopt.errors import CalibrationError, WorkerDied
+from trtopt.core.errors import CalibrationError, WorkerDied
 from trtopt.jobs.engines import Memory
 from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, Loop, Task
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trtopt.errors import DataError, WorkerDied
+from trtopt.core.errors import DataError, WorkerDied
+from trtopt.core.host import cores, forget_peak, free_memory, peak_memory
 from trtopt.jobs.pool import Pool
-from trtopt.machine import cores, forget_peak, free_memory, peak_memory
 
 HERE = __name__
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -21,9 +21,9 @@ import pytest
 from world import World, has, net, samples
 
 import trtopt
-from trtopt.errors import OutputError, UsageError
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.progress import Reporter
 from trtopt.jobs import runner, work
-from trtopt.progress import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 LIST = """

@@ -13,7 +13,7 @@ import pytest
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.quality import Sample
-from trtopt.errors import OutputError, UsageError
+from trtopt.core.errors import OutputError, UsageError
 from trtopt.jobs.state import State, packed_looks, packed_observation
 
 PASS, SHARD = "a" * 64, "b" * 64

@@ -13,10 +13,10 @@ import pytest
 from fake_session import in_threads
 from numpy.typing import NDArray
 
+from trtopt.cuda.arrays import start
+from trtopt.cuda.driver import address_of
 from trtopt.runtime import baton as module
-from trtopt.runtime.arrays import start
 from trtopt.runtime.baton import Baton, Row, Stretch, Turn, calling, copying, same
-from trtopt.runtime.driver import address_of
 from trtopt.runtime.machinecode import GRACE, PATIENCE, WIDTH, compiled
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="numba can't be imported here: pip install 'trtopt[fast]'")

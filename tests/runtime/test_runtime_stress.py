@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtopt.errors import DeviceError, UsageError
+from trtopt.core.errors import DeviceError, UsageError
 
 _PATH = Path(__file__).parents[2] / "scripts" / "runtime_stress.py"
 _spec = importlib.util.spec_from_file_location("runtime_stress", _PATH)

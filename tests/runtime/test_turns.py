@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from trtopt.errors import Busy, DeviceError
+from trtopt.core.errors import Busy, DeviceError
 from trtopt.runtime.turns import Turns
 
 

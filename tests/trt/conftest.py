@@ -8,7 +8,7 @@ from standins import Simulation
 
 import trtopt.trt
 import trtopt.trt.generation
-from trtopt.runtime.device import DeviceInfo, Probe
+from trtopt.cuda.device import DeviceInfo, Probe
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from typing import Any
 import nets
 import numpy as np
 
-from trtopt.errors import EngineError, UnsupportedOperator, UnsupportedRequest, UsageError
-from trtopt.spec import BuildSpec, Precision, ShapeRange
+from trtopt.core.errors import EngineError, UnsupportedOperator, UnsupportedRequest, UsageError
+from trtopt.core.values import BuildSpec, Precision, ShapeRange
 from trtopt.trt import BuiltPlan, Generation, plan_header, select
 
 X = {"x": ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}

@@ -10,8 +10,8 @@ import nets
 import pytest
 from standins import SCRATCH, Simulation, plan_without_layers
 
-from trtopt.errors import EngineError
-from trtopt.spec import BuildSpec, ShapeRange
+from trtopt.core.errors import EngineError
+from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.trt import Generation
 from trtopt.trt.rtx import TensorRTRTX
 

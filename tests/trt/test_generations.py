@@ -19,8 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from standins import VERSIONS, Simulation
 
-from trtopt.about import to_install
-from trtopt.errors import (
+from trtopt.core.errors import (
     BackendError,
     BuildCancelled,
     BuildFailed,
@@ -34,8 +33,9 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.progress import Phase, Reporter
-from trtopt.spec import BuildSpec, Precision, ShapeRange
+from trtopt.core.progress import Phase, Reporter
+from trtopt.core.values import BuildSpec, Precision, ShapeRange
+from trtopt.core.version import to_install
 from trtopt.trt import BuiltPlan, Generation, plan_header, select, watch
 
 Install = Callable[[str], tuple[Simulation, Generation]]
@@ -593,9 +593,9 @@ import signal, sys, threading
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from standins import Simulation
-from trtopt.errors import BuildCancelled
-from trtopt.runtime.device import DeviceInfo, Probe
-from trtopt.spec import BuildSpec
+from trtopt.core.errors import BuildCancelled
+from trtopt.cuda.device import DeviceInfo, Probe
+from trtopt.core.values import BuildSpec
 import trtopt.trt.generation
 
 sim = Simulation("8.6.0")

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from trtopt.errors import EngineError
-from trtopt.spec import LayerInfo, Precision
+from trtopt.core.errors import EngineError
+from trtopt.core.values import LayerInfo, Precision
 from trtopt.trt.layers import LayerReport, from_dump, from_inspector, onnx_nodes
 
 # As TensorRT-RTX 1.7.1 writes them; strides shortened, one name made hard.

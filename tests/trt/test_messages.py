@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from trtopt.errors import (
+from trtopt.core.errors import (
     BuildFailed,
     DeviceError,
     EngineError,

@@ -14,14 +14,14 @@ import pytest
 from standins import Simulation
 
 import trtopt
-from trtopt import candidates
+from trtopt.autotune import candidates
 from trtopt.calibration.text_cache import read_cache, write_cache
-from trtopt.errors import CalibrationError, UsageError
+from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.values import ShapeRange
+from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.manifest import load_manifest
-from trtopt.measure.onnx_runner import OnnxRunner
+from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.timing import Spread, Timing
-from trtopt.spec import ShapeRange
 from trtopt.trt import Generation
 
 Install = Callable[[str], tuple[Simulation, Generation]]

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtopt.errors import UsageError
-from trtopt.spec import ShapeRange, TensorInfo
+from trtopt.core.errors import UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.trt import profile_problems, validate_profiles
 
 IDS = TensorInfo("input_ids", "int64", ("batch", "sequence"))

@@ -18,7 +18,7 @@ import onnx
 import pytest
 from world import Heard, unnumbered
 
-from trtopt.errors import (
+from trtopt.core.errors import (
     BuildCancelled,
     BuildFailed,
     DeviceError,
@@ -28,8 +28,8 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.progress import Phase, Reporter
-from trtopt.spec import BuildSpec, LayerInfo, Precision, ShapeRange
+from trtopt.core.progress import Phase, Reporter
+from trtopt.core.values import BuildSpec, LayerInfo, Precision, ShapeRange
 from trtopt.trt import DEFAULT_TARGETS, Generation, plan_header, select
 
 X = {"x": ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}

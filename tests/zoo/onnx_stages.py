@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from trtopt.graph.comparison import one_process
+from trtopt.ort.comparison import one_process
 from trtopt.trt import installed
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

@@ -25,14 +25,14 @@ from trtopt.calibration.text_cache import is_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.calibration.trained import examine, first_layers
 from trtopt.calibration.verdict import facts, foretold, refuse, refuse_early, warnings
+from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
+from trtopt.core.files import cache_folder, check_writable
+from trtopt.core.host import cores
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import METHODS, Override, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
-from trtopt.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
-from trtopt.files import cache_folder, check_writable
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import fingerprint
-from trtopt.machine import cores
-from trtopt.progress import SILENT, Reporter
-from trtopt.spec import METHODS, Override, TensorInfo, check_overrides, choice
 
 DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own

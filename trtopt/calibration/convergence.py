@@ -22,7 +22,7 @@ from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import BLOCKS
 from trtopt.calibration.table import Entry
 from trtopt.calibration.thresholds import choose
-from trtopt.errors import CalibrationError
+from trtopt.core.errors import CalibrationError
 
 MORE = 200  # samples: the step that the answer is given for
 HALVES = ((0, 1), (2, 3))  # of the blocks

@@ -22,8 +22,8 @@ from trtopt.calibration.spreading import Known, spread
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.graph.view import constant, is_float, linked
-from trtopt.progress import SILENT, Reporter
 
 Batches = Iterable[Mapping[str, NDArray[Any]]]
 

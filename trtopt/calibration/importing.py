@@ -24,20 +24,20 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.about import to_install
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.spreading import Known, spread
 from trtopt.calibration.table import Entry, Table
 from trtopt.calibration.text_cache import TextCache, read_cache
+from trtopt.core.errors import CalibrationError, TrtoptError, UsageError
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.temporary import scratch
+from trtopt.core.values import Override, Precision
+from trtopt.core.version import to_install
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import CalibrationError, TrtoptError, UsageError
 from trtopt.graph.io import Model, save_model
-from trtopt.graph.placement import Points, find_points
+from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import linked
-from trtopt.progress import SILENT, Reporter
-from trtopt.spec import Override, Precision
-from trtopt.temporary import scratch
 from trtopt.trt import NetworkLayer, installed
 
 MISSING = ("error", "float")

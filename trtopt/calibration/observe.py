@@ -25,12 +25,12 @@ from onnx import ModelProto
 
 from trtopt.calibration.counting import counter
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.errors import CalibrationError, DataError, ModelError, TrtoptError, require
-from trtopt.graph.compare import open_runtime
+from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptError
+from trtopt.core.host import cores
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import TensorInfo
 from trtopt.graph.proto import node_label, tensor_info
-from trtopt.machine import cores
-from trtopt.progress import SILENT, Reporter
-from trtopt.spec import TensorInfo
+from trtopt.ort import sessions
 
 Feed = dict[str, NDArray[Any]]
 BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds owe to single ones
@@ -243,17 +243,10 @@ def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
 
 def open_session(proto: ModelProto, outputs: Sequence[str]) -> Any:
     """An ONNX Runtime session that computes `outputs` and nothing that they don't need."""
-    ort = require("onnxruntime", "ort", "calibration")
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised, too
-    options.intra_op_num_threads = 1  # samples run side by side instead: no partial sums that depend on threads
-    options.inter_op_num_threads = 1
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.enable_mem_pattern = (
-        False  # it plans memory per shape seen; without, ResNet-50 takes 130 MB less and no longer
-    )
+    # One thread: samples run side by side instead, without partial sums that depend on threads. Without plans of the memory
+    # ResNet-50 takes 130 MB less and no longer.
     try:
-        return open_runtime(proto, options, outputs)
+        return sessions.open_session(proto, outputs=outputs, threads=1, memory_pattern=False, purpose="calibration")
     except ModelError as error:
         raise CalibrationError(f"ONNX Runtime can't load the model {proto.graph.name!r}: {error.__cause__}") from error
 

@@ -8,18 +8,19 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.about import __version__
 from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.table import Table, choose_all
-from trtopt.errors import CalibrationError, require
-from trtopt.files import sha256_json
-from trtopt.graph.fold import fold
+from trtopt.core.errors import CalibrationError
+from trtopt.core.files import sha256_json
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import Override
+from trtopt.core.version import __version__
 from trtopt.graph.io import Model
-from trtopt.graph.placement import find_points
-from trtopt.graph.quantize import is_quantized
-from trtopt.progress import SILENT, Reporter
-from trtopt.spec import Override
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.ort.sessions import version as ort_version
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,10 @@ class Prepared:
         Args:
             engine: what else than ONNX Runtime on the CPU runs the model.
         """
-        runtime = require("onnxruntime", "ort", "calibration")
         return sha256_json(
             {
                 "trtopt": __version__,
-                **({"onnxruntime": runtime.__version__} if engine is None else {"engine": dict(engine)}),
+                **({"onnxruntime": ort_version("calibration")} if engine is None else {"engine": dict(engine)}),
                 "bins": BINS,
                 "model": self.fingerprint,
                 "tensors": list(self.tensors),

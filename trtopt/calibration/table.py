@@ -13,13 +13,13 @@ from typing import Annotated, Any, TypedDict
 
 import numpy as np
 
-from trtopt.about import __version__
 from trtopt.calibration.counting import LOWEST_EXPONENT
 from trtopt.calibration.histogram import BINS, Histogram, merged
 from trtopt.calibration.thresholds import choose
-from trtopt.documents import Damaged, converted, read_json
-from trtopt.errors import CalibrationError
-from trtopt.files import existing_file, sha256_json, write_json
+from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.errors import CalibrationError
+from trtopt.core.files import existing_file, sha256_json, write_json
+from trtopt.core.version import __version__
 
 FORMAT = "trtopt.calib/1"
 _LARGEST = float(np.finfo(np.float32).max)  # of a magnitude: tensors are FP32

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trtopt.errors import CalibrationError, UsageError
-from trtopt.files import existing_file, write_bytes
+from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.core.files import existing_file, write_bytes
 
 HEADER = "TRT-8600-EntropyCalibration2"
 CODES = 127

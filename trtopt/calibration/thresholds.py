@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.calibration.histogram import Histogram
-from trtopt.errors import CalibrationError
-from trtopt.spec import METHODS, choice
+from trtopt.core.errors import CalibrationError
+from trtopt.core.values import METHODS, choice
 
 ENTROPY_BINS = 2048
 LEVELS = 128  # magnitudes that INT8 tells apart in the entropy search

@@ -21,7 +21,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
 from trtopt.calibration.histogram import Histogram
-from trtopt.errors import CalibrationError, DeviceError, require
+from trtopt.core.errors import CalibrationError, DeviceError, require
 from trtopt.graph.proto import whole_copy
 
 TOGETHER = 32  # samples in one run

@@ -31,10 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
-from trtopt.documents import Damaged, parsed_json
-from trtopt.errors import TrtoptError
-from trtopt.graph.compare import OnnxSession
+from trtopt.core.documents import Damaged, parsed_json
+from trtopt.core.errors import TrtoptError
 from trtopt.graph.proto import in_memory, to_array
+from trtopt.ort.sessions import OnnxSession
 
 KEY = "trtopt.trained"  # in a model's metadata: what `record` wrote
 SHIFT = 0.6

@@ -11,7 +11,7 @@ import numpy as np
 from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, random_tokens
 from trtopt.calibration.table import Table
 from trtopt.calibration.thresholds import quantization_error
-from trtopt.errors import DataError
+from trtopt.core.errors import DataError
 
 NAMED = 5  # samples that a fact names
 MOVES = 0.02  # mean expected change of thresholds from which more samples are worth asking for

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.errors import UsageError
+from trtopt.core.values import TensorInfo
 from trtopt.data.arrays import ArrayBatches
 from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
-from trtopt.errors import UsageError
-from trtopt.spec import TensorInfo
 
 __all__ = ["ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "open_data"]
 

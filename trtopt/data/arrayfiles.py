@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import DataError, TrtoptError
-from trtopt.files import opened_regular
+from trtopt.core.errors import DataError, TrtoptError
+from trtopt.core.files import opened_regular
 
 _SAMPLE = 1 << 26  # bytes of a compressed array's sample
 _WHOLE = 1 << 30  # bytes of an array that must be read whole

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.errors import DataError, OutputError, UsageError
+from trtopt.core.files import existing_file, sha256_json
+from trtopt.core.values import TensorInfo
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, OutputError, UsageError
-from trtopt.files import existing_file, sha256_json
-from trtopt.spec import TensorInfo
 
 Arrays = Mapping[str, NDArray[Any] | StoredArray]
 _Part = tuple[str, Callable[..., Arrays]]

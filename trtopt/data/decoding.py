@@ -17,8 +17,8 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import DataError, UsageError, require
-from trtopt.files import existing_file, opened_regular
+from trtopt.core.errors import DataError, UsageError, require
+from trtopt.core.files import existing_file, opened_regular
 
 T = TypeVar("T")
 _BYTES = 1 << 28  # of a file

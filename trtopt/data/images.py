@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.errors import DataError, UsageError, require
+from trtopt.core.files import sha256_json, sha256_stream
+from trtopt.core.host import cores
+from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import encoded, read_image
 from trtopt.data.preprocess import Preprocess
-from trtopt.errors import DataError, UsageError, require
-from trtopt.files import sha256_json, sha256_stream
-from trtopt.machine import cores
-from trtopt.spec import TensorInfo
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 Item = Path | NDArray[Any]

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.documents import Damaged, read_toml
-from trtopt.errors import UsageError, require
-from trtopt.files import sha256_json
-from trtopt.spec import Profile, TensorInfo
+from trtopt.core.documents import Damaged, read_toml
+from trtopt.core.errors import UsageError, require
+from trtopt.core.files import sha256_json
+from trtopt.core.values import Profile, TensorInfo
 
 RESIZES = ("stretch", "crop", "letterbox")
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")

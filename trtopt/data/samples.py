@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from trtopt.core.documents import Damaged, read_toml
+from trtopt.core.errors import DataError, OutputError, UsageError, require
+from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.temporary import folder_in
 from trtopt.data.decoding import decode
-from trtopt.documents import Damaged, read_toml
-from trtopt.errors import DataError, OutputError, UsageError, require
-from trtopt.files import sha256_file, sha256_json
-from trtopt.recipes import package_file
-from trtopt.temporary import folder_in
+from trtopt.recipes.loader import package_file
 
 FOLDER = Path(__file__).resolve().parent / "crops"
 _KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}

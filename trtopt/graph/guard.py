@@ -16,9 +16,9 @@ import onnx.inliner
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from trtopt.errors import InvalidModel
+from trtopt.core.errors import InvalidModel
+from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
-from trtopt.graph.compare import is_numeric, synthetic_inputs
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
@@ -29,9 +29,9 @@ from trtopt.graph.proto import (
     tensor_info,
     whole_copy,
 )
+from trtopt.graph.synthetic import is_numeric, synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.work import macs
-from trtopt.library_output import quiet
 
 NODES = 256  # the most that are run
 ELEMENTS = 1 << 14  # of all tensors together

@@ -10,8 +10,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
-from trtopt.errors import InvalidModel, UsageError
-from trtopt.files import existing_file, writing, writing_together
+from trtopt.core.errors import InvalidModel, UsageError
+from trtopt.core.files import existing_file, writing, writing_together
+from trtopt.core.values import TensorInfo
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -26,7 +27,6 @@ from trtopt.graph.proto import (
 )
 from trtopt.graph.stored import Content, Spans, attach, parse_light, point, refer
 from trtopt.graph.validity import check_text, check_versions, validate
-from trtopt.spec import TensorInfo
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
 INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file beside; the rest is room for the graph

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
+from trtopt.core.values import Issue
 from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, subgraphs, tensor_size
-from trtopt.spec import Issue
 
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
 _QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from onnx import ModelProto, NodeProto
 
+from trtopt.core.values import Issue
 from trtopt.graph.proto import all_nodes, node_label, subgraphs
-from trtopt.spec import Issue
 
 _FAR = 64  # steps from a node to a tensor of the model, at most
 

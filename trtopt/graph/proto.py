@@ -25,9 +25,9 @@ from onnx import (
     numpy_helper,
 )
 
+from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
 from trtopt.graph.stored import attach, is_stored, pieces
-from trtopt.spec import TensorInfo
 
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 

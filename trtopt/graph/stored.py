@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from onnx import ModelProto, TensorProto
 
-from trtopt.errors import InvalidModel
+from trtopt.core.errors import InvalidModel
 
 Spans = dict[int, tuple[int, int]]
 """Index of an initializer → offset and length of its content in the model's file."""

@@ -15,7 +15,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from trtopt.errors import InvalidModel
+from trtopt.core.errors import InvalidModel
 from trtopt.graph.carried import carries_little
 from trtopt.graph.proto import (
     LARGE,

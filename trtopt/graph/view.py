@@ -10,10 +10,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import ShapeInferencePass
 
-from trtopt.errors import ModelError
+from trtopt.core.errors import ModelError
+from trtopt.core.library_output import quiet
 from trtopt.graph.proto import UNINFERRED, infer_shapes
 from trtopt.graph.proto import subgraphs as proto_bodies
-from trtopt.library_output import quiet
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 

@@ -17,16 +17,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.about import __version__, to_install
 from trtopt.calibration.torch_engine import engine_identity
+from trtopt.core.errors import BackendError, TrtoptError, WorkerDied, require
+from trtopt.core.files import write_bytes
+from trtopt.core.host import cores
+from trtopt.core.temporary import scratch
+from trtopt.core.version import __version__, to_install
 from trtopt.data import ImageBatches
-from trtopt.errors import BackendError, TrtoptError, WorkerDied, require
-from trtopt.files import write_bytes
 from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
-from trtopt.machine import cores
-from trtopt.temporary import scratch
 
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 

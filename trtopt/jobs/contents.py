@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import onnx
 
+from trtopt.core.files import existing_file, sha256_file, sha256_json
 from trtopt.data.images import EXTENSIONS
-from trtopt.files import existing_file, sha256_file, sha256_json
 from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import DataSet, Job
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
+from trtopt.core.host import free_memory
 from trtopt.data import ImageBatches
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.work import OpenModel, Samples, Shard
-from trtopt.machine import free_memory
 
 _BASE = 300 << 20  # bytes: Python, NumPy, ONNX Runtime
 _THREAD = 64 << 20  # bytes: one sample's tensors

@@ -12,7 +12,7 @@ from onnx import ModelProto
 
 from trtopt.calibration.observe import Engine
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity, gpu_names
-from trtopt.errors import DeviceError
+from trtopt.core.errors import DeviceError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 HOST_MEMORY = 3 << 30  # bytes: PyTorch with CUDA, before a model is loaded

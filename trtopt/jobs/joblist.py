@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.documents import Damaged, path_in, read_toml
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file
+from trtopt.core.values import METHODS, Override, choice
 from trtopt.data.preprocess import PRESETS, Preprocess
-from trtopt.documents import Damaged, path_in, read_toml
-from trtopt.errors import UsageError
-from trtopt.files import existing_file
-from trtopt.spec import METHODS, Override, choice
 
 _TOP = ("output", "device", "data", "job")
 DEVICES = ("cpu", "cuda")

@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtopt.errors import WorkerDied
+from trtopt.core.errors import WorkerDied
 from trtopt.jobs.engines import Memory
 
 FINISH, OBSERVE, STAGE, OPEN = range(4)  # what goes first: results, then what is decoded, then more to do

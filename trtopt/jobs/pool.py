@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
-from trtopt.errors import WorkerDied
-from trtopt.temporary import remove_leftovers
+from trtopt.core.errors import WorkerDied
+from trtopt.core.temporary import remove_leftovers
 
 _LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
 

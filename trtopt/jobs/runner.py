@@ -17,8 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trtopt.errors import CalibrationError, OutputError, TrtoptError, UsageError
-from trtopt.files import sha256_file, sha256_json
+from trtopt.core.errors import CalibrationError, OutputError, TrtoptError, UsageError
+from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.host import cores
+from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local, Memory
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
@@ -28,8 +30,6 @@ from trtopt.jobs.pool import Pool
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
-from trtopt.machine import cores
-from trtopt.progress import SILENT, Phase, Reporter
 
 SMALLEST, LARGEST = (
     32,

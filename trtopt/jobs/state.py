@@ -31,9 +31,9 @@ from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.quality import THUMB_BYTES, Sample
 from trtopt.calibration.table import packed, unpacked
-from trtopt.documents import Damaged, converted, read_json
-from trtopt.errors import OutputError, UsageError
-from trtopt.files import write_json
+from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import write_json
 
 _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
 

@@ -14,7 +14,6 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtopt.about import __version__
 from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
@@ -22,15 +21,17 @@ from trtopt.calibration.quality import PROBES, Sample, Survey
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.calibration.trained import examine
 from trtopt.calibration.verdict import facts, refuse
+from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
+from trtopt.core.files import sha256_file, sha256_json
+from trtopt.core.host import forget_peak, peak_memory
+from trtopt.core.values import Override, TensorInfo
+from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.errors import CalibrationError, OutputError, TrtoptError, require
-from trtopt.files import sha256_file, sha256_json
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
 from trtopt.jobs.state import State, packed_looks, packed_observation
-from trtopt.machine import forget_peak, peak_memory
-from trtopt.spec import Override, TensorInfo
+from trtopt.ort.sessions import version as ort_version
 
 Samples = ImageBatches | ArrayBatches
 BATCH = 8  # samples read at a time; nothing depends on it
@@ -202,7 +203,7 @@ def observe_shard(
 
 def versions(engine: Mapping[str, str] | None = None) -> dict[str, str]:
     """Of what the bits of a histogram may depend on; `engine`: of what else than ONNX Runtime runs models."""
-    found = {"trtopt": __version__, "onnxruntime": require("onnxruntime", "ort", "calibration").__version__}
+    found = {"trtopt": __version__, "onnxruntime": ort_version("calibration")}
     return found | dict(engine or {})
 
 

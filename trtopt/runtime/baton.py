@@ -21,8 +21,8 @@ import threading
 import time
 from collections.abc import Sequence
 
-from trtopt.machine import cores
-from trtopt.runtime.driver import address_of
+from trtopt.core.host import cores
+from trtopt.cuda.driver import address_of
 from trtopt.runtime.machinecode import (
     CLOCK,
     COPY,

@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import DeviceError, EngineError, UsageError
-from trtopt.runtime.arrays import View
-from trtopt.runtime.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
-from trtopt.runtime.memory import Memory
+from trtopt.core.errors import DeviceError, EngineError, UsageError
+from trtopt.cuda.arrays import View
+from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
+from trtopt.cuda.memory import Memory
+from trtopt.cuda.tensors import Shape, Signature, Tensor, x
 from trtopt.runtime.prepared import Prepared
-from trtopt.runtime.tensors import Shape, Signature, Tensor, x
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import UsageError
-from trtopt.runtime.arrays import View, like, like_host, start
+from trtopt.core.errors import UsageError
+from trtopt.cuda.arrays import View, like, like_host, start
+from trtopt.cuda.device import Graph
+from trtopt.cuda.tensors import Shape
 from trtopt.runtime.baton import Stretch, copying
 from trtopt.runtime.bindings import COPIED, STAGED, Source
-from trtopt.runtime.device import Graph
 from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
-from trtopt.runtime.tensors import Shape
 
 
 @dataclass(frozen=True)

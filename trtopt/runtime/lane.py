@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import UsageError
-from trtopt.runtime.arrays import DeviceArray, View, like, like_host, start, writable
+from trtopt.core.errors import UsageError
+from trtopt.cuda.arrays import DeviceArray, View, like, like_host, start, writable
+from trtopt.cuda.device import Device, Event, HostBuffer
+from trtopt.cuda.memory import Block, Blocks, Memory
+from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.runtime.baton import Row, Stretch, Turn, baton, calling, same
 from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
-from trtopt.runtime.device import Device, Event, HostBuffer
-from trtopt.runtime.memory import Block, Blocks, Memory
 from trtopt.runtime.prepared import Prepared, prepare
-from trtopt.runtime.tensors import Shape, Signature, Tensor, check_array, x
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from trtopt.runtime.arrays import start
+from trtopt.cuda.arrays import start
 from trtopt.runtime.baton import Row, Stretch, copying
 from trtopt.runtime.machinecode import WIDTH
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from trtopt.cuda.device import Event
+from trtopt.cuda.tensors import Shape
 from trtopt.runtime.bindings import Source
-from trtopt.runtime.device import Event
 from trtopt.runtime.fixed import bare
 from trtopt.runtime.lane import Lane
-from trtopt.runtime.tensors import Shape
 
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
 

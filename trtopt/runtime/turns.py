@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from trtopt.errors import Busy, DeviceError
+from trtopt.core.errors import Busy, DeviceError
 
 T = TypeVar("T")
 _LOOK = 1.0  # seconds between looks for what got lost

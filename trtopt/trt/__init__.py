@@ -13,10 +13,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-from trtopt.about import to_install
-from trtopt.errors import NoBackend
-from trtopt.runtime.device import probe
-from trtopt.spec import BACKENDS, choice
+from trtopt.core.errors import NoBackend
+from trtopt.core.values import BACKENDS, choice
+from trtopt.core.version import to_install
+from trtopt.cuda.device import probe
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import heavy_kind

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from trtopt.spec import HARDWARE_LEVELS, BuildSpec, Precision
+from trtopt.core.values import HARDWARE_LEVELS, BuildSpec, Precision
 
 _TYPES = {
     "UINT8": "uint8",

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.about import to_install
-from trtopt.errors import (
+from trtopt.core.errors import (
     BackendError,
     BuildFailed,
     DeviceError,
@@ -25,12 +24,13 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.files import check_writable, existing_file
+from trtopt.core.files import check_writable, existing_file
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
+from trtopt.core.version import to_install
+from trtopt.cuda.device import Probe, probe
 from trtopt.graph import limits
 from trtopt.graph.proto import tensor_info
-from trtopt.progress import SILENT, Reporter
-from trtopt.runtime.device import Probe, probe
-from trtopt.spec import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.contexts import RuntimeSettings
@@ -130,7 +130,7 @@ class Generation:
         """Settings that only this family has."""
 
     def rearranges(self, spec: BuildSpec) -> bool:
-        """Whether quantized graphs are to be given in another form, faster here (`trtopt.graph.rearrange`)."""
+        """Whether quantized graphs are to be given in another form, faster here (`trtopt.graph.passes.rearrange`)."""
         return False
 
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trtopt.errors import EngineError
-from trtopt.spec import LayerInfo, Precision
+from trtopt.core.errors import EngineError
+from trtopt.core.values import LayerInfo, Precision
 
 # A line of the dump: `Name: …, LayerType: …, Inputs: […], …`, keys that some lines have ("EventId", where an engine has
 # several streams) and others don't. Names may hold any character, so the type is known by the key that follows it.

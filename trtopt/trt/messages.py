@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from trtopt.errors import (
+from trtopt.core.errors import (
     BuildCancelled,
     BuildFailed,
     DeviceError,
@@ -21,7 +21,7 @@ from trtopt.errors import (
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.library_output import wanted
+from trtopt.core.library_output import wanted
 
 _LAYERS = "Layers:"
 _TIMING = re.compile(r"Timing Runner: (.+?) \(")

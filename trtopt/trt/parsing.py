@@ -11,8 +11,8 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto
 
-from trtopt.errors import InvalidModel, ModelError, UnsupportedOperator
-from trtopt.spec import Issue, TensorInfo
+from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
+from trtopt.core.values import Issue, TensorInfo
 from trtopt.trt.messages import Messages, in_words, tidy
 
 _NUMPY = {

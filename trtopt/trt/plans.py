@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtopt.errors import EngineError, EngineMismatch
+from trtopt.core.errors import EngineError, EngineMismatch
 from trtopt.trt.contexts import OutputAllocator, RuntimeSettings, output_allocator
 from trtopt.trt.messages import Messages, translate
 

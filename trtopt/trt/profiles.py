@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from trtopt.errors import UsageError
-from trtopt.shapes import suggested_shapes
-from trtopt.spec import Profile, ShapeRange, TensorInfo
+from trtopt.core.errors import UsageError
+from trtopt.core.shapes import suggested_shapes
+from trtopt.core.values import Profile, ShapeRange, TensorInfo
 
 
 def is_dynamic(info: TensorInfo) -> bool:

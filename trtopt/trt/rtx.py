@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from trtopt.errors import UnsupportedRequest
-from trtopt.spec import BuildSpec, Precision
+from trtopt.core.errors import UnsupportedRequest
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.contexts import RuntimeSettings, runtime_settings
 from trtopt.trt.generation import Generation

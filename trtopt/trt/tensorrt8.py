@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trtopt.spec import BuildSpec, Precision
+from trtopt.core.values import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import Generation
 

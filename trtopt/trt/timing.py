@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from trtopt.errors import OutputError
-from trtopt.files import write_bytes
+from trtopt.core.errors import OutputError
+from trtopt.core.files import write_bytes
 
 
 def attach(config: Any, path: Path, warn: list[str]) -> None:

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from trtopt import stopping
-from trtopt.errors import BackendError, BuildCancelled
-from trtopt.progress import Phase
+from trtopt.core import stopping
+from trtopt.core.errors import BackendError, BuildCancelled
+from trtopt.core.progress import Phase
 
 _Result = TypeVar("_Result")
 _abandoned: list[threading.Event] = []

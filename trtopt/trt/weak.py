@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
-from trtopt.spec import BuildSpec, Precision, TensorInfo
+from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
+from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.trt.layers import onnx_nodes
 from trtopt.trt.profiles import is_dynamic
 
@@ -237,7 +237,7 @@ def _regroup(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[
 
 def device_upload() -> Upload:
     """An `Upload` to GPU 0 through the runtime's device layer; one buffer per input, reused."""
-    from trtopt.runtime.device import Device
+    from trtopt.cuda.device import Device
 
     device = Device()
     stream = device.stream()

@@ -1,0 +1,565 @@
+"""build with a comparison: real builds by TensorRT-RTX, run and timed on a GPU that is played."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from world import Heard, World, has, samples
+
+import trtopt
+from trtopt.autotune import building, candidates
+from trtopt.autotune.selection import Comparison
+from trtopt.builder import construction as engine
+from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.cuda.device import DeviceInfo, Probe
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.limits import MIN_AGREEMENT
+from trtopt.graph.io import load_model
+from trtopt.ort.runner import OnnxRunner
+from trtopt.runtime.timing import Spread, Timing
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+
+class Gpu:
+    """What the GPU is made to do. `ms` and `noise` (of the results, relative) by precision."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.info = DeviceInfo(0, "Played GPU", 89, 1 << 30)
+        self.ms = {"int8": 0.5, "fp16": 0.8, "fp32": 1.6}
+        self.noise = {"int8": 0.1, "fp16": 1e-3, "fp32": 0.0}
+        self.ran: list[str] = []
+        self.opened: list[PlayedSession] = []
+        self.built: list[str] = []
+        self.model = world.model
+        self.stop: BaseException | None = None
+        build = engine.build
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            result = build(*arguments, **options)
+            if not result.cached:
+                manifest = load_manifest(result.engine)
+                assert manifest is not None
+                self.built.append(str(manifest.spec["precision"]))
+            return result
+
+        monkeypatch.setattr(engine, "build", counted)
+        monkeypatch.setattr(candidates, "probe", lambda: Probe((self.info,), (13, 0)))
+        monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
+        for module in (candidates, building):
+            monkeypatch.setattr(module, "Session", lambda path, contexts: PlayedSession(self, path))
+
+
+class PlayedSession:
+    def __init__(self, gpu: Gpu, path: Path) -> None:
+        manifest = load_manifest(path)
+        assert manifest is not None
+        manifest.check_plan(path)
+        self.gpu, self.precision, self.open = gpu, str(manifest.spec["precision"]), True
+        self.inputs = tuple(TensorInfo(**item) for item in manifest.inputs)
+        self.profiles = tuple(
+            {name: shape for part in profile.items() for name, shape in [_range(*part)]}
+            for profile in manifest.profiles
+        )
+        self.runner = OnnxRunner(gpu.model, optimize=True, threads=1)
+        gpu.opened.append(self)
+
+    def __enter__(self) -> PlayedSession:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.open = False
+
+    def time(self, inputs: Any, iterations: int, warmup: int) -> Timing:
+        assert self.open
+        if self.gpu.stop is not None:
+            raise self.gpu.stop
+        ms = self.gpu.ms[self.precision]
+        return Timing(Spread(ms, ms, ms, ms), Spread(ms, ms, ms, ms), iterations, True)
+
+    def run_batches(self, inputs: Any) -> dict[str, Any]:
+        assert self.open
+        self.gpu.ran.append(self.precision)
+        noise = self.gpu.noise[self.precision]
+        return {
+            name: array + noise * np.abs(array).max() * np.where(np.arange(array.shape[-1]) % 2, 1, -1)
+            for name, array in self.runner(inputs).items()
+        }
+
+
+def _range(name: str, text: str) -> tuple[str, Any]:
+    return next(iter(trtopt.core.shapes.parse_profile(f"{name}:{text}").items()))  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def gpu(world: World, monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    return Gpu(world, monkeypatch)
+
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def build(world: World) -> Build:
+    def run(**options: Any) -> Any:
+        own = {"min_agreement": 0.0, "output_kind": ["y=classes"]} if options.get("best") else {"int8": True}
+        return trtopt.build(
+            world.model, world.output / "m.engine", **{"data": world.arrays, "target": "sm89", **own, **options}
+        )
+
+    return run
+
+
+def _manifest(result: Any) -> Any:
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    manifest.check_plan(result.engine)
+    return manifest
+
+
+def test_the_builders_arguments_are_all_there_with_the_same_defaults() -> None:
+    mine, builders = inspect.signature(building.build).parameters, inspect.signature(engine.build).parameters
+    assert set(builders) < set(mine)
+    assert {name: (item.default, item.annotation, item.kind) for name, item in builders.items()} == {
+        name: (mine[name].default, mine[name].annotation, mine[name].kind) for name in builders
+    }
+    assert set(mine) - set(builders) == {"best", "min_agreement", "min_snr", "compare"}
+    assert mine["min_agreement"].default == MIN_AGREEMENT
+
+
+# What was asked for ----------------------------------------------------------------------------------------------------
+
+
+def test_int8_is_measured_against_fp16_and_kept(gpu: Gpu, build: Build, world: World) -> None:
+    heard = Heard()
+    result = build(reporter=heard)
+    assert gpu.built == ["int8", "fp16"]
+    assert not result.not_measured
+    assert result.comparison["speedup"] == pytest.approx(1.6)
+    assert result.comparison["kept"] == "int8"
+    assert result.comparison["inputs"] == "real samples"
+    assert result.comparison["entrants"][0]["times"][0]["shapes"] == {"x": "8x3x32x32"}
+    assert _manifest(result).comparison == json.loads(json.dumps(result.comparison))
+    assert _manifest(result).spec["precision"] == "int8"
+    assert not [text for text in heard.warnings if "FP16" in text]
+    assert set(world.contents()) == {"m.engine", "m.engine.json"}  # the other engine is gone
+    assert not [session for session in gpu.opened if session.open]
+
+
+def test_int8_slower_than_fp16_is_said_loudly_and_kept(gpu: Gpu, build: Build) -> None:
+    gpu.ms["int8"] = 0.96
+    heard = Heard()
+    result = build(reporter=heard)
+    assert _manifest(result).spec["precision"] == "int8"
+    (said,) = [text for text in heard.warnings if "FP16" in text]
+    assert said.startswith("INT8 takes 1.20 times as long as FP16 on Played GPU")
+    assert said.endswith("use --best or --fp16")
+    again = Heard()
+    assert build(reporter=again).cached
+    assert said in again.warnings
+    gpu.ms["int8"] = 0.8
+    build(force=True, reporter=again)
+    assert any("INT8 is no faster than FP16" in text for text in again.warnings)
+
+
+def test_an_up_to_date_engine_is_not_measured_again(gpu: Gpu, build: Build) -> None:
+    first = build()
+    again = build()
+    assert again.cached
+    assert again.comparison == first.comparison
+    assert gpu.built == ["int8", "fp16"]
+    gpu.info = DeviceInfo(0, "Another GPU", 89, 1 << 30)
+    moved = build()
+    assert moved.cached
+    assert "Another GPU" in moved.comparison["gpu"]
+    assert gpu.built == ["int8", "fp16", "fp16"]
+
+
+def test_fp16_is_built_with_the_same_options_but_those_of_int8(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted, given = engine.build, []
+
+    def spy(**options: Any) -> Any:
+        given.append(options)
+        return counted(**options)
+
+    monkeypatch.setattr(engine, "build", spy)
+    build(
+        shapes="x:1x3x32x32,4x3x32x32,4x3x32x32",
+        workspace="1GiB",
+        optimization_level=1,
+        precision_override=["conv1=fp32", "Relu=fp16", "conv2=int8"],
+        limit=20,
+    )
+    _, other = given
+    assert other["shapes"] == "x:1x3x32x32,4x3x32x32,4x3x32x32"
+    assert (other["workspace"], other["optimization_level"], other["fp16"]) == ("1GiB", 1, True)
+    assert other["precision_override"] == ["conv1=fp32", "Relu=fp16"]
+    assert not set(other) & {"int8", "data", "limit", "calibrator"}
+
+
+def test_bf16_is_what_int8_with_bf16_is_compared_with(gpu: Gpu, build: Build) -> None:
+    gpu.ms["bf16"], gpu.noise["bf16"] = 0.9, 0.0
+    assert build(bf16=True).comparison["speedup"] == pytest.approx(1.8)
+    assert gpu.built == ["int8", "bf16"]
+
+
+def _no_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(candidates, "probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+
+
+def _other_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
+    gpu.info = DeviceInfo(0, "H-GPU", 90, 1 << 30)
+
+
+def _no_bindings(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
+    def fail(ordinal: int) -> None:
+        raise MissingDependency("running an engine needs cuda, which is not installed: pip install 'trtopt[gpu]'")
+
+    patch.setattr(candidates, "Device", fail)
+
+
+OBSTACLES: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
+    (_no_gpu, DeviceError, ("no GPU here", "no NVIDIA driver")),
+    (_other_gpu, DeviceError, ("the engine is for sm89", "H-GPU (sm90", "--target sm90")),
+    (_no_bindings, MissingDependency, ("trtopt[gpu]",)),
+]
+
+
+@pytest.mark.parametrize(("break_it", "kind", "words"), OBSTACLES)
+def test_what_can_not_be_measured_is_built_and_the_reason_given(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, break_it: Any, kind: Any, words: tuple[str, ...]
+) -> None:
+    break_it(gpu, monkeypatch)
+    result = build()
+    has(result.not_measured, *words)
+    assert result.comparison is None
+    assert gpu.built == ["int8"]
+    assert result.to_json()["not_measured"] == result.not_measured
+    assert _manifest(result).comparison is None
+
+
+@pytest.mark.parametrize(("break_it", "kind", "words"), OBSTACLES)
+def test_best_fails_before_the_build_where_it_can_not_measure(
+    gpu: Gpu,
+    build: Build,
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    break_it: Any,
+    kind: type[Exception],
+    words: tuple[str, ...],
+) -> None:
+    break_it(gpu, monkeypatch)
+    with pytest.raises(kind) as caught:
+        build(best=True)
+    has(str(caught.value), "--best measures engines on a GPU", *words, "--int8 or --fp16 instead of --best")
+    assert gpu.built == []
+    assert world.contents() == {}
+
+
+def test_models_with_qdq_and_stripped_engines_are_not_compared(gpu: Gpu, build: Build, world: World) -> None:
+    build(compare=False, save_onnx=world.output / "qdq.onnx")
+    result = trtopt.build(world.output / "qdq.onnx", world.output / "again.engine", int8=True, target="sm89")
+    has(result.not_measured, "already holds Q/DQ", "give the float model")
+    with pytest.raises(UsageError, match=r"already holds Q/DQ.*--int8 or --fp16"):
+        trtopt.build(world.output / "qdq.onnx", world.output / "b.engine", best=True, data=world.arrays, target="sm89")
+    with pytest.raises(UsageError, match=r"--strip"):
+        build(best=True, strip=True)
+    assert gpu.built == ["int8", "int8"]
+
+
+def test_without_comparison_only_int8_is_built(gpu: Gpu, build: Build) -> None:
+    result = build(compare=False)
+    assert gpu.built == ["int8"]
+    assert result.not_measured == "--no-compare was given"
+    assert build().comparison["speedup"] == pytest.approx(1.6)  # asked for now: INT8 isn't built again
+    assert gpu.built == ["int8", "fp16"]
+
+
+def test_builds_that_are_not_quantized_compare_nothing(gpu: Gpu, world: World) -> None:
+    result = trtopt.build(world.model, world.output / "m.engine", fp16=True, target="sm89")
+    assert (result.comparison, result.not_measured, gpu.built) == (None, "", ["fp16"])
+
+
+@pytest.mark.parametrize("error", [EngineError("it can't run"), DeviceError("out of memory")])
+def test_a_comparison_that_fails_leaves_the_engine(gpu: Gpu, build: Build, world: World, error: Exception) -> None:
+    gpu.stop = error
+    heard = Heard()
+    result = build(reporter=heard)
+    assert result.not_measured == str(error)
+    assert any(str(error) in text for text in heard.warnings)
+    assert _manifest(result).comparison is None
+    assert set(world.contents()) == {"m.engine", "m.engine.json"}
+
+
+def test_ctrl_c_while_comparing_leaves_the_engine_whole(gpu: Gpu, build: Build, world: World) -> None:
+    gpu.stop = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        build()
+    assert set(world.contents()) == {"m.engine", "m.engine.json"}
+    gpu.stop = None
+    assert build().comparison["speedup"] == pytest.approx(1.6)
+    assert gpu.built == ["int8", "fp16", "fp16"]
+
+
+# The best ----------------------------------------------------------------------------------------------------------------
+
+
+def test_best_keeps_int8_where_it_is_faster_and_accurate(gpu: Gpu, build: Build, world: World) -> None:
+    heard = Heard()
+    result = build(best=True, reporter=heard)
+    assert gpu.built == ["int8", "fp16"]
+    manifest = _manifest(result)
+    assert manifest.spec["precision"] == result.comparison["kept"] == "int8"
+    assert result.engine == world.output / "m.engine"
+    has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16", "of 40 samples")
+    has(result.comparison["reference"], "ONNX Runtime")
+    assert result.comparison["why"] in heard.notes
+    assert result.precision["int8"] == 2
+    assert json.loads(json.dumps(result.to_json()))["comparison"] == manifest.comparison
+    assert set(world.contents()) == {"m.engine", "m.engine.json"}
+    assert not [session for session in gpu.opened if session.open]
+
+
+def test_best_keeps_fp16_where_int8_is_slower(gpu: Gpu, build: Build, world: World) -> None:
+    gpu.ms["int8"] = 0.9
+    graph = world.output / "graph.onnx"
+    result = build(best=True, int8=True, save_onnx=graph, classes=[f"bird {number}" for number in range(16)])
+    manifest = _manifest(result)
+    assert manifest.spec["precision"] == "fp16"
+    assert manifest.graph_file == "graph.onnx"
+    assert load_model(graph).fingerprint == manifest.graph
+    assert manifest.classes[3] == "bird 3"
+    assert result.onnx == graph
+    assert result.table is None
+    assert set(world.contents()) == {"m.engine", "m.engine.json", "graph.onnx"}
+
+
+def test_best_keeps_fp16_where_int8_is_outside_the_limit(gpu: Gpu, build: Build) -> None:
+    result = build(best=True, min_snr=30)
+    assert _manifest(result).spec["precision"] == "fp16"
+    has(result.comparison["why"], "FP16 kept: INT8 is outside the accuracy limit", "at least 30")
+
+
+def test_best_judges_outputs_by_their_kind(gpu: Gpu, build: Build) -> None:
+    """The net ends in a pooled layer: an embedding. INT8's is 10 dB off, which as classes it may be."""
+    guessed = build(best=True, min_agreement=0.95, output_kind=())
+    assert _manifest(guessed).output_kinds == {"y": "embedding"}
+    assert _manifest(guessed).spec["precision"] == "fp16"
+    has(
+        guessed.comparison["why"],
+        "y: 10.",
+        "dB, at least 20",
+        "cosine 0.",
+        "at least 0.99",
+        "y cosine 0.9999 in the mean",
+    )
+    assert build(best=True, min_agreement=0.95, output_kind={"y": "embedding"}).cached
+    said = build(best=True)
+    assert not said.cached
+    assert _manifest(said).output_kinds == {"y": "classes"}
+    assert _manifest(said).spec["precision"] == "int8"
+    assert said.comparison["entrants"][0]["accuracy"]["outputs"]["y"]["kind"] == "classes"
+    assert build(best=True).cached
+    named = build(best=True, output_kind=(), classes=[f"bird {number}" for number in range(16)])
+    assert named.cached  # names for its 16 scores say that they are classes
+    assert _manifest(named).output_kinds == {"y": "classes"}
+
+
+def test_best_falls_back_to_fp32(gpu: Gpu, build: Build, world: World) -> None:
+    gpu.noise["fp16"] = 0.2
+    result = build(best=True, min_snr=40)
+    assert gpu.built == ["int8", "fp16", "fp32"]
+    assert _manifest(result).spec["precision"] == "fp32"
+    has(result.comparison["why"], "FP32 kept", "INT8 is outside", "FP16 is outside")
+    assert build(best=True, min_snr=40).cached
+
+
+def test_best_without_any_candidate_inside_leaves_what_was_there(gpu: Gpu, build: Build, world: World) -> None:
+    build(compare=False, fp16=True)
+    before = world.contents()
+    gpu.noise["fp32"] = 0.3
+    with pytest.raises(AccuracyLost, match=r"INT8.*FP16.*FP32.*--min-snr"):
+        build(best=True, min_snr=70)
+    assert world.contents() == before
+
+
+def test_best_is_up_to_date_and_judges_other_limits_by_the_figures_it_has(gpu: Gpu, build: Build) -> None:
+    build(best=True)
+    again = build(best=True, min_snr=5)
+    assert again.cached
+    assert gpu.built == ["int8", "fp16"]
+    assert again.comparison["limits"] == {"min_agreement": 0.0, "min_snr": 5}
+    assert _manifest(again).comparison["limits"]["min_snr"] == 5
+    strict = build(best=True, min_snr=30)  # another winner: built
+    assert not strict.cached
+    assert _manifest(strict).spec["precision"] == "fp16"
+    assert gpu.built == ["int8", "fp16"] * 2
+    assert build(best=True, min_snr=30).cached
+    assert not build(best=True, min_snr=30, limit=20).cached  # other samples
+    assert not build(best=True, min_snr=30, limit=20, force=True).cached
+    strict.engine.write_bytes(strict.engine.read_bytes() + b"x")
+    assert not build(best=True, min_snr=30, limit=20).cached
+    gpu.info = DeviceInfo(0, "Another GPU", 89, 1 << 30)
+    assert not build(best=True, min_snr=30, limit=20).cached
+
+
+def test_an_engine_that_best_kept_is_the_one_that_int8_asks_for(gpu: Gpu, build: Build) -> None:
+    build(best=True)
+    assert build().cached
+    assert gpu.built == ["int8", "fp16"]
+    build(best=True, min_snr=30)
+    result = build()
+    assert not result.cached
+    assert _manifest(result).spec["precision"] == "int8"
+
+
+def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, world: World) -> None:
+    table = trtopt.calibrate(world.model, data=world.arrays, threads=1).table
+    assert table is not None
+    with pytest.raises(UsageError, match=r"--best judges accuracy on real samples: add .*beside --calib"):
+        build(best=True, calib=table, data=None)
+    result = build(best=True, calib=table, data={"x": samples(12) * 0.5})
+    assert result.comparison["entrants"][0]["accuracy"]["samples"] == 12
+    assert result.table.digest == table.digest
+    assert build(best=True, calib=table, data={"x": samples(12) * 0.5}).cached
+
+
+def test_images_judge_as_the_table_says_they_are_prepared(gpu: Gpu, build: Build, world: World) -> None:
+    path = world.folder / "t.calib.json"
+    trtopt.calibrate(world.model, path, images=world.photos, preprocess="imagenet", threads=1)
+    gpu.ms["int8"] = 0.9
+    heard = Heard()
+    result = build(best=True, calib=path, data=None, images=world.photos, reporter=heard)
+    assert any("only 4 samples judge the accuracy, so one decides over 25%" in text for text in heard.warnings)
+    assert _manifest(result).spec["precision"] == "fp16"
+    assert _manifest(result).preprocess["mean"]  # as INT8 would have it
+    assert build(best=True, calib=path, data=None, images=world.photos).cached
+
+
+@pytest.mark.parametrize("lost", ["int8", "fp16"])
+def test_a_candidate_that_can_not_be_built_is_out(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    counted = engine.build
+
+    def fail(**options: Any) -> Any:
+        if options.get(lost):
+            raise BuildFailed("no kernel")
+        return counted(**options)
+
+    monkeypatch.setattr(engine, "build", fail)
+    result = build(best=True)
+    kept = "fp16" if lost == "int8" else "int8"
+    assert _manifest(result).spec["precision"] == kept
+    has(result.comparison["why"], f"{kept.upper()} kept", f"no {lost.upper()} engine: no kernel")
+    assert result.comparison["speedup"] is None
+
+
+def test_best_with_nothing_to_choose_from_fails_as_the_builder_did(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**options: Any) -> Any:
+        raise BuildFailed("no kernel")
+
+    monkeypatch.setattr(engine, "build", fail)
+    with pytest.raises(BuildFailed, match=r"INT8 engine: no kernel; no FP16 .*; no FP32"):
+        build(best=True)
+    assert world.contents() == {}
+
+
+def test_without_onnxruntime_an_fp32_engine_is_the_reference(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*_: Any, **__: Any) -> None:
+        raise MissingDependency("running an ONNX model needs onnxruntime")
+
+    monkeypatch.setattr(building, "OnnxRunner", missing)
+    result = build(best=True)
+    assert gpu.built == ["int8", "fp16", "fp32"]
+    assert result.comparison["reference"] == "an FP32 engine without TF32"
+    assert [item["precision"] for item in result.comparison["entrants"]] == ["int8", "fp16"]
+    assert result.comparison["entrants"][1]["accuracy"]["snr_db"] > 40
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("it can't run")])
+def test_best_that_is_stopped_leaves_what_was_there(gpu: Gpu, build: Build, world: World, error: BaseException) -> None:
+    (world.output / "m.engine").write_bytes(b"what was there")
+    gpu.stop = error
+    with pytest.raises(type(error)):
+        build(best=True, save_onnx=world.output / "graph.onnx")
+    assert world.contents() == {"m.engine": b"what was there"}
+
+
+@pytest.mark.parametrize("broken", ["save_model", "json_bytes"])
+def test_best_that_can_not_be_written_leaves_what_was_there(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    (world.output / "m.engine").write_bytes(b"what was there")
+    monkeypatch.setattr(building, broken, full)
+    with pytest.raises(trtopt.core.errors.OutputError, match="No space left"):  # type: ignore[attr-defined]
+        build(best=True, save_onnx=world.output / "graph.onnx")
+    assert world.contents() == {"m.engine": b"what was there"}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"best": True, "compare": False}, "drop --no-compare"),
+        ({"best": True, "data": None}, "--best judges accuracy on real samples: add --images DIR or --data F.npz"),
+        ({"best": True, "min_snr": float("inf")}, "--min-snr is inf"),
+        ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
+        ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
+        ({"min_snr": 20.0}, "limits of --best"),
+        ({"min_agreement": 0.9}, "limits of --best"),
+        ({"best": True, "int8": True, "fp8": True}, "--int8 and --fp8"),
+        ({"best": True, "fp16": True, "bf16": True}, "--fp16 and --bf16"),
+    ],
+)
+def test_requests_that_can_not_be_right(gpu: Gpu, build: Build, world: World, options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        build(**options)
+    assert gpu.built == []
+    assert world.contents() == {}
+
+
+# The command line -------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
+    request = ("build", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output / "m.engine")
+    classes = ("--best", "--min-agreement", "0", "--output-kind", "y=classes")
+    found = world.run(*request, *classes)
+    assert found.status == 0, found.err
+    has(found.out, "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3x32x32)")
+    found = world.run("inspect", world.output / "m.engine")
+    has(found.out, "INT8 kept", "on Played GPU", "output y: float32 nx16, classes")
+    found = world.run(*request, *classes, "--min-snr", "30", "--json")
+    assert found.status == 0, found.err
+    comparison = json.loads(found.out)["comparison"]
+    assert comparison["kept"] == "fp16"
+    assert Comparison.load(comparison) is not None
+    found = world.run(*request, "--int8", "--no-compare")
+    has(found.out, "not measured against FP16: --no-compare was given")
+
+
+def test_the_command_without_a_gpu(world: World) -> None:
+    request = ("build", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output / "m.engine")
+    if candidates.probe():
+        pytest.skip("there is a GPU")
+    has(world.refused(*request, "--best"), "--best measures engines on a GPU", "--int8 or --fp16")
+    found = world.run(*request, "--int8")
+    assert found.status == 0, found.err
+    has(found.out, "not measured against FP16: there is no GPU here")

@@ -1,0 +1,207 @@
+"""Engines against each other: the decision by times and limits, and timing in turns on the fake GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda, FakeEngine
+
+from trtopt.autotune.selection import Comparison, Entrant, Times, judge, time_in_turns
+from trtopt.core.errors import AccuracyLost
+from trtopt.cuda.device import Device, DeviceInfo, Probe
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.outputs import OutputAgreement
+from trtopt.evaluation.verify import Agreement
+from trtopt.graph.output_kinds import Kind
+from trtopt.runtime.session import Session
+from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
+
+
+def _accuracy(agreement: float | None, snr: float, nonfinite: int = 0) -> dict[str, Any]:
+    """Of classes, or with None as their agreement of other values."""
+    kind = Kind.OTHER if agreement is None else Kind.CLASSES
+    output = OutputAgreement("y", kind, snr, 1.0, 1.0, nonfinite, agreement=agreement, rows=64)
+    return Agreement(64, (output,)).describe()
+
+
+def _entrant(precision: str, *ms: float, agreement: float | None = 1.0, snr: float = 40.0, **more: Any) -> Entrant:
+    times = tuple(Times({"x": f"{8 * (index + 1)}x3"}, value, value, value, True) for index, value in enumerate(ms))
+    return Entrant(precision, "all of it", 1.0, times, _accuracy(agreement, snr, **more))
+
+
+def _comparison(*entrants: Entrant) -> Comparison:
+    return Comparison("Fake GPU (sm89, 1 GiB)", "real samples", "FP32", entrants)
+
+
+def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
+    found = _comparison(_entrant("int8", 0.5, snr=19.2), _entrant("fp16", 0.8)).judged(Limits())
+    assert found.kept == "int8"
+    assert found.speedup == pytest.approx(1.6)
+    assert "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3)" in found.why
+    assert found.why.endswith("against FP32: y same class for 100.0% of 64 samples, 19.2 dB")
+    assert json.loads(json.dumps(found.describe())) == found.describe()  # what a manifest gives back is the same
+
+
+@pytest.mark.parametrize(
+    ("int8", "said"), [(0.96, "0.8 and 0.96"), (0.8, "as fast as INT8"), (0.796, "as fast as INT8")]
+)
+def test_fp16_is_kept_where_it_is_as_fast(int8: float, said: str) -> None:
+    found = _comparison(_entrant("int8", int8), _entrant("fp16", 0.8)).judged(Limits())
+    assert found.kept == "fp16"
+    assert said in found.why
+
+
+@pytest.mark.parametrize(
+    ("limits", "bad", "said"),
+    [
+        (Limits(), _entrant("int8", 0.5, agreement=0.94), "y: same class for 94.0% of 64 samples, at least 95.0%"),
+        (Limits(min_snr=25), _entrant("int8", 0.5, snr=19.2), "y: 19.2 dB, at least 25 is asked for"),
+        (Limits(), _entrant("int8", 0.5, agreement=None, snr=19.2), "y: 19.2 dB, at least 20 is asked for"),
+        (Limits(0), _entrant("int8", 0.5, nonfinite=3), "3 values of y aren't finite"),
+    ],
+)
+def test_what_is_fast_but_inaccurate_is_not_kept(limits: Limits, bad: Entrant, said: str) -> None:
+    found = _comparison(bad, _entrant("fp16", 0.8)).judged(limits)
+    assert found.kept == "fp16"
+    assert f"INT8 is outside the accuracy limit ({said}" in found.why
+    assert _comparison(_entrant("int8", 0.5), _entrant("fp16", 0.8)).judged(limits).kept == "int8"
+
+
+def test_limits_that_are_not_asked_for_do_not_decide() -> None:
+    classes = _entrant("int8", 0.5, snr=3.0)  # classes agree, and no dB were asked for
+    assert _comparison(classes, _entrant("fp16", 0.8)).judged(Limits()).kept == "int8"
+    values = _entrant("int8", 0.5, agreement=None, snr=15.0)
+    assert _comparison(values, _entrant("fp16", 0.8)).judged(Limits(min_snr=15)).kept == "int8"
+
+
+def test_several_profiles_count_alike() -> None:
+    """0.5 × 1.6 < 1: faster on the whole, though slower at one of the shapes."""
+    found = _comparison(_entrant("int8", 0.1, 16.0), _entrant("fp16", 0.2, 10.0)).judged(Limits())
+    assert found.kept == "int8"
+    assert found.speedup == pytest.approx((2 * 10 / 16) ** 0.5)
+    assert "at x 8x3, x 16x3" in found.why
+
+
+def test_a_candidate_that_could_not_be_built_is_named() -> None:
+    failed = Entrant("fp16", failed="it overflows")
+    found = _comparison(_entrant("int8", 0.5), failed).judged(Limits())
+    assert found.kept == "int8"
+    assert "no FP16 engine: it overflows" in found.why
+    assert found.speedup is None
+
+
+def test_none_within_the_limits_is_an_error_that_names_them_all() -> None:
+    bad = _comparison(
+        _entrant("int8", 0.5, agreement=0.5), _entrant("fp16", 0.8, agreement=0.9), Entrant("fp32", failed="F")
+    )
+    with pytest.raises(
+        AccuracyLost, match=r"INT8: y: same class for 50.0%.*FP16: y: .*90.0%.*FP32: F.*--min-agreement"
+    ):
+        bad.judged(Limits())
+
+
+def test_what_was_asked_for_is_kept_whatever_the_times() -> None:
+    found = _comparison(_entrant("int8", 0.96), _entrant("fp16", 0.8)).asked_for("int8")
+    assert (found.kept, found.best) == ("int8", False)
+    assert found.why == "INT8 as asked for: 1.20 times the time of FP16 (0.96 and 0.8 ms at x 8x3)"
+
+
+def test_a_comparison_comes_back_from_json() -> None:
+    found = _comparison(_entrant("int8", 0.5, 0.6), Entrant("fp16", failed="no")).judged(Limits(min_snr=7))
+    described = json.loads(json.dumps(found.describe(), allow_nan=False))
+    again = Comparison.load(described)
+    assert again == found
+    assert again is not None
+    assert again.judged(Limits(0.5)).limits == Limits(0.5)
+    assert Comparison.load({"entrants": [{"precision": "int8", "colour": "red"}]}) is None
+
+
+# On the fake GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Session]]:
+    """int8: 0.25 ms and some noise on y = 2 x; fp16: 0.75 ms, exact, and FP16 inputs. Two profiles."""
+    info = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
+    opened: dict[str, Session] = {}
+    cuda = FakeCuda()
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
+
+    class Allocator:
+        pass
+
+    for name, kind, dtype, ms, off in (
+        ("int8", "FLOAT", "float32", 0.25, 0.01),
+        ("fp16", "HALF", "float16", 0.75, 0.0),
+    ):
+        engine = FakeEngine(
+            cuda,
+            {"x": (kind, dtype, (-1, 3), "INPUT", "DEVICE"), "y": ("FLOAT", "float32", (-1, 3), "OUTPUT", "DEVICE")},
+            [{"x": ((1, 3), (4, 3), (8, 3))}, {"x": ((16, 3), (32, 3), (64, 3))}],
+            lambda shapes: {"y": shapes["x"]},
+            lambda arrays, off=off: {"y": arrays["x"].astype(np.float32) * 2 + off},  # type: ignore[misc]
+            milliseconds=ms,
+        )
+        loaded = LoadedEngine(SimpleNamespace(IOutputAllocator=Allocator), engine, None, Messages())
+        generation = SimpleNamespace(
+            family="tensorrt8", product="TensorRT", version="8.6.0", load=lambda *_, loaded=loaded, **__: loaded
+        )
+        monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend, generation=generation: generation)
+        plan = tmp_path / f"{name}.engine"
+        plan.write_bytes(b"plan")
+        opened[name] = Session(plan, contexts=1)
+    yield opened
+    for session in opened.values():
+        session.close()
+
+
+def _samples(count: int) -> list[dict[str, Any]]:
+    values = np.arange(3 * count, dtype=np.float32).reshape(count, 3) / 8
+    return [{"x": values[at : at + 4]} for at in range(0, count, 4)]
+
+
+def test_engines_are_timed_in_turns_at_every_profiles_opt_shapes(sessions: dict[str, Session]) -> None:
+    order: list[tuple[str, int]] = []
+    for name, session in sessions.items():
+
+        def time(inputs: Any, *counts: int, name: str = name, own: Any = session.time) -> Any:
+            order.append((name, len(inputs["x"])))
+            return own(inputs, *counts)
+
+        session.time = time  # type: ignore[method-assign]
+    times, origin = time_in_turns(sessions, _samples(40))
+    assert origin == "real samples"
+    assert [item.shapes["x"] for item in times["int8"]] == ["4x3", "32x3"]
+    for name, ms in (("int8", 0.25), ("fp16", 0.75)):
+        assert all(item.gpu_ms == item.low == item.high == pytest.approx(ms) for item in times[name])
+        assert all(item.cuda_graph for item in times[name])
+    rounds = [name for name, batch in order if batch == 4][2:]  # the first two are trials
+    assert rounds[:4] == ["int8", "fp16", "fp16", "int8"]
+    assert rounds.count("int8") == rounds.count("fp16") >= 5
+
+
+def test_without_samples_that_fit_made_up_inputs_are_timed_and_said(sessions: dict[str, Session]) -> None:
+    times, origin = time_in_turns(sessions, [])
+    assert "made-up inputs" in origin
+    assert times["fp16"][1].gpu_ms == pytest.approx(0.75)
+    assert "made-up" in time_in_turns(sessions, [{"x": np.zeros((4, 5), np.float32)}])[1]
+
+
+def test_results_are_judged_on_every_sample(sessions: dict[str, Session]) -> None:
+    batches: Any = _samples(70)
+    found = judge(lambda batch: {"y": batch["x"] * 2}, sessions, batches)
+    assert found["int8"]["samples"] == found["fp16"]["samples"] == 70
+    assert found["fp16"]["snr_db"] == "inf"
+    assert 40 < found["int8"]["snr_db"] < 90
+    assert found["int8"]["outputs"]["y"]["kind"] == "classes"  # by its shape alone
+    found = judge(lambda batch: {"y": batch["x"] * 2}, sessions, batches, {"y": Kind.EMBEDDING})
+    assert found["int8"]["top1_agreement"] is None
+    assert found["int8"]["outputs"]["y"]["cosine_min"] < found["fp16"]["outputs"]["y"]["cosine_min"]

@@ -1,0 +1,497 @@
+"""build() on the real TensorRT-RTX, which needs no GPU: what is written, found, cached, and refused."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from world import Heard, unnumbered
+
+from trtopt.builder.construction import BuildResult, build
+from trtopt.calibration.calibrator import calibrate
+from trtopt.core.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
+from trtopt.core.values import Precision
+from trtopt.data.samples import write_crops
+from trtopt.engine.inspection import inspect
+from trtopt.engine.manifest import load_manifest
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.typed import to_typed
+from trtopt.linting.checker import check
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+TARGET = "sm89"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """net.onnx (two convolutions and a Gemm, dynamic batch) and data.npz, smooth ramps of different slope."""
+    folder = tmp_path_factory.mktemp("net")
+    random = np.random.default_rng(1)
+
+    def weight(name: str, *shape: int) -> TensorProto:
+        scale = np.sqrt(2 / np.prod(shape[1:]))
+        return numpy_helper.from_array((random.normal(size=shape) * scale).astype(np.float32), name)
+
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c1"], "conv1", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["r1"], "relu1"),
+        helper.make_node("Conv", ["r1", "w2"], ["c2"], "conv2", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c2"], ["r2"], "relu2"),
+        helper.make_node("GlobalAveragePool", ["r2"], ["p"], "pool"),
+        helper.make_node("Flatten", ["p"], ["f"], "flatten"),
+        helper.make_node("Gemm", ["f", "w3"], ["y"], "fc", transB=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
+        [weight("w1", 32, 3, 3, 3), weight("w2", 32, 32, 3, 3), weight("w3", 16, 32)],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "net.onnx")
+    ramp = np.linspace(-1, 1, 3 * 256, dtype=np.float32).reshape(1, 3, 16, 16)
+    np.savez(folder / "data.npz", x=np.concatenate([ramp * (1 + index / 10) for index in range(12)]))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+
+
+def _build(files: Path, output: Path, **options: Any) -> BuildResult:
+    if options.get("int8") or options.get("fp8"):
+        options.setdefault("data", files / "data.npz")
+    return build(files / "net.onnx", output, target=options.pop("target", TARGET), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"int8": 0, "fp16": 0, "fp32": 3, "total": 3}),
+        ({"fp16": True}, {"int8": 0, "fp16": 3, "fp32": 0, "total": 3}),
+        ({"bf16": True}, {"int8": 0, "fp16": 0, "fp32": 0, "bf16": 3, "total": 3}),
+        ({"int8": True}, {"int8": 3, "fp16": 0, "fp32": 0, "total": 3}),
+        ({"int8": True, "bf16": True}, {"int8": 3, "fp16": 0, "fp32": 0, "total": 3}),
+        ({"fp8": True}, {"int8": 0, "fp16": 1, "fp32": 0, "fp8": 2, "total": 3}),  # conv1 has 3 channels
+    ],
+)
+def test_the_engine_runs_what_was_asked(
+    files: Path, tmp_path: Path, options: dict[str, bool], expected: dict[str, int]
+) -> None:
+    result = _build(files, tmp_path / "net.engine", **options)
+    assert dict(result.precision) == expected
+    plain = json.loads(json.dumps(result.to_json()))
+    assert {"engine", "manifest", "precision", "seconds", "cached"} <= set(plain)
+    assert plain["cached"] is False
+    assert (tmp_path / "net.engine").stat().st_size > 1000
+
+
+def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [-1, 3, "?", "?"]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "paddle", [x], [y])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    shapes = "x:1x3x48x192,8x3x48x192,32x3x48x192"
+    assert build(tmp_path / "m.onnx", tmp_path / "m.engine", shapes=shapes, target=TARGET).engine.is_file()
+
+
+def test_a_model_of_another_type_than_asked_for_says_what_it_runs(files: Path, tmp_path: Path) -> None:
+    half = to_typed(load_model(files / "net.onnx").proto, Precision.FP16, io_fp32=False).proto
+    heard = Heard()
+    result = build(half, tmp_path / "net.engine", bf16=True, target=TARGET, reporter=heard)
+    assert result.precision["fp16"] == 3
+    said = "no convolution or matrix product runs in BF16: they run in FP16, because of the model's own types"
+    assert any(said in text for text in heard.warnings)
+
+
+def test_a_quantized_model_in_fp16_says_what_it_runs(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "int8.onnx")
+    heard = Heard()
+    result = build(tmp_path / "int8.onnx", tmp_path / "again.engine", fp16=True, target=TARGET, reporter=heard)
+    assert result.precision["int8"] == 3
+    assert any("the model is quantized, which --int8 says" in text for text in heard.warnings)
+
+
+def _reshaped(folder: Path) -> Path:
+    """x reshaped to what the second input says."""
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("sizes", TensorProto.INT64, [2]),
+        helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b"]),
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Reshape", ["x", "sizes"], ["y"], "fold_up")], "g", values[:2], values[2:]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_the_values_of_a_shape_input_are_asked_for_and_may_be_negative(tmp_path: Path) -> None:
+    path = _reshaped(tmp_path)
+    report = check(path, target=TARGET)
+    (found,) = [item for item in report.findings if item.code == "shape-input"]
+    assert report.ok and found.node == "sizes" and "values" in found.message
+    with pytest.raises(UsageError, match=r"the values of the input sizes decide shapes inside.*sizes:NxN"):
+        build(path, tmp_path / "m.engine", target=TARGET)
+    assert build(path, tmp_path / "m.engine", shapes="sizes:-1x3", target=TARGET).engine.is_file()
+
+
+def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
+    result = _build(files, tmp_path / "net.engine", int8=True)
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    assert manifest.truth == "2 of 2 convolutions INT8; 1 of 1 matrix products INT8" == result.truth
+    assert manifest.generation["family"] == "rtx"
+    assert manifest.targets == ["sm89"]
+    assert manifest.inputs == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 16, 16]}]
+    assert manifest.profiles == [{"x": "1x3x16x16,8x3x16x16,32x3x16x16"}]
+    assert manifest.spec["precision"] == "int8"
+    assert manifest.calibration is not None
+    assert manifest.calibration["samples"] == 12
+    assert {layer["precision"] for layer in manifest.layers if layer["kind"] != "other"} == {"int8"}
+    report = inspect(result.engine)
+    assert report.maker == "TensorRT-RTX 1.7.1.116"
+    assert report.truth == manifest.truth
+
+
+def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    first = _build(files, engine, int8=True)
+    written = engine.stat().st_mtime_ns
+    heard = Heard()
+    again = _build(files, engine, int8=True, reporter=heard)
+    assert again.cached
+    assert (again.precision, again.truth, again.targets) == (first.precision, first.truth, first.targets)
+    assert engine.stat().st_mtime_ns == written
+    assert any("up to date" in note for note in heard.notes)
+    assert not _build(files, engine, int8=True, force=True).cached
+    assert not _build(files, engine, fp16=True).cached
+    assert not _build(files, engine, fp16=True, target="sm120").cached
+    assert not _build(files, engine, fp16=True, target="sm120", save_onnx=tmp_path / "graph.onnx").cached
+    options = {"fp16": True, "target": "sm120", "save_onnx": tmp_path / "graph.onnx"}
+    assert _build(files, engine, **options).cached
+    _build(files, tmp_path / "other.engine", save_onnx=tmp_path / "graph.onnx")
+    assert not _build(files, engine, **options).cached  # the graph was another build's
+    (tmp_path / "graph.onnx").write_bytes(b"damaged")
+    assert not _build(files, engine, **options).cached
+    engine.write_bytes(engine.read_bytes() + b"x")
+    assert not _build(files, engine, fp16=True, target="sm120").cached
+
+
+def test_class_names_go_into_the_manifest_without_a_new_build(files: Path, tmp_path: Path) -> None:
+    engine, text = tmp_path / "net.engine", tmp_path / "names.txt"
+    text.write_text("".join(f"bird {number}\n" for number in range(16)), encoding="utf-8")
+    _build(files, engine, fp16=True, classes=text)
+    before, first = engine.stat().st_mtime_ns, load_manifest(engine)
+    assert first is not None
+    assert first.classes == [f"bird {number}" for number in range(16)]
+    heard = Heard()
+    other = [f"fish {number}" for number in range(16)]
+    assert _build(files, engine, fp16=True, classes=other, reporter=heard).cached
+    second = load_manifest(engine)
+    assert second is not None
+    assert second.classes == other
+    assert asdict(second) | {"classes": None} == asdict(first) | {"classes": None}
+    assert engine.stat().st_mtime_ns == before
+    assert any("16 class names now" in note for note in heard.notes)
+    assert _build(files, engine, fp16=True).cached  # nothing said of names: they stay
+    assert load_manifest(engine) == second
+
+
+def test_kinds_of_outputs_go_into_the_manifest_without_a_new_build(files: Path, tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    _build(files, engine, fp16=True)
+    before, guessed = engine.stat().st_mtime_ns, load_manifest(engine)
+    assert guessed is not None
+    assert guessed.output_kinds == {"y": "classes"}  # its Gemm's sixteen
+    heard = Heard()
+    assert _build(files, engine, fp16=True, output_kind=["y=embedding"], reporter=heard).cached
+    said = load_manifest(engine)
+    assert said is not None
+    assert asdict(said) == asdict(guessed) | {"output_kinds": {"y": "embedding"}}
+    assert any("kinds of outputs now: y=embedding" in note for note in heard.notes)
+    assert engine.stat().st_mtime_ns == before
+    quiet = Heard()
+    assert _build(files, engine, fp16=True, output_kind={"y": "embedding"}, reporter=quiet).cached
+    assert not any("kinds of outputs" in note for note in quiet.notes)
+    older = json.loads((tmp_path / "net.engine.json").read_text())
+    del older["output_kinds"]
+    (tmp_path / "net.engine.json").write_text(json.dumps(older))
+    known = load_manifest(engine)
+    assert known is not None
+    assert known.output_kinds is None
+    assert inspect(engine).manifest == known
+    assert _build(files, engine, fp16=True).cached
+    assert load_manifest(engine) == guessed
+    with pytest.raises(UsageError, match="there is no output 'z'; there is y"):
+        _build(files, engine, output_kind=["z=classes"])
+    assert load_manifest(engine) == guessed
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\nb\n", r"gives 2 names; output 'y' has 16"),
+        ("", "holds no class names"),
+        ("a\n\nc\n", r"line 2 is ''.*one class off"),
+        ('["a", 1]', r"entry 2 is 1"),
+        ('{"0": "a"}', "JSON dict; a list of names"),
+        ('["a"', "can't be read"),
+    ],
+)
+def test_class_names_that_do_not_fit_are_refused(files: Path, tmp_path: Path, content: str, message: str) -> None:
+    names = tmp_path / ("names.json" if content[:1] in ("[", "{") else "names.txt")
+    names.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        _build(files, tmp_path / "net.engine", classes=names)
+    with pytest.raises(UsageError, match=r"none\.txt doesn't exist"):
+        _build(files, tmp_path / "net.engine", classes=tmp_path / "none.txt")
+    assert list(tmp_path.glob("net*")) == []
+
+
+def test_the_graph_that_tensorrt_got_is_kept_on_request(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
+    saved = onnx.load(tmp_path / "graph.onnx")
+    onnx.checker.check_model(saved, full_check=True)
+    assert [item.op_type for item in saved.graph.node].count("QuantizeLinear") == 4  # x, r1, r2 (pooled), f
+
+
+def test_a_model_that_holds_qdq_needs_no_calibration(files: Path, tmp_path: Path) -> None:
+    _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
+    result = build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, target=TARGET)
+    assert result.precision["int8"] == 3
+    with pytest.raises(UsageError, match=r"already holds Q/DQ.*drop --data"):
+        build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, data=files / "data.npz", target=TARGET)
+
+
+def test_a_table_gives_the_same_engine_as_its_data(files: Path, tmp_path: Path) -> None:
+    calibrate(files / "net.onnx", tmp_path / "net.calib.json", data=files / "data.npz", threads=1)
+    by_table = _build(files, tmp_path / "a.engine", int8=True, calib=tmp_path / "net.calib.json", data=None)
+    by_data = _build(files, tmp_path / "b.engine", int8=True)
+    assert unnumbered(by_table.engine.read_bytes()) == unnumbered(by_data.engine.read_bytes())
+    again = _build(
+        files, tmp_path / "a.engine", int8=True, calib=tmp_path / "net.calib.json", data=None, method="minmax"
+    )
+    assert not again.cached
+    assert again.table is not None
+    assert {entry.method for entry in again.table.tensors.values()} == {"minmax"}
+
+
+def test_entropy_from_a_table_is_told_where_it_costs(files: Path, tmp_path: Path) -> None:
+    with np.load(files / "data.npz") as data:
+        spiky = data["x"] + np.random.default_rng(0).normal(0, 0.01, data["x"].shape).astype(np.float32)
+    spiky[:, :, ::4, ::4] *= 12  # few, large and regular: an entropy search cuts them off
+    table = calibrate(files / "net.onnx", data={"x": spiky}, threads=1).table
+    for method, costly in (("entropy", True), ("minmax", False), ("auto", False)):
+        heard = Heard()
+        _build(files, tmp_path / f"{method}.engine", int8=True, calib=table, data=None, method=method, reporter=heard)
+        assert any("entropy search costs accuracy" in warning for warning in heard.warnings) == costly
+
+
+def test_another_models_table_is_refused(files: Path, tmp_path: Path) -> None:
+    table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
+    other = onnx.load(files / "net.onnx")
+    for node in other.graph.node:
+        node.output[:] = [f"{name}_" if name != "y" else name for name in node.output]
+        node.input[:] = [f"{name}_" if name not in ("x", "w1", "w2", "w3") else name for name in node.input]
+    with pytest.raises(CalibrationError, match=r"no scale for 3 of 4 tensors.*trtopt calibrate"):
+        build(other, tmp_path / "net.engine", int8=True, calib=table, target=TARGET)
+    assert list(tmp_path.glob("net*")) == []
+
+
+def test_a_table_for_other_weights_is_used_with_a_warning(files: Path, tmp_path: Path) -> None:
+    table = calibrate(files / "net.onnx", data=files / "data.npz", threads=1).table
+    tuned = onnx.load(files / "net.onnx")
+    weight = numpy_helper.to_array(tuned.graph.initializer[0]) * np.float32(1.01)
+    tuned.graph.initializer[0].CopyFrom(numpy_helper.from_array(weight, "w1"))
+    heard = Heard()
+    build(tuned, tmp_path / "net.engine", int8=True, calib=table, target=TARGET, reporter=heard)
+    assert any("another model, or for other weights" in warning for warning in heard.warnings)
+    heard = Heard()
+    _build(files, tmp_path / "own.engine", int8=True, calib=table, data=None, reporter=heard)
+    assert heard.warnings == []
+
+
+def test_overrides_are_kept_and_said(files: Path, tmp_path: Path) -> None:
+    result = _build(files, tmp_path / "net.engine", int8=True, precision_override=["conv2=fp16", "Gemm=fp16"])
+    assert dict(result.precision) == {"int8": 1, "fp16": 2, "fp32": 0, "total": 3}
+    assert {(item.node, str(item.precision)) for item in result.kept} >= {("conv2", "fp16"), ("fc", "fp16")}
+    result = _build(files, tmp_path / "net.engine", fp16=True, precision_override=["*=fp32"])
+    assert dict(result.precision) == {"int8": 0, "fp16": 0, "fp32": 3, "total": 3}
+
+
+def test_an_override_that_the_builder_ignores_is_lost_precision(files: Path, tmp_path: Path) -> None:
+    """TensorRT-RTX 1.7 runs an FP32 convolution between FP16 layers in FP16, casts and all."""
+    options = {"int8": True, "precision_override": ["conv2=fp32"]}
+    with pytest.raises(PrecisionLost, match=r"conv2 \(fp32 → fp16\)"):
+        _build(files, tmp_path / "net.engine", **options)
+    heard = Heard()
+    result = _build(files, tmp_path / "net.engine", **options, allow_precision_fallback=True, reporter=heard)
+    assert result.precision["fp16"] == 1
+    assert any("conv2 (fp32 → fp16)" in warning for warning in heard.warnings)
+
+
+def test_lost_precision_is_an_error_unless_it_is_allowed(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedRequest, match=r"sm75.*--allow-precision-fallback"):
+        _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
+    heard = Heard()
+    result = _build(
+        files, tmp_path / "net.engine", int8=True, target="sm75,sm89", allow_precision_fallback=True, reporter=heard
+    )
+    assert result.precision["int8"] < 3
+    assert any("don't run in the precision asked for" in warning for warning in heard.warnings)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorRT-RTX for compute capability 7.5 and 8.9 at once, which loses INT8 and isn't asked first."""
+    from trtopt.trt import select
+
+    monkeypatch.setattr(select("rtx"), "_refusals", lambda spec: [])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_precision_that_the_builder_lost_silently_for_most_of_the_arithmetic_is_an_error(
+    files: Path, tmp_path: Path
+) -> None:
+    said = (
+        r"2 of 3 layers don't run in the precision asked for: conv1 \(int8 → fp.*; \d+% of the arithmetic.*Nothing was"
+    )
+    with pytest.raises(PrecisionLost, match=said):
+        _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
+    assert list(tmp_path.glob("net*")) == []
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtopt.builder.construction.LEAST_SHARE", 0)
+    heard = Heard()
+    result = _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89", reporter=heard)
+    assert any("building again with these in FP16" in note and "conv1" in note for note in heard.notes)
+    reasons = {item.node: item.reason for item in result.kept}
+    assert "runs it in fp16 when quantized" in reasons["conv1"]
+    assert result.precision["total"] == 3
+    assert sum(result.coverage.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"int8": True, "fp8": True}, "--int8 and --fp8"),
+        ({"fp16": True, "bf16": True}, "--fp16 and --bf16"),
+        ({"fp16": True, "data": "data.npz"}, "--data calibrates, but the build is fp16"),
+        ({"int8": True, "data": None}, "no data was given.*--images DIR, --data F.npz or --calib"),
+        ({"int8": True, "calib": "table.json"}, "--data and --calib are given"),
+        ({"calibrator": "native"}, "native calibrates INT8"),
+        ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs --int8"),
+        ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
+        ({"precision_override": ["conv1=fp16"]}, "needs --fp16: beside fp32 this build has fp32 only"),
+        ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs --bf16: beside fp16"),
+        ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32 matches no node"),
+        ({"workspace": "much"}, "'much' isn't a size"),
+        ({"optimization_level": 9}, "allowed: 0 to 5"),
+        ({"shapes": "y:1x3x16x16"}, "no input 'y'"),
+        ({"shapes": "x:8x3x16x16,4x3x16x16,32x3x16x16"}, "min ≤ opt ≤ max"),
+        ({"shapes": "x:1x4x16x16"}, "fixed size of 3 in dimension 1"),
+        ({"target": "ada"}, "isn't a compute capability"),
+    ],
+)
+def test_requests_that_can_not_be_right_are_refused_before_any_work(
+    files: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        _build(files, tmp_path / "net.engine", **options)
+    assert list(tmp_path.glob("net*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"int8": True, "calibrator": "native"}, "--calibrator native"),
+        ({"target": "sm90"}, "sm90.*sm75, sm80, sm86, sm89, sm120"),
+        ({"fp8": True, "target": "sm86"}, "sm86.*fp8 needs sm89"),
+        ({"hardware_compatibility": "ampere_plus"}, "--hardware-compatibility ampere_plus"),
+    ],
+)
+def test_what_this_generation_can_not_honour_is_refused_by_name(
+    files: Path, tmp_path: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UnsupportedRequest, match=said):
+        _build(files, tmp_path / "net.engine", **options)
+    assert list(tmp_path.glob("net*")) == []
+
+
+def test_a_full_disk_leaves_neither_plan_nor_manifest(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> bytes:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("trtopt.builder.construction.json_bytes", full)
+    with pytest.raises(OutputError, match=r"No space left on device; nothing was left behind"):
+        _build(files, tmp_path / "net.engine", save_onnx=tmp_path / "net.onnx")
+    assert [path.name for path in tmp_path.iterdir() if path.name != "cache"] == []
+
+
+@pytest.mark.parametrize("given", ["model", "engine", "manifest"])
+def test_no_output_destroys_another_file_of_the_build(files: Path, tmp_path: Path, given: str) -> None:
+    source, engine = tmp_path / "net.onnx", tmp_path / "net.engine"
+    source.write_bytes((files / "net.onnx").read_bytes())
+    graph = {"model": source, "engine": engine, "manifest": tmp_path / "net.engine.json"}[given]
+    with pytest.raises(UsageError, match=f"{graph.name} would overwrite"):
+        build(source, engine, target=TARGET, save_onnx=graph)
+    (tmp_path / "link.onnx").symlink_to(source)
+    with pytest.raises(UsageError, match=r"net\.onnx would overwrite"):
+        build(tmp_path / "link.onnx", source, target=TARGET)
+    assert source.read_bytes() == (files / "net.onnx").read_bytes()
+    assert not engine.exists()
+
+
+def test_ctrl_c_leaves_what_was_there_before(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _build(files, tmp_path / "net.engine")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trtopt.builder.construction.save_model", stop)
+    with pytest.raises(KeyboardInterrupt):
+        _build(files, tmp_path / "net.engine", fp16=True, save_onnx=tmp_path / "graph.onnx")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
+def test_lite0_in_fp16_bf16_and_int8(exported: Callable[[str], Path], tmp_path: Path) -> None:
+    """All 49 convolutions and the classifier, from photos; outputs of the kept graph stay near the model's own."""
+    write_crops("imagenet-crops", tmp_path / "photos")
+    model = exported("efficientnet-lite0")
+    for option in ("fp16", "bf16"):
+        result = build(model, tmp_path / f"{option}.engine", target=TARGET, **{option: True})
+        assert result.precision[option] == result.precision["total"] == 50
+    result = build(
+        model,
+        tmp_path / "int8.engine",
+        int8=True,
+        images=tmp_path / "photos",
+        preprocess="efficientnet-lite",
+        limit=8,
+        target=TARGET,
+    )
+    assert result.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    manifest = load_manifest(result.engine)
+    assert manifest is not None
+    assert manifest.preprocess is not None
+    named = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}
+    graph, _ = fold(load_model(model).proto)
+    assert {node.name for node in graph.graph.node if node.op_type in ("Conv", "Gemm")} <= named

@@ -1,0 +1,147 @@
+"""What a generation is given, and what it is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from graphs import model, node, values
+from onnx import TensorProto
+from world import Heard
+
+from trtopt import calibrate
+from trtopt.builder.construction import build
+from trtopt.builder.lowering import Lowered, judge, lower
+from trtopt.calibration.table import Table
+from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.trt import BuiltPlan, Generation
+
+
+@pytest.fixture(scope="module")
+def block() -> onnx.ModelProto:
+    """A residual block whose skip is a convolution."""
+    nodes = [
+        node("Conv", "x w0", "f", "first"),
+        node("Relu", "f", "a"),
+        node("Conv", "a w1", "m", "main"),
+        node("Conv", "x w2", "s", "skip"),
+        node("Add", "m s", "sum", "add"),
+        node("Relu", "sum", "r"),
+        node("Conv", "r w3", "y", "next"),
+    ]
+    weights = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
+    return fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
+
+
+@pytest.fixture(scope="module")
+def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> Table:
+    folder: Path = tmp_path_factory.mktemp("table")
+    calibrate(block, data={"x": values(64, 32, 8, 8)}, output=folder / "table.json")
+    return Table.load(folder / "table.json")
+
+
+def lowered(
+    block: onnx.ModelProto, table: Table, *, rearranges: bool, stored_codes: bool = True, **changes: Any
+) -> Lowered:
+    can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, grouped="")
+    generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can, rearranges=lambda _: rearranges)
+    return lower(block, BuildSpec(precision=Precision.INT8, **changes), generation, table)
+
+
+def test_what_another_node_computes_is_not_looked_for(block: onnx.ModelProto, table: Table) -> None:
+    plain, made = (lowered(block, table, rearranges=wanted) for wanted in (False, True))
+    assert plain.merged == {}
+    assert plain.asked == dict.fromkeys(["first", "main", "skip", "next"], Precision.INT8)
+    assert made.merged == {"skip": "main"}
+    assert made.asked == dict.fromkeys(["first", "main", "next"], Precision.INT8)
+    assert {node.name for node in made.proto.graph.node} >= set(made.asked)
+    assert made.quantized
+
+
+def test_a_node_with_a_precision_of_its_own_stays(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=True, overrides=(Override("add", Precision.FP32),))
+    assert made.merged == {}
+    assert made.layer_precision["add"] is Precision.FP32
+    assert made.asked["skip"] is Precision.INT8
+
+
+def test_a_real_builder_takes_rearranged_graphs_and_the_user_is_told(
+    block: onnx.ModelProto, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+    heard = Heard()
+    monkeypatch.setattr(Generation, "rearranges", lambda *_: True)
+    made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=heard)
+    assert made.truth == "3 of 3 convolutions INT8"
+    assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in heard.notes)
+
+
+@pytest.fixture(scope="module")
+def excited(tmp_path_factory: pytest.TempPathFactory) -> tuple[onnx.ModelProto, Table]:
+    """A convolution, SiLU, squeeze-and-excitation whose convolutions stay FP16, and one more convolution."""
+    nodes = [
+        node("Conv", "x w0", "a", "before"),
+        node("Relu", "a", "b", "relu"),
+        node("GlobalAveragePool", "b", "c", "mean"),
+        node("Conv", "c w1", "d", "squeeze"),
+        node("Sigmoid", "d", "e", "sigmoid"),
+        node("Mul", "d e", "f", "silu"),
+        node("Conv", "f w2", "g", "excite"),
+        node("HardSigmoid", "g", "h", "gate"),
+        node("Mul", "h b", "i", "gated"),
+        node("Conv", "i w3", "j", "after"),
+        node("Sigmoid", "j", "y", "last"),
+    ]
+    weights = {f"w{index}": values(32, 32, 1, 1, seed=index, scale=0.2) for index in range(4)}
+    proto = fold(model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights))[0]
+    file = tmp_path_factory.mktemp("excited") / "table.json"
+    calibrate(proto, data={"x": values(64, 32, 8, 8)}, output=file)
+    return proto, Table.load(file)
+
+
+def test_what_lies_between_fp16_layers_is_preferred_in_fp16(excited: tuple[onnx.ModelProto, Table]) -> None:
+    """Left to itself 8.6 takes FP32 for them: efficientnet_b0's SiLU layers on an H200."""
+    made = lowered(*excited, rearranges=False)
+    assert set(made.asked) == {"before", "after"}
+    assert made.preferred == dict.fromkeys(
+        ["squeeze", "sigmoid", "silu", "excite", "gate", "gated", "mean"], Precision.FP16
+    )
+    pinned = lowered(*excited, rearranges=False, overrides=(Override("silu", Precision.FP32),))
+    assert "silu" not in pinned.preferred
+
+
+def test_a_generation_without_stored_codes_gets_floats(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=True, stored_codes=False)
+    plain = lowered(block, table, rearranges=True)
+    for proto, wanted in ((made.proto, set()), (plain.proto, {TensorProto.INT8})):
+        weights = {item.name: item.data_type for item in proto.graph.initializer}
+        read = [item.input[0] for item in proto.graph.node if item.op_type == "DequantizeLinear"]
+        assert {weights[name] for name in read if name in weights} == wanted
+    assert made.asked == plain.asked
+
+
+def _layers(**precisions: Precision) -> tuple[LayerInfo, ...]:
+    return tuple(LayerInfo(name, "convolution", found, (name,)) for name, found in precisions.items())
+
+
+def test_the_work_of_a_merged_node_counts_where_it_is_done(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=True)
+    built = BuiltPlan(b"", _layers(first=Precision.INT8, main=Precision.INT8, next=Precision.INT8), (), 1.0)
+    work = dict.fromkeys(["first", "main", "skip", "next"], 10)
+    verdict = judge(built, made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    assert verdict.coverage == {Precision.INT8: 1.0}
+
+
+def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) -> None:
+    made = lowered(block, table, rearranges=False)
+    built = BuiltPlan(
+        b"", _layers(first=Precision.INT8), (), 1.0, unseen="nothing is said of {ForeignNode[main...next]}"
+    )
+    verdict = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
+    assert "1 of the 4 nodes" in verdict.unknown
+    assert "{ForeignNode[main...next]}" in verdict.unknown

@@ -1,0 +1,200 @@
+"""Files are whole or absent."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import (
+    cache_folder,
+    check_writable,
+    existing_file,
+    made_folder,
+    sha256_file,
+    sha256_json,
+    write_json,
+    writing,
+    writing_together,
+)
+from trtopt.core.temporary import scratch
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "out.bin"
+    with writing(target) as partial:
+        partial.write_bytes(b"half")
+        assert not target.exists()
+    assert target.read_bytes() == b"half"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_a_scratch_file_can_be_written_again_after_it_failed() -> None:
+    with scratch() as folder:
+        with pytest.raises(RuntimeError), writing(folder / "m.onnx"):
+            raise RuntimeError
+        assert list(folder.iterdir()) == []
+        with writing(folder / "m.onnx") as partial:
+            partial.write_bytes(b"whole")
+        assert [path.name for path in folder.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "out.bin"
+    target.write_bytes(b"before")
+    with pytest.raises(error), writing(target) as partial:
+        partial.write_bytes(b"after")
+        raise error
+    assert target.read_bytes() == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_files_get_the_users_usual_mode(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        write_json(tmp_path / "out.json", {"a": 1})
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "out.json").stat().st_mode) == 0o640
+    assert json.loads((tmp_path / "out.json").read_text()) == {"a": 1}
+
+
+def test_places_that_can_not_be_written_are_found_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place, said in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x", "mkdir -p"),
+        (tmp_path / "file" / "x", "can't write"),
+    ):
+        with pytest.raises(OutputError, match=said):
+            check_writable(place)
+    check_writable(tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_digests(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "abc").startswith("ba7816bf8f01cfea")
+    assert sha256_json({"a": 1, "b": 2}) == sha256_json({"b": 2, "a": 1}) != sha256_json({"a": 2, "b": 1})
+
+
+def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "own"))
+    assert cache_folder("a", "b") == tmp_path / "own" / "a" / "b"
+    monkeypatch.delenv("TRTOPT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "trtopt"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="set TRTOPT_CACHE"):
+        cache_folder("a")
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"the table .*absent doesn't exist"):
+        existing_file(tmp_path / "absent", "the table")
+    with pytest.raises(UsageError, match="is a folder"):
+        existing_file(tmp_path, "the table")
+
+
+def _special(folder: Path) -> dict[str, Path]:
+    """Whatever a file name may be besides a file."""
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "a pipe")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(os.path.relpath(folder / "a socket"))
+    (folder / "link").symlink_to(folder / "a pipe")
+    (folder / "loop").symlink_to(folder / "loop")
+    found = {name: folder / name for name in ("a pipe", "a socket")}
+    return found | {
+        "a folder": folder / "folder",
+        "a device": Path(os.devnull),
+        "it is a pipe": folder / "link",
+        "levels of symbolic": folder / "loop",
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pipes in folders")
+def test_what_is_no_file_is_neither_replaced_nor_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    for kind, path in _special(tmp_path).items():
+        before = os.lstat(path)
+        for attempt in (check_writable, lambda place: write_json(place, {})):
+            with pytest.raises(OutputError, match=kind):
+                attempt(path)
+        assert os.lstat(path).st_mode == before.st_mode
+        with pytest.raises(UsageError, match=f"the table .*{kind.removeprefix('it is ')}"):
+            existing_file(path, "the table")
+    with pytest.raises(UsageError, match="can't be read"):
+        existing_file("nul\0", "the table")
+    with pytest.raises(OutputError, match="can't make the folder"):
+        made_folder(tmp_path / "a pipe")
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_links_are_followed_and_modes_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    target = tmp_path / "real" / "out.json"
+    for link in ("first", "second"):
+        (tmp_path / link).symlink_to(Path("real") / "out.json")
+    for link, value in (("first", 1), ("second", 2)):  # made, then replaced
+        write_json(tmp_path / link, value)
+        assert (tmp_path / link).is_symlink()
+        assert json.loads(target.read_text()) == value
+        target.chmod(0o600)
+    write_json(target, 3)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "out.json")
+    with pytest.raises(OutputError, match="gone doesn't exist, mkdir -p"):
+        check_writable(tmp_path / "dangling")
+
+
+def test_the_umask_of_the_process_is_never_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("other threads' files would get another mode"))
+    write_json(tmp_path / "out.json", {})
+
+
+def test_content_is_on_the_disk_before_it_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    sync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append("sync")
+        sync(descriptor)
+
+    def renamed(self: Path, target: str | os.PathLike[str]) -> Path:
+        done.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    with writing_together(tmp_path / "a", tmp_path / "b") as partials:
+        for partial in partials:
+            partial.write_bytes(b"x")
+    assert done == ["sync", "sync", "rename", "rename"]
+
+
+def test_names_may_be_as_long_as_the_system_takes(tmp_path: Path) -> None:
+    for name in ("n" * 255, "ü" * 127):
+        write_json(tmp_path / name, {})
+        assert (tmp_path / name).is_file()
+
+
+def test_a_full_temporary_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    said = pytest.raises(OutputError, match=r"No space left .*, set TMPDIR to a folder with room")
+    with scratch() as folder, said, writing(folder / "m.onnx"):
+        raise full
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(OutputError, match=r"temporary folder: .*, set TMPDIR"), scratch():
+        pass

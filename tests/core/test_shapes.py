@@ -1,0 +1,149 @@
+"""--shapes: what is typed becomes profiles, and what a model lacks becomes a line to type."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trtopt.core.errors import UsageError
+from trtopt.core.shapes import parse_profile, parse_profiles, shapes_option, suggested_shapes
+from trtopt.core.values import Profile, ShapeRange, TensorInfo
+from trtopt.trt import validate_profiles
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z][a-z0-9_:/.]{0,8}[a-z]", fullmatch=True),
+        st.lists(st.tuples(*[st.integers(0, 9)] * 3).map(sorted), min_size=1, max_size=4),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_profiles_read_back_what_they_print(sizes: dict[str, list[list[int]]]) -> None:
+    profile = {name: ShapeRange(*(tuple(column) for column in zip(*rows))) for name, rows in sizes.items()}
+    assert parse_profile(";".join(f"{name}:{shape}" for name, shape in profile.items())) == profile
+
+
+def test_one_shape_stands_for_all_three() -> None:
+    assert parse_profile("x:8x3x4x4") == {"x": ShapeRange((8, 3, 4, 4), (8, 3, 4, 4), (8, 3, 4, 4))}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("1x3", "can't be read"),
+        ("x:1x8;y", "can't be read"),
+        ("x:1x8,,y:1x8", "can't be read"),
+        (f"x:1x{'9' * 5000}", "can't be read"),
+        ("x:1x3,2x3", "can't be read"),
+        ("x:axb", "can't be read"),
+        ("x:1x3,2x3,3", "differ in rank"),
+        ("x:4x3,2x3,8x3", "dimension 0 has 4, 2, 8"),
+        ("x:1;x:2", "twice"),
+    ],
+)
+def test_profiles_that_can_not_be_right_say_why(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_profile(text)
+
+
+A, B, C = ShapeRange.parse("1x8,8x32,16x128"), ShapeRange.parse("1x4"), ShapeRange.parse("2x4")
+
+
+@pytest.mark.parametrize(
+    ("typed", "profiles"),
+    [
+        (["a:1x8,8x32,16x128", "b:1x4"], [{"a": A, "b": B}]),
+        (["a:1x8,8x32,16x128;b:1x4"], [{"a": A, "b": B}]),
+        (["a:1x8,8x32,16x128,b:1x4"], [{"a": A, "b": B}]),  # as trtexec takes them
+        (["a:1x4;b:1x4;"], [{"a": B, "b": B}]),
+        (["a:1x4", "a:2x4"], [{"a": B}, {"a": C}]),
+        (["a:1x4;b:1x4", "a:2x4;b:2x4"], [{"a": B, "b": B}, {"a": C, "b": C}]),
+        (["a:1x4", "b:1x4", "a:2x4", "b:2x4"], [{"a": B, "b": B}, {"a": C, "b": C}]),
+        ([{"a": B}, {"b": C}], [{"a": B, "b": C}]),
+        ([{"a": B, "b": B}, {"b": C, "a": C}], [{"a": B, "b": B}, {"a": C, "b": C}]),
+        ({"a": "1x4"}, [{"a": B}]),
+        ("x:0:1x4,2x4,2x4", [{"x:0": ShapeRange.parse("1x4,2x4,2x4")}]),
+    ],
+)
+def test_different_inputs_are_one_profile_and_an_input_again_is_another(
+    typed: list[str | Profile] | str, profiles: list[Profile]
+) -> None:
+    assert list(parse_profiles(typed)) == profiles
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        (["a:1x4", "a:2x4", "b:1x4", "b:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:2x4'"),
+        (["a:1x4;b:1x4", "a:2x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:1x4'"),
+        (["a:1x4", "a:2x4", "b:1x4"], "--shapes 'a:1x4;b:1x4' --shapes 'a:2x4;b:1x4'"),
+    ],
+)
+def test_profiles_that_can_not_be_told_apart_print_the_line_to_type(typed: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_profiles(typed)
+    assert str(caught.value).endswith(f": {line}")
+    options = shlex.split(line)[1::2]
+    assert shapes_option(parse_profiles(options)) == line
+
+
+@pytest.mark.parametrize("typed", [[3], [{"a": (1, 4)}], [{"a": "1y4"}]])
+def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile]) -> None:
+    with pytest.raises(UsageError, match=r"is needed|can't be read"):
+        parse_profiles(typed)
+
+
+IDS = TensorInfo("input_ids", "int64", ("batch_size", "sequence_length"))
+MASK = TensorInfo("attention_mask", "int64", ("batch_size", "sequence_length"))
+OPEN = ("p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimension.2")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "known", "line", "adapt"),
+    [
+        (
+            [IDS, MASK],
+            None,
+            "--shapes 'input_ids:1x8,1x128,8x512;attention_mask:1x8,1x128,8x512'",
+            " (min,opt,max; guesses to adapt: batch_size 1,1,8; sequence_length 8,128,512)",
+        ),
+        ([IDS, MASK], {"input_ids": A}, "--shapes 'input_ids:1x8,8x32,16x128;attention_mask:1x8,8x32,16x128'", ""),
+        (
+            [TensorInfo("x", "float32", (-1, 3, 224, 224))],
+            None,
+            "--shapes x:1x3x224x224,8x3x224x224,32x3x224x224",
+            " (min,opt,max; guesses to adapt: batch 1,8,32)",
+        ),
+        (
+            [TensorInfo("x", "float32", OPEN)],
+            None,
+            "--shapes x:1x3x320x320,1x3x640x640,8x3x960x960",
+            " (min,opt,max; guesses to adapt: batch 1,1,8; dimension 2 of x 320,640,960; dimension 3 of x 320,640,960)",
+        ),
+        ([TensorInfo("x", "float32", (1, 3))], None, "", ""),
+    ],
+)
+def test_the_option_to_type_is_whole_and_says_what_to_adapt(
+    inputs: list[TensorInfo], known: Profile | None, line: str, adapt: str
+) -> None:
+    said = suggested_shapes(inputs, known)
+    assert (said.option, str(said)) == (line, line + adapt)
+    if line:
+        validate_profiles(inputs, parse_profiles(shlex.split(line)[1]))
+
+
+def test_values_that_decide_shapes_stand_in_the_same_option() -> None:
+    said = suggested_shapes([TensorInfo("x", "float32", ("n", 3))], values={"size": 2})
+    assert said.option == "--shapes 'x:1x3,8x3,32x3;size:NxN,NxN,NxN'"
+    assert "the 2 values N of size" in said.guesses
+
+
+def test_shapes_are_read_by_people() -> None:
+    assert TensorInfo("x", "float32", OPEN).dims == "(?, 3, ?, ?)"
+    assert TensorInfo("x", "float32", ("batch", 3, -1, 224)).dims == "(batch, 3, ?, 224)"
+    assert TensorInfo("x", "float32").dims == "scalar"

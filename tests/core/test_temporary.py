@@ -1,0 +1,84 @@
+"""Temporary folders outlive nobody: what a killed process leaves, a later one removes, and only that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from trtopt.core.temporary import SUFFIX, folder_in, remove_held, remove_leftovers
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders can't be locked")
+HOLD = """
+import sys, time
+from pathlib import Path
+from trtopt.core.temporary import folder_in
+with folder_in(Path(sys.argv[1]), ".out."):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def _holder(folder: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_what_a_living_process_holds_stays_and_what_a_killed_one_held_goes(tmp_path: Path) -> None:
+    with _holder(tmp_path) as process:
+        (theirs,) = tmp_path.iterdir()
+        (theirs / "half").write_text("x")
+        with folder_in(tmp_path, ".out.") as own:
+            remove_leftovers(tmp_path)
+            assert own.is_dir()
+        assert list(tmp_path.iterdir()) == [theirs]
+        process.kill()
+    remove_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_own_folders_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "precious").write_text("x")
+    (tmp_path / f".link{SUFFIX}").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f".file{SUFFIX}").write_text("x")
+    (tmp_path / ".other.partial").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    remove_leftovers(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    remove_leftovers(tmp_path / "gone")
+
+
+def test_making_and_removing_at_the_same_time_loses_nothing(tmp_path: Path) -> None:
+    """Each folder stays whole while it is held, whoever looks for leftovers meanwhile."""
+    over, lost = threading.Event(), list[Path]()
+
+    def remove() -> None:
+        while not over.is_set():
+            remove_leftovers(tmp_path)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        for number in range(300):
+            with folder_in(tmp_path, ".out.") as folder:
+                (folder / "x").write_text(str(number))
+                if (folder / "x").read_text() != str(number):
+                    lost.append(folder)
+    finally:
+        over.set()
+        remover.join()
+    assert lost == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_all_that_is_held_can_be_removed_at_once(tmp_path: Path) -> None:
+    with folder_in(tmp_path, ".a."), folder_in(tmp_path, ".b.") as second:
+        (second / "x").write_text("x")
+        remove_held()
+        assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,201 @@
+"""What names out of files can do to a terminal: nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hostile_values import TERMINAL
+from onnx import TensorProto, helper
+from world import World, net
+
+from trtopt import cli
+from trtopt.core.errors import TrtoptError, UnsupportedOperator
+from trtopt.core.progress import PlainReporter, Reporter, RichReporter, reporter
+from trtopt.core.terminal import Escaped, escaped, own_lines, visible
+from trtopt.core.values import Issue
+
+MARKS = [
+    chr(number) for number in (*range(32), *range(127, 160), 0x200E, 0x2028, 0x2029, 0x202E, 0x2066, 0xFEFF, 0xD800)
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_printable_stays_and_nothing_else() -> None:
+    for text in ("plain", "größer → 日本語 ✓", ""):
+        assert visible(text) is text
+    for mark in MARKS:
+        shown = visible(f"a{mark}b")
+        assert shown.isprintable()
+        assert shown.startswith("a\\")
+        assert shown.endswith("b")
+    assert visible("\x1b[2J\n") == "\\x1b[2J\\n"
+
+
+def test_streams_keep_the_programs_lines_and_names_make_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with escaped():
+        print("two\nlines", "\x9b31m")
+        with own_lines(sys.stdout):
+            print("a\nb", "c", sep="\n")
+        sys.stdout.writelines(["\x1b", "\n"])
+        print("\x1b[2J", file=sys.stderr)
+    assert (sys.stdout, sys.stderr) == (out, err)
+    assert out.getvalue() == "two\nlines \\x9b31m\na\\nb\nc\n\\x1b\n"
+    assert err.getvalue() == "\\x1b[2J\n"
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
+def test_progress_is_one_line_whatever_it_names(stream: io.StringIO) -> None:
+    said = reporter(Escaped(stream))  # type: ignore[arg-type]
+    assert type(said) is (RichReporter if stream.isatty() else PlainReporter)
+    _say(said)
+    text = stream.getvalue()
+    if stream.isatty():  # rich's own sequences: what is left without them is text
+        text = _plain(text)
+    assert text.replace("\n", "").isprintable(), ascii(text)
+    assert text.count("\\x1b]0;PWNED") >= 3
+    assert not any(line.startswith("error: forged") for line in text.splitlines())
+    assert ":warning:" in text
+
+
+def _say(said: Reporter) -> None:
+    said.note(TERMINAL)
+    with said.phase(f"phase {TERMINAL}") as phase:
+        phase.detail(TERMINAL)
+        said.warn(f":warning: {TERMINAL}")
+
+
+def _plain(text: str) -> str:
+    """Without the sequences that rich itself writes: styles, cursor, lines."""
+
+    return re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", text)
+
+
+def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(error: TrtoptError) -> str:
+        def version() -> None:
+            raise error
+
+        monkeypatch.setattr("trtopt.version", version)
+        return world.run("version").err
+
+    assert failing(TrtoptError("a\nerror: b")) == "error: a\\nerror: b\n"
+    issues = [Issue("n\nerror: x", "Foo", "r"), Issue("m", "Bar", "s")]
+    assert failing(UnsupportedOperator("can't take", issues, "do this")) == (
+        "error: can't take:\n  n\\nerror: x (Foo): r\n  m (Bar): s\ndo this\n"
+    )
+
+
+def test_tables_show_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with escaped():
+        cli._table("a\x1b[2J", ("name",), [(":smile: [b]x[/b]",), ("one\ntwo",)])
+    out = capsys.readouterr().out
+    assert ":smile: [b]x[/b]" in out
+    assert "one\\ntwo" in out
+    assert "\x1b" not in out
+
+
+def _named() -> dict[str, onnx.ModelProto]:
+    """Models with a hostile name in each place."""
+    name = TERMINAL.replace("\x00", "")
+    models = {
+        place: net() for place in ("node", "tensor", "input", "output", "operator", "domain", "attribute", "graph")
+    }
+    models["node"].graph.node[0].name = name
+    models["tensor"].graph.node[0].output[0] = models["tensor"].graph.node[1].input[0] = name
+    models["input"].graph.input[0].name = models["input"].graph.node[0].input[0] = name
+    models["output"].graph.output[0].name = models["output"].graph.node[-1].output[0] = name
+    models["operator"].graph.node[1].op_type = name
+    models["domain"].graph.node[1].domain = name
+    models["attribute"].graph.node[0].attribute.append(helper.make_attribute(name, 1))
+    models["graph"].graph.name = name
+    models["cycle"] = net()
+    models["cycle"].graph.node[1].name = name
+    models["cycle"].graph.node[0].input[0] = "d"
+    models["opset"] = net()
+    models["opset"].opset_import.append(helper.make_opsetid(name, 1))
+    models["external"] = net()
+    weight = models["external"].graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=name)
+    return models
+
+
+@pytest.mark.parametrize("place", _named())
+def test_names_in_models(world: World, place: str) -> None:
+    world.model.write_bytes(_named()[place].SerializeToString())
+    for command in (
+        ("check", world.model),
+        ("calibrate", world.model, "--data", world.arrays, "-o", world.output / "t.json"),
+    ):
+        found = world.run(*command)
+        assert found.status in (0, 1, 2), found
+        for text in (found.out, found.err):
+            assert text.replace("\n", "").isprintable(), ascii(text)
+        assert not any(line.startswith("error: forged") for line in (found.out + found.err).splitlines())
+
+
+def test_names_of_files_members_and_options(world: World) -> None:
+    name = TERMINAL.replace("\x00", "").replace("/", "").replace("\r\n", "\n")
+    strange = world.folder / f"{name}.onnx"
+    strange.write_bytes(world.model.read_bytes())
+    (world.photos / f"{name}.jpg").write_bytes(b"no image")
+    arrays = world.folder / f"{name}.npz"
+    np.savez(arrays, **{name: np.zeros((4, 3), np.float32)})
+    preprocess = world.folder / "p.toml"
+    preprocess.write_text('preset = "imagenet"\nsize = [32, 32]\n')
+    table = world.output / "t.json"
+    for command in (
+        ("check", strange),
+        ("check", strange, "--json"),
+        ("check", world.folder / f"{name}.absent"),
+        (
+            "calibrate",
+            strange,
+            "--images",
+            world.photos,
+            "--preprocess",
+            preprocess,
+            "--allow-unusual-data",
+            "-o",
+            table,
+        ),
+        ("calibrate", world.model, "--data", arrays, "-o", table),
+        ("build", world.model, "--shapes", name, "-o", world.output / "e"),
+        (name,),
+        ("check", f"--{name}"),
+    ):
+        found = world.run(*command)
+        assert found.status != 70, found
+        for text in (found.out, found.err):
+            assert text.replace("\n", "").isprintable(), ascii(text)
+
+
+def test_json_needs_no_escape(world: World) -> None:
+    model = net()
+    model.graph.node[0].name = model.graph.node[0].op_type = "\x1b\x9b\u202e"
+    world.model.write_bytes(model.SerializeToString())
+    found = world.run("check", world.model, "--json")
+    assert found.out.isascii()
+    assert "\\u009b" in found.out
+
+
+def test_the_world_is_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.stdout, sys.stderr
+    monkeypatch.setattr(sys, "argv", ["trtopt", "check", str(tmp_path / "absent.onnx")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert (sys.stdout, sys.stderr) == before

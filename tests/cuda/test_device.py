@@ -1,0 +1,249 @@
+# ruff: noqa: N802  (FakeDriver has libcuda's names)
+from __future__ import annotations
+
+import ctypes
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda
+
+from trtopt.core.errors import DeviceError
+from trtopt.cuda import device as module
+from trtopt.cuda.device import Device, DeviceInfo, probe, require_gpu
+from trtopt.cuda.driver import Driver
+
+INFO = DeviceInfo(0, "Fake GPU", 89, 1 << 30)
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def gpu(cuda: FakeCuda) -> Iterator[Device]:
+    yield Device(functions=cuda, info=INFO)
+    gc.collect()
+    assert cuda.live == 0, "something was not freed"
+
+
+def test_copies_run_when_the_stream_is_synchronized(gpu: Device) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    with gpu.pinned(24) as source, gpu.pinned(24) as target, gpu.buffer(24) as memory, gpu.stream() as stream:
+        source.array(np.float32, (2, 3))[:] = values
+        stream.to_device(memory, source, 24)
+        stream.to_host(target, memory, 24)
+        assert not np.array_equal(target.array(np.float32, (2, 3)), values)
+        stream.synchronize()
+        np.testing.assert_array_equal(target.array(np.float32, (2, 3)), values)
+
+
+def test_freeing_twice_is_harmless_and_use_after_it_is_refused(gpu: Device, cuda: FakeCuda) -> None:
+    memory, host, stream = gpu.buffer(16), gpu.pinned(16), gpu.stream()
+    memory.free()
+    memory.free()
+    assert cuda.calls.count("cudaFree") == 1
+    assert memory.freed
+    with pytest.raises(DeviceError, match="device buffer was freed"):
+        stream.to_device(memory, host, 16)
+    stream.free()
+    with pytest.raises(DeviceError, match="stream was freed"):
+        stream.synchronize()
+
+
+def test_memory_is_returned_when_nothing_refers_to_it_but_not_while_a_view_does(gpu: Device, cuda: FakeCuda) -> None:
+    view = gpu.pinned(8).array(np.int32, (2,))
+    gc.collect()
+    assert len(cuda.regions) == 1
+    view[:] = 7
+    del view
+    gc.collect()
+    assert not cuda.regions
+
+
+def test_copies_that_do_not_fit_are_refused(gpu: Device) -> None:
+    with gpu.pinned(8) as host, gpu.buffer(16) as memory, gpu.stream() as stream:
+        with pytest.raises(DeviceError, match="copying 16 bytes from a buffer of 8 to one of 16"):
+            stream.to_device(memory, host, 16)
+        with pytest.raises(DeviceError, match="takes 12 bytes; the buffer has 8"):
+            host.array(np.float32, (3,))
+
+
+def test_an_error_code_becomes_an_error_with_name_text_and_advice(gpu: Device) -> None:
+    with pytest.raises(DeviceError, match=r"cudaMalloc failed: cudaErrorMemoryAllocation .*smaller batch"):
+        gpu.buffer(1 << 40)
+
+
+def test_events_measure_gpu_time(gpu: Device, cuda: FakeCuda) -> None:
+    with gpu.event() as start, gpu.event() as end, gpu.stream() as stream:
+        stream.record(start)
+        with pytest.raises(DeviceError, match="cudaEventElapsedTime"):
+            end.milliseconds_since(start)
+        cuda.push(stream.handle, lambda: setattr(cuda, "clock", cuda.clock + 2.5))
+        stream.record(end)
+        end.synchronize()
+        assert end.milliseconds_since(start) == 2.5
+
+
+def test_a_captured_graph_replays(gpu: Device) -> None:
+    with gpu.pinned(4) as source, gpu.pinned(4) as target, gpu.buffer(4) as memory, gpu.stream() as stream:
+
+        def round_trip() -> None:
+            stream.to_device(memory, source, 4)
+            stream.to_host(target, memory, 4)
+
+        with stream.capture(round_trip) as graph:
+            for value in (3, 5):
+                source.array(np.int32, (1,))[0] = value
+                graph.launch(stream)
+                stream.synchronize()
+                assert target.array(np.int32, (1,))[0] == value
+
+
+@pytest.mark.parametrize("own_error", [True, False])
+def test_a_capture_that_fails_leaves_the_stream_usable(gpu: Device, cuda: FakeCuda, own_error: bool) -> None:
+    with gpu.stream() as stream:
+
+        def misuse() -> None:
+            if own_error:
+                raise KeyError("from the caller")
+            cuda.cudaStreamSynchronize(stream.handle)
+
+        with pytest.raises(KeyError if own_error else DeviceError):
+            stream.capture(misuse)
+        assert cuda.last == 0, "the capture's error would be reported by a later call"
+        stream.synchronize()
+
+
+def _child(gpu: Device, queue: Any) -> None:
+    try:
+        gpu.buffer(1)
+    except DeviceError as error:
+        queue.put(str(error))
+    else:
+        queue.put("allocated")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork exists on POSIX only")
+@pytest.mark.parametrize("driver", [False, True])
+def test_a_forked_process_is_refused(gpu: Device, cuda: FakeCuda, driver: bool) -> None:
+    if driver:  # what its last answer wrote is still there in the child, where each is an error
+        here = os.getpid()
+
+        def fails(*_: Any) -> int:
+            return 3
+
+        def get(where: Any) -> int:
+            return cuda.get_current(where) if os.getpid() == here else 3
+
+        def put(context: int | None) -> int:
+            return cuda.set_current(context) if os.getpid() == here else 3
+
+        gpu.cuda.driver, gpu.cuda.context = Driver(fails, fails, fails, fails, get, put, 0, 0, 0, 0), 100
+        cuda.set_current(100)
+        assert gpu.cuda.driver.current() == 100
+    context = multiprocessing.get_context("fork")
+    queue: Any = context.Queue()
+    process = context.Process(target=_child, args=(gpu, queue))
+    process.start()
+    assert "spawn" in queue.get(timeout=20)
+    process.join(20)
+    assert process.exitcode == 0
+
+
+class FakeDriver:
+    """libcuda with given answers; a code for a function makes it fail."""
+
+    def __init__(self, devices: int = 1, **codes: int) -> None:
+        self.devices, self.codes = devices, codes
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.codes.get(name, 0) or getattr(self, "_" + name)(*arguments) or 0
+
+    def _set(self, reference: Any, value: Any) -> None:
+        reference._obj.value = value
+
+    def _cuInit(self, flags: int) -> None:
+        pass
+
+    def _cuGetErrorString(self, code: int, text: Any) -> None:
+        self._set(text, b"text of it")
+
+    def _cuDriverGetVersion(self, out: Any) -> None:
+        self._set(out, 12060)
+
+    def _cuDeviceGetCount(self, out: Any) -> None:
+        self._set(out, self.devices)
+
+    def _cuDeviceGet(self, out: Any, ordinal: int) -> None:
+        self._set(out, ordinal)
+
+    def _cuDeviceGetName(self, name: Any, size: int, device: Any) -> None:
+        name.value = b"Fake GPU"
+
+    def _cuDeviceTotalMem_v2(self, out: Any, device: Any) -> None:
+        self._set(out, 48 << 30)
+
+    def _cuDeviceGetAttribute(self, out: Any, attribute: int, device: Any) -> None:
+        self._set(out, {75: 12, 76: 0}[attribute])
+
+
+def test_probe_describes_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "driver_library", lambda: FakeDriver(2))
+    found = probe()
+    assert found
+    assert found.driver == (12, 6)
+    assert found.devices[1] == DeviceInfo(1, "Fake GPU", 120, 48 << 30)
+    assert str(found.devices[1]) == "Fake GPU (sm120, 48 GiB)"
+    assert require_gpu("a test", 1).ordinal == 1
+    with pytest.raises(DeviceError, match="GPU 2 was asked for; this machine has 0 to 1"):
+        require_gpu("a test", 2)
+
+
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        (None, "no NVIDIA driver"),
+        (FakeDriver(0), "finds no GPU"),
+        (FakeDriver(cuInit=100), r"cuInit with error 100 \(text of it\)"),
+        (FakeDriver(cuDeviceGetName=3), "cuDeviceGetName with error 3"),
+    ],
+)
+def test_probe_gives_the_reason_for_no_gpu(monkeypatch: pytest.MonkeyPatch, driver: Any, reason: str) -> None:
+    monkeypatch.setattr(module, "driver_library", lambda: driver)
+    assert not probe()
+    with pytest.raises(DeviceError, match=f"a test needs an NVIDIA GPU: .*{reason}"):
+        require_gpu("a test")
+
+
+def test_probe_survives_a_library_that_is_not_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "driver_library", lambda: ctypes.CDLL(None))
+    found = probe()
+    assert not found
+    assert "cuInit" in found.reason
+
+
+def test_importing_the_device_layer_imports_no_cuda() -> None:
+    code = "import sys, trtopt.runtime.session; print([m for m in sys.modules if m.split('.')[0] == 'cuda'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_the_real_bindings_have_every_name_that_is_used() -> None:
+    """The fake proves the logic; this proves that its names are cuda-python's own."""
+    real = pytest.importorskip("cuda.bindings.runtime")
+    used = [name for name in dir(FakeCuda) if name.startswith("cuda")]
+    assert len(used) > 20
+    assert [name for name in used if not hasattr(real, name)] == []
+    for name in ("cudaMemcpyHostToDevice", "cudaMemcpyDeviceToHost"):
+        assert hasattr(real.cudaMemcpyKind, name)
+    assert hasattr(real.cudaStreamCaptureMode, "cudaStreamCaptureModeThreadLocal")
+    for name in ("cudaStreamNonBlocking", "cudaEventDefault", "cudaEventDisableTiming", "cudaHostAllocPortable"):
+        assert int(getattr(real, name)) == getattr(FakeCuda, name)

@@ -1,0 +1,404 @@
+"""Arrays of other libraries, without a GPU: host memory stands for GPU memory, and nobody reads it as such."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch  # noqa: TID251
+from numpy.typing import NDArray
+
+from trtopt.core.errors import UsageError
+from trtopt.cuda import arrays
+from trtopt.cuda.arrays import DeviceArray, View, like, like_host, start, view
+
+torch.set_num_threads(1)
+Array = NDArray[Any]
+TYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "bool", "uint8", "int8", "int32", "int64"]
+
+
+class _Owner:
+    pass
+
+
+class _Gpu:
+    """`__cuda_array_interface__` as given."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (2, 3), "typestr": "<f4", "data": (4096, False), "version": 3, **changes
+        }  # fmt: skip
+
+
+class _Capsules:
+    """DLPack of a chosen device, made from host memory."""
+
+    def __init__(self, array: Array, device: tuple[int, int], *, strided: Array | None = None) -> None:
+        self.array, self.device, self.strided, self.streams = array, device, strided, list[Any]()
+        self.capsule: Any = None
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, stream: Any = None) -> Any:
+        self.streams.append(stream)
+        if self.capsule is not None:
+            return self.capsule
+        return (self.array if self.strided is None else self.strided).__dlpack__()
+
+
+def _host(array: Array) -> Array:
+    assert isinstance(array, np.ndarray)
+    return array
+
+
+def _ours(values: Array, owner: Any = None, **options: Any) -> DeviceArray:
+    return DeviceArray(values.ctypes.data, values.shape, values.dtype, 3, owner, **options)
+
+
+def _tensor(capsule: Any) -> Any:
+    return arrays._Tensor.from_address(arrays._pointer(capsule, b"dltensor"))
+
+
+def test_numpy_passes_through() -> None:
+    array = np.zeros((2, 3))[:, ::2]
+    assert view(array, 5) is array
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_torch_host_tensors_share_their_memory_both_ways(name: str) -> None:
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(getattr(torch, name))
+    array = _host(view(tensor, 5))
+    assert array.dtype.name == name
+    assert array.shape == (2, 3)
+    assert array.ctypes.data == tensor.data_ptr()
+    assert array.astype(np.float32).tolist() == [[0, 1, 1], [1, 0, 1]]
+    back = like_host(tensor, array)
+    assert back.dtype == tensor.dtype
+    assert back.data_ptr() == tensor.data_ptr()
+    assert back.float().tolist() == [[0, 1, 1], [1, 0, 1]]
+
+
+def test_strides_are_kept_both_ways() -> None:
+    tensor = torch.arange(24, dtype=torch.int32).reshape(4, 6)
+    for scattered in (tensor.t(), tensor[1:, ::2], tensor[2:, 3], torch.zeros(1).expand(4), torch.zeros(0, 3)):
+        np.testing.assert_array_equal(_host(view(scattered, 5)), scattered.numpy())
+    assert _host(view(torch.tensor(3.5), 5)).item() == 3.5
+    values = np.arange(12.0).reshape(3, 4)
+    for given in (values.T, values[:, ::-1], values[1:, ::2], values[:0], np.full((), 2.0)):
+        np.testing.assert_array_equal(like_host(tensor, given).numpy(), given)
+    brain = values.astype(ml_dtypes.bfloat16).T
+    np.testing.assert_array_equal(like_host(tensor, brain).float().numpy(), values.T)
+    backwards = _Capsules(values, (1, 0), strided=values[::-1, ::-1])
+    np.testing.assert_array_equal(_host(view(backwards, 5)), values[::-1, ::-1])
+
+
+def test_memory_outlives_the_tensor_it_came_from() -> None:
+    tensor = torch.arange(1000)
+    array = _host(view(tensor, 5))
+    del tensor
+    gc.collect()
+    torch.full((1000,), -1)  # would reuse freed memory
+    part = array[10:]
+    del array
+    gc.collect()
+    torch.full((1000,), -1)
+    assert part.sum() == 499455
+
+
+def test_read_only_results_are_copied_for_torch() -> None:
+    array = np.arange(3.0)
+    array.flags.writeable = False
+    tensor = like_host(torch.zeros(1), array)
+    tensor[0] = 9
+    assert array[0] == 0
+
+
+def test_pinned_and_host_dlpack_is_read_in_place() -> None:
+    values = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    for kind in (1, 3):
+        given = _Capsules(values, (kind, 0))
+        array = _host(view(given, 5))
+        assert array.ctypes.data == values.ctypes.data
+        assert given.streams == [None]
+
+
+def test_cuda_dlpack_is_ordered_by_its_producer() -> None:
+    values = np.ones((2, 3), np.int64)
+    for stream, asked in ((77, 77), (0, 1)):
+        given = _Capsules(values, (2, 1))
+        found = view(given, stream)
+        assert isinstance(found, View)
+        assert (found.address, found.shape, found.dtype) == (values.ctypes.data, (2, 3), np.int64)
+        assert (found.ordinal, found.stream, given.streams) == (1, None, [asked])
+
+
+@pytest.mark.parametrize(
+    ("changes", "stream"),
+    [({}, None), ({"stream": None}, None), ({"stream": 7}, 7), ({"stream": 0}, 1), ({"version": 2}, 1)],
+)
+def test_the_cuda_array_interface_says_what_to_wait_for(changes: dict[str, Any], stream: int | None) -> None:
+    given = _Gpu(**changes)
+    assert view(given, 5) == View(4096, (2, 3), np.dtype(np.float32), 0, stream, given)
+
+
+def test_dlpack_goes_before_an_interface_without_streams() -> None:
+    given: Any = _Capsules(np.ones(2, np.float32), (2, 0))
+    given.__cuda_array_interface__ = _Gpu(version=2).__cuda_array_interface__
+    found = view(given, 9)
+    assert isinstance(found, View)
+    assert found.stream is None
+    assert given.streams == [9]
+
+
+def test_strides_of_contiguous_gpu_memory_are_taken() -> None:
+    for changes in ({"strides": (12, 4)}, {"shape": (1, 3), "strides": (999, 4)}, {"shape": (0, 3), "strides": (1, 1)}):
+        assert isinstance(view(_Gpu(**changes), 5), View)
+
+
+def test_what_numpy_makes_an_array_of_is_taken() -> None:
+    assert _host(view([[1, 2], [3, 4]], 5)).shape == (2, 2)
+    assert _host(view(2.5, 5)).item() == 2.5
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (_Gpu(strides=(4, 8)), "_Gpu in GPU memory isn't contiguous"),
+        (_Gpu(mask=_Gpu()), "masked"),
+        (_Capsules(np.ones((2, 3)), (2, 0), strided=np.ones((3, 2)).T), r"contiguous.*\.contiguous\(\)"),
+        (_Capsules(np.ones(2), (10, 0)), "_Capsules lies in the memory of ROCm"),
+        (_Capsules(np.ones(2), (99, 0)), "device type 99"),
+        (torch.zeros(2, requires_grad=True), r"requires grad.*\.detach\(\)"),
+        (torch.zeros(2, dtype=torch.complex64), "Tensor has DLPack's type 5 of 64 bits"),
+        (torch.zeros(2, 2).to_sparse(), "Tensor can't be read in place"),
+        (torch.zeros(2, device="meta"), "Tensor can't be read in place"),
+        (object(), "object is no array"),
+        (None, "NoneType is no array"),
+        ([[1], [1, 2]], "list can't be made an array"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(given: Any, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        view(given, 5)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a_result_goes_through_dlpack_and_back(name: str) -> None:
+    values = np.array([[0, 1, 1], [1, 0, 1]]).astype(np.dtype(getattr(ml_dtypes, name, name)))
+    owner = _Owner()
+    gone = weakref.ref(owner)
+    result = _ours(values, owner)
+    del owner
+    capsule = result.__dlpack__(stream=-1)
+    tensor = _tensor(capsule)
+    assert (tensor.device.kind, tensor.device.ordinal) == (2, 3) == result.__dlpack_device__()
+    assert tensor.dtype.lanes == 1
+
+    foreign: Any = _Capsules(values, (2, 3))
+    foreign.capsule = capsule
+    found = view(foreign, 5)
+    assert isinstance(found, View)
+    assert (found.address, found.shape, found.dtype) == (values.ctypes.data, values.shape, values.dtype)
+    assert result.exported
+    del result, capsule
+    gc.collect()
+    assert gone() is not None
+    del found, foreign
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_consumer_that_takes_the_capsule_over_frees_the_owner_when_done() -> None:
+    owner = _Owner()
+    gone = weakref.ref(owner)
+    values = np.arange(3.0)
+    capsule = _ours(values, owner).__dlpack__(stream=-1)
+    _tensor(capsule).device = arrays._Device(1, 0)  # host memory after all, so that torch may take it
+    tensor = torch.from_dlpack(capsule)
+    del capsule, owner
+    gc.collect()
+    assert gone() is not None
+    assert tensor.tolist() == [0, 1, 2]
+    del tensor
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_capsule_dropped_under_an_exception_frees_the_owner_and_keeps_the_exception() -> None:
+    owner = _Owner()
+    gone = weakref.ref(owner)
+    result = _ours(np.ones(2), owner)
+    del owner
+    with pytest.raises(TypeError, match="PyCapsule"):
+        int(result.__dlpack__(stream=-1))
+    del result
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_tensor_may_outlive_the_interpreter() -> None:
+    code = (
+        "import numpy as np, torch\nfrom trtopt.cuda.arrays import like_host\n"
+        "torch.kept = like_host(torch.zeros(1), np.ones(3))\nprint(torch.kept.sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "3.0\n"), done.stderr
+
+
+class _Point:
+    """An event that notes which streams wait for it; -1: the host."""
+
+    def __init__(self, waited: list[int]) -> None:
+        self.waited = waited
+
+    def before(self, stream: int) -> None:
+        self.waited.append(stream)
+
+    def synchronize(self) -> None:
+        self.waited.append(-1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"), [(None, [1]), (0, [1]), (1, [1]), (9, [9]), (7, []), (-1, [])]
+)  # fmt: skip
+def test_consumers_wait_for_an_unfinished_result(asked: int | None, waits: list[int]) -> None:
+    waited: list[int] = []
+    result = _ours(np.ones(2), stream=7, ready=_Point(waited))
+    result.__dlpack__(stream=asked)
+    assert waited == waits
+    assert result.__cuda_array_interface__["stream"] == 7
+
+
+def test_our_own_results_are_ordered_without_a_protocol() -> None:
+    waited: list[int] = []
+    result = _ours(np.ones(2), stream=7, ready=_Point(waited))
+    assert not result.exported
+    for stream in (7, 9):
+        found = view(result, stream)
+        assert isinstance(found, View)
+        assert (found.stream, found.owner) == (None, result)
+    assert waited == [9]
+    assert result.exported
+    unordered = view(_ours(np.ones(2), stream=7), 9)
+    assert isinstance(unordered, View)
+    assert unordered.stream == 7
+
+
+def test_the_interface_of_results() -> None:
+    values = np.ones((2, 3), np.float16)
+    result = _ours(values)
+    found = view(_Gpu(**result.__cuda_array_interface__), 5)
+    assert isinstance(found, View)
+    assert (found.address, found.dtype, found.stream) == (values.ctypes.data, np.float16, None)
+    assert _ours(values, stream=0).__cuda_array_interface__["stream"] == 1
+    for absent in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn):
+        assert not hasattr(_ours(values.astype(absent)), "__cuda_array_interface__")
+    with pytest.raises(BufferError):
+        result.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        result.__dlpack__(dl_device=(1, 0))
+
+
+def test_a_result_looks_like_an_array_and_copies_to_the_host() -> None:
+    values = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+    def copy(target: Array, address: int) -> None:
+        ctypes.memmove(target.ctypes.data, address, target.nbytes)
+
+    result = _ours(values, copy_to_host=copy)
+    assert (len(result), result.nbytes, repr(result)) == (2, 24, "DeviceArray(2x3 float32 on GPU 3)")
+    np.testing.assert_array_equal(result.numpy(), values)
+    with pytest.raises(TypeError):
+        len(_ours(np.ones(())))
+    with pytest.raises(UsageError):
+        _ours(values).numpy()
+
+
+def test_results_come_as_the_example_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, taken = _ours(np.ones(2)), list[Any]()
+    for example in (np.ones(1), result, [1.0], 2.5, _Gpu()):
+        assert like(example, result) is result
+    monkeypatch.setattr(torch, "from_dlpack", taken.append)
+    like(torch.zeros(1), result)
+    like(torch.nn.Parameter(torch.zeros(1)), result)
+    assert taken == [result, result]
+
+    array = np.ones(2)
+    for example in (np.ones(1), [1.0], 2.5):
+        assert like_host(example, array) is array
+    cupy_array: Any = type("ndarray", (), {"__module__": "cupy"})()
+    monkeypatch.setitem(sys.modules, "cupy", torch)  # has from_dlpack, which must not be called with host memory
+    assert like_host(cupy_array, array) is array
+
+
+def test_a_subclass_gets_tensors() -> None:
+    class Image(torch.Tensor):
+        pass
+
+    assert isinstance(like_host(torch.zeros(1).as_subclass(Image), np.ones(2)), torch.Tensor)
+
+
+def test_torch_exports_from_the_gpu_that_holds_the_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    class Switched:
+        def __init__(self, ordinal: int) -> None:
+            self.ordinal = ordinal
+
+        def __enter__(self) -> None:
+            current.append(self.ordinal)
+
+        def __exit__(self, *_: Any) -> None:
+            current.pop()
+
+    class Tensor(_Capsules):
+        def __dlpack__(self, *, stream: Any = None) -> Any:
+            if self.device[1] != current[-1]:  # as torch does
+                raise BufferError("Can't export tensors on a different CUDA device index")
+            return super().__dlpack__(stream=stream)
+
+    Tensor.__module__ = "torch"
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", Switched)
+    for ordinal in (0, 1):
+        found = view(Tensor(np.ones(2), (2, ordinal)), 5)
+        assert isinstance(found, View)
+        assert found.ordinal == ordinal
+    assert current == [0]
+
+
+class Kind(np.ndarray[Any, Any]):
+    """A class of one's own."""
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.ones((3, 4), np.float32),
+        np.arange(12)[5:],
+        np.arange(12)[::-2],
+        np.ones((4, 5, 6)).transpose(2, 0, 1)[1:],
+        np.float16(3) * np.ones(()),
+        np.ones((0, 3)),
+        np.ones(5).view(Kind)[2:],
+        np.frombuffer(b"read only", np.uint8),
+        torch.arange(9).numpy()[3:],
+        np.ones(3, ml_dtypes.bfloat16),
+    ],
+    ids=lambda array: f"{type(array).__name__} {array.dtype} {array.shape}",
+)
+def test_where_an_array_starts(array: NDArray[Any]) -> None:
+    array = np.asanyarray(array)
+    assert start(array) == array.__array_interface__["data"][0] == array.ctypes.data
+
+
+def test_on_cpython_it_is_read_where_numpy_keeps_it() -> None:
+    assert start is arrays._read_start

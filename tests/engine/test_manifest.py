@@ -1,0 +1,120 @@
+"""The one-line truth, lost precision, and a manifest that doesn't fit its plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from trtopt.core.errors import EngineError, EngineMismatch, UsageError
+from trtopt.core.values import Kept, LayerInfo, Precision
+from trtopt.engine.inspection import inspect
+from trtopt.engine.manifest import Manifest, arithmetic, found_precision, load_manifest, lost_precision, manifest_path
+from trtopt.trt import installed
+
+INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
+
+
+def _layer(kind: str, precision: Precision, *nodes: str) -> LayerInfo:
+    return LayerInfo("+".join(nodes) or kind, kind, precision, nodes)
+
+
+def test_the_truth_counts_what_does_the_arithmetic_and_names_the_exceptions() -> None:
+    layers = [_layer("convolution", INT8)] * 3 + [_layer("matmul", FP16), _layer("other", FP32)]
+    found = found_precision(layers, [Kept("fc", "Gemm", FP16, "one row")])
+    assert dict(found.counts) == {"int8": 3, "fp16": 1, "fp32": 0, "total": 4}
+    assert found.truth == "3 of 3 convolutions INT8; 1 of 1 matrix products FP16; 1 node kept (fc): one row"
+
+
+def test_mixed_kinds_and_many_reasons_stay_one_line() -> None:
+    layers = [_layer("convolution", INT8), _layer("convolution", FP16), _layer("deconvolution", FP16)]
+    kept = [Kept(f"n{index}", "Conv", FP16, f"reason {index}") for index in range(5)]
+    truth = found_precision(layers, kept).truth
+    assert truth.startswith(
+        "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 deconvolutions FP16; 1 node kept (n0): reason 0"
+    )
+    assert truth.endswith("2 more reasons in the manifest")
+
+
+def test_layers_that_can_not_be_read_are_said_to_be_unknown() -> None:
+    found = found_precision((), (), "no GPU")
+    assert found.unknown == "no GPU"
+    assert "can't be read: no GPU" in found.truth
+    assert found.counts["total"] == 0
+
+
+def test_a_node_is_lost_only_if_none_of_its_layers_has_the_precision() -> None:
+    layers = [
+        _layer("convolution", INT8, "a"),
+        _layer("convolution", FP16, "b", "c"),
+        _layer("convolution", INT8, "c"),
+        _layer("other", FP32, "d"),
+    ]
+    assert lost_precision(layers, dict.fromkeys("abcde", INT8)) == {"b": FP16}
+
+
+def _manifest(engine: Path, digest: str) -> Manifest:
+    return Manifest(
+        generation={"family": "rtx", "product": "TensorRT-RTX", "version": "1.7.1.116", "gpu": None},
+        targets=["sm89"],
+        spec={"precision": "int8"},
+        precision={"int8": 1, "fp16": 0, "fp32": 0, "total": 1},
+        truth="1 of 1 convolutions INT8",
+        layers=[],
+        kept=[],
+        inputs=[],
+        outputs=[],
+        profiles=[],
+        source={"path": None, "sha256": ""},
+        plan={"sha256": digest, "bytes": engine.stat().st_size},
+        key="",
+        seconds=0.0,
+        trtopt="0",
+    )
+
+
+def test_a_plan_that_is_not_the_manifests_is_refused_with_both_digests(tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    engine.write_bytes(b"vtrt" + bytes(200))
+    _manifest(engine, "a" * 64).save(engine)
+    with pytest.raises(EngineMismatch, match=r"sha256 [0-9a-f]{16}….*aaaaaaaaaaaaaaaa…"):
+        inspect(engine)
+
+
+def test_a_manifest_of_another_format_or_damaged_is_said_to_be_so(tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    engine.write_bytes(b"vtrt" + bytes(200))
+    path = manifest_path(engine)
+    assert load_manifest(engine) is None
+    for content, said in (("{", "can't be read"), ('{"format": "other/9"}', "other/9"), ("[]", "format None")):
+        path.write_text(content)
+        with pytest.raises(EngineError, match=said):
+            load_manifest(engine)
+    path.write_text(json.dumps({"format": "trtopt.engine/1", "truth": ""}))
+    with pytest.raises(EngineError, match="incomplete"):
+        load_manifest(engine)
+
+
+def test_files_that_are_no_plans_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.engine").write_text("hello")
+    with pytest.raises(EngineError, match="isn't a TensorRT plan"):
+        inspect(tmp_path / "text.engine")
+    with pytest.raises(UsageError, match="doesn't exist"):
+        inspect(tmp_path / "absent.engine")
+
+
+def test_a_plan_of_a_generation_that_is_not_here_says_who_made_it(tmp_path: Path) -> None:
+    if any(item.product == "TensorRT" for item in installed()):
+        pytest.skip("TensorRT is installed: it would read the plan itself")
+    plan = bytearray(b"ftrt" + bytes(200))
+    plan[24:28] = bytes([10, 16, 1, 11])
+    (tmp_path / "net.engine").write_bytes(plan)
+    with pytest.raises(EngineMismatch, match=r"made by TensorRT 10\.16\.1\.11.*pip install 'tensorrt<11"):
+        inspect(tmp_path / "net.engine")
+
+
+def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
+    assert arithmetic({"fp16": 0.0434, "int8": 0.9566}) == "of the arithmetic, 95.7% INT8, 4.3% FP16"
+    assert arithmetic({"int8": 1.0}) == ""
+    assert arithmetic({}) == ""

@@ -1,0 +1,104 @@
+"""Limits: each kind is judged by its measure, and what is missed is said with the value and the limit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trtopt.core.errors import UsageError
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.verify import compare
+from trtopt.graph.output_kinds import Kind
+
+Array = NDArray[Any]
+random = np.random.default_rng(0)
+SCORES = random.normal(size=(20, 10))
+CHANGED = SCORES.copy()
+CHANGED[np.arange(2), SCORES[:2].argmin(1)] += 100  # two of 20 samples
+VECTORS = random.normal(size=(20, 64))
+TURNED = VECTORS.copy()
+TURNED[3] = -TURNED[3]
+BOXES = random.uniform(0, 640, (2, 6, 50))
+OFF = BOXES.copy()
+OFF[:, 5] *= 0.8
+MASK = np.zeros((2, 1, 50, 50))
+MASK[:, :, :10, :10] = 1
+EMPTY = np.zeros_like(MASK)
+WORDS = random.integers(0, 9, (4, 25))
+OTHERS = WORDS.copy()
+OTHERS[0, :10] += 1
+VALUES = random.normal(size=(4, 3, 8))
+NOISY = VALUES * np.where(np.arange(8) % 2, 1.2, 0.8)
+
+
+def missed(kind: Kind, old: Array, new: Array, limits: Limits) -> list[str]:
+    return limits.missed(compare({"y": old}, {"y": new}, kinds={"y": kind}).describe())
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "said", "lax"),
+    [
+        (Kind.CLASSES, SCORES, CHANGED, ["same class for 90.0% of 20 samples, at least 95.0%"], Limits(0.9)),
+        (Kind.TOKENS, WORDS, OTHERS, ["90.0% of the values are the same, at least 95.0%"], Limits(0.9)),
+        (Kind.MASK, MASK, EMPTY, ["overlap 0.00 outside the commonest class, at least 0.5"], Limits(0.0)),
+        (Kind.BOXES, BOXES, OFF, ["14.0 dB in channel 5, at least 20"], Limits(min_snr=13)),
+        (Kind.OTHER, VALUES, NOISY, ["14.0 dB, at least 20"], Limits(min_snr=13)),
+        (
+            Kind.EMBEDDING,
+            VECTORS,
+            TURNED,
+            [" dB, at least 20", "cosine -1.0000 at the lowest, at least 0.99"],
+            Limits(min_snr=5),  # what is asked for replaces both
+        ),
+    ],
+)
+def test_each_kind_has_its_limit(kind: Kind, old: Array, new: Array, said: list[str], lax: Limits) -> None:
+    found = missed(kind, old, new, Limits())
+    assert len(found) == len(said)
+    for text, part in zip(found, said):
+        assert text.startswith("y: ")
+        assert text.endswith(f"{part} is asked for")
+    assert missed(kind, old, new, lax) == []
+    assert missed(kind, old, old, Limits(1.0, 100)) == []  # equal: "inf" dB
+
+
+def test_one_embedding_that_is_turned_is_found_among_many() -> None:
+    many = np.concatenate([VECTORS] * 20)
+    turned = many.copy()
+    turned[7] *= np.where(np.arange(64) % 2, 1.2, 0.8)
+    (said,) = missed(Kind.EMBEDDING, many, turned, Limits())
+    assert said.startswith("y: cosine 0.98")
+    assert missed(Kind.EMBEDDING, many, turned, Limits(min_snr=20)) == []
+
+
+def test_decibels_that_are_asked_for_hold_for_every_output_with_signal() -> None:
+    noisy = SCORES * np.where(np.arange(10) % 2, 1.2, 0.8)
+    assert missed(Kind.CLASSES, SCORES, noisy, Limits(0)) == []
+    assert missed(Kind.CLASSES, SCORES, noisy, Limits(0, 20)) == ["y: 14.0 dB, at least 20 is asked for"]
+    assert missed(Kind.TOKENS, WORDS, OTHERS, Limits(0.9, 90)) == []  # of whole numbers dB say nothing
+    nothing = np.full((4, 8), 1e-9)
+    nothing[:, 3] *= 2
+    assert missed(Kind.CLASSES, nothing, nothing * 1.5, Limits(0, 20)) == []
+
+
+def test_without_signal_the_difference_decides() -> None:
+    nothing = np.zeros((4, 8))
+    assert missed(Kind.OTHER, nothing, nothing + 1e-6, Limits(min_snr=20)) == []
+    for kind in (Kind.OTHER, Kind.EMBEDDING, Kind.BOXES):
+        (said,) = missed(kind, nothing, nothing + 0.9, Limits())
+        assert said == "y: the reference is next to zero, the difference up to 0.9"
+
+
+def test_values_that_are_not_finite_are_always_outside() -> None:
+    new = SCORES.copy()
+    new[4, np.argmin(new[4])] = np.nan
+    assert missed(Kind.CLASSES, SCORES, new, Limits(0)) == ["1 values of y aren't finite"]
+
+
+@pytest.mark.parametrize("limits", [{"min_agreement": 95}, {"min_agreement": -0.1}, {"min_snr": float("nan")}])
+def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="is needed, such as"):
+        Limits(**limits)

@@ -1,0 +1,254 @@
+"""bench() with a session that is played: what is measured in which order, what is said, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trtopt import cli
+from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.cuda.smi import Clocks
+from trtopt.evaluation import benchmark, peers
+from trtopt.runtime.session import MemoryReport
+from trtopt.runtime.timing import Spread, Timing
+
+
+class FakeSession:
+    """y = 2 x, for batches up to 8."""
+
+    made: ClassVar[list[FakeSession]] = []
+
+    def __init__(self, engine: Path, *, device: int, backend: str, contexts: int) -> None:
+        self.contexts, self.backend, self.closed = contexts, "tensorrt8", False
+        self.notes: list[str] = []
+        self.manifest: Any = None
+        self.preprocess: Any = None
+        self.inputs = (TensorInfo("x", "float32", (-1, 3)),)
+        self.outputs = (TensorInfo("y", "float32", (-1, 3)),)
+        self.profiles = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
+        self.threads: set[str] = set()
+        self.given: list[Any] = []
+        FakeSession.made.append(self)
+
+    def run(self, inputs: Any) -> dict[str, Any]:
+        assert not self.closed
+        if not 1 <= len(inputs["x"]) <= 8:
+            raise UsageError("outside the engine's shapes")
+        self.threads.add(threading.current_thread().name)
+        self.given.append(inputs["x"])
+        return {"y": inputs["x"] * 2}
+
+    def time(self, inputs: Any, iterations: int, warmup: int) -> Timing:
+        return Timing(Spread(0.25, 0.26, 0.27, 0.2), Spread(0.3, 0.31, 0.32, 0.29), iterations, True)
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport(2**20, 2**20, 5, None, self.contexts)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakePeer:
+    def __init__(self, name: str = "peer", factor: float = 2, broken: bool = False) -> None:
+        self.name, self.note, self.factor, self.broken, self.closed = name, "as it is", factor, broken, False
+
+    def prepare(self, inputs: Any) -> None:
+        if self.broken:
+            raise ModelError("no compiler")
+
+    def run(self, inputs: Any) -> dict[str, Any]:
+        return {"y": inputs["x"] * np.float32(self.factor)}
+
+    def gpu(self, iterations: int) -> Spread | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    FakeSession.made.clear()
+    monkeypatch.setattr(benchmark, "Session", FakeSession)
+    monkeypatch.setattr(benchmark, "others", lambda device: ())
+    monkeypatch.setattr(benchmark, "clocks", lambda device, load=None: Clocks(1980, 1980, 0))
+    monkeypatch.setattr(benchmark, "probe", lambda: SimpleNamespace(devices=()))
+    path = tmp_path / "m.engine"
+    path.write_bytes(b"plan")
+    return path
+
+
+def _with(monkeypatch: pytest.MonkeyPatch, *given: FakePeer) -> None:
+    monkeypatch.setattr(benchmark, "open_peers", lambda against, **options: list(given))
+
+
+def test_a_row_for_each_batch(engine: Path) -> None:
+    report = benchmark.bench(engine, batch=(1, 8), streams=3, iterations=7)
+    assert [(row.batch, row.streams, row.iterations) for row in report.rows] == [(1, 3, 7), (8, 3, 7)]
+    row = report.rows[0]
+    assert row.gpu and row.host and row.run and row.throughput
+    assert (row.gpu.median, row.host.median) == (0.25, 0.3)
+    assert row.run.minimum <= row.run.median <= row.run.p90 <= row.run.p99
+    assert "synthetic" in report.inputs
+    session = FakeSession.made[0]
+    assert session.closed
+    assert {f"trtopt-bench-{number}" for number in range(3)} <= session.threads
+    assert json.loads(json.dumps(report.to_json()))["rows"][1]["run"]["p99"] > 0
+    assert "speed only" in str(report)
+
+
+def test_without_a_batch_it_takes_what_the_profile_is_tuned_for(engine: Path) -> None:
+    assert [row.batch for row in benchmark.bench(engine, iterations=1).rows] == [4]
+
+
+def test_threads_get_contexts(engine: Path) -> None:
+    benchmark.bench(engine, streams=6, iterations=1)
+    assert FakeSession.made[0].contexts == 6
+
+
+def test_throughput_counts_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((100.0, 102.0))
+    monkeypatch.setattr(benchmark, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    calls: list[int] = []
+    assert benchmark._throughput(lambda: calls.append(1), 4, 3, 10) == 4 * 3 * 10 / 2
+    assert len(calls) == 3 * 11
+
+
+def test_a_thread_that_fails_ends_the_others() -> None:
+    calls = itertools.count()
+
+    def call() -> None:
+        if next(calls) == 1:
+            raise ModelError("broken")
+
+    with pytest.raises(ModelError, match="broken"):
+        benchmark._throughput(call, 1, 3, 10)
+
+
+def test_ways_take_turns() -> None:
+    order: list[str] = []
+    times = benchmark._in_turns({name: lambda name=name: order.append(name) for name in "ab"}, 10, 0)  # type: ignore[misc]
+    assert "".join(order) == "aabb" * 5
+    assert {name: len(found) for name, found in times.items()} == {"a": 10, "b": 10}
+
+
+def test_a_slow_way_is_cut_short_but_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "_SECONDS", 0.05)
+    times = benchmark._in_turns({"slow": lambda: time.sleep(0.02)}, 1000, 0)
+    assert 5 <= len(times["slow"]) <= 10
+
+
+def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, far = FakePeer("good"), FakePeer("far", factor=1)
+    _with(monkeypatch, good, far)
+    report = benchmark.bench(engine, against=("torch",), batch=(2,), iterations=5)
+    assert [row.runner for row in report.rows] == ["trtopt", "good", "far"]
+    assert [row.difference for row in report.rows] == [None, 0.0, 0.5]
+    assert "0.5 of the largest away" in str(report)
+    assert good.closed and far.closed
+
+
+def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _with(monkeypatch, FakePeer("compiled", broken=True), FakePeer("good"))
+    report = benchmark.bench(engine, against=("torch",), iterations=5)
+    broken = report.rows[1]
+    assert broken.run is None and broken.throughput is None
+    assert broken.note == "didn't run: no compiler"
+    assert report.rows[2].run is not None
+    assert "compiled, batch 4: didn't run: no compiler" in str(report)
+
+
+def test_real_data(engine: Path, tmp_path: Path) -> None:
+    samples = np.arange(9, dtype=np.float32).reshape(3, 3)
+    np.savez(tmp_path / "d.npz", x=samples)
+    report = benchmark.bench(engine, data=tmp_path / "d.npz", batch=(2, 5), iterations=1)
+    assert "3 real samples" in report.inputs and "repeated" in report.inputs
+    shapes = {array.shape for array in FakeSession.made[0].given}
+    assert shapes == {(2, 3), (5, 3)}
+    assert {tuple(row) for array in FakeSession.made[0].given for row in array} == {tuple(row) for row in samples}
+
+
+def test_a_shared_or_throttled_gpu_is_told(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "others", lambda device: ("77 train.py (900 MiB)",))
+    monkeypatch.setattr(benchmark, "clocks", lambda device, load=None: Clocks(900, 1980, 99, ("power cap",)))
+    text = str(benchmark.bench(engine, iterations=1))
+    assert "shared: 77 train.py" in text
+    assert "held back by power cap" in text
+
+
+def test_the_session_is_closed_when_something_fails(engine: Path) -> None:
+    with pytest.raises(UsageError, match="outside"):
+        benchmark.bench(engine, batch=(9,))
+    assert FakeSession.made[0].closed
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"against": ("tensorflow",)}, "tensorflow"),
+        ({"against": "torch"}, "lists"),
+        ({"batch": (1, 1)}, "twice"),
+        ({"batch": (0,)}, "--batch is 0"),
+        ({"streams": 0}, "--streams is 0"),
+        ({"iterations": 0}, "--iterations is 0"),
+        ({"preprocess": "imagenet"}, "--images"),
+        ({"against": ("onnxruntime",)}, "--model"),
+    ],
+)
+def test_refused(engine: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        benchmark.bench(engine, **options)
+    assert all(session.closed and not session.given for session in FakeSession.made)
+
+
+def test_torch_without_a_gpu_is_refused_before_anything_is_measured(
+    engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="finds no GPU"):
+        benchmark.bench(engine, against=("torch",), source="torchvision:resnet18")
+    assert FakeSession.made[0].given == []
+
+
+def test_polygraphy_that_is_missing_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "polygraphy", None)
+    with pytest.raises(MissingDependency, match="pip install polygraphy"):
+        benchmark.bench(engine, against=("polygraphy",))
+    with pytest.raises(UsageError, match="RTX"):
+        peers.Polygraphy(engine, "rtx")
+
+
+def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
+    from onnx import TensorProto, helper, save
+
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
+    peer = peers.OnnxRuntime(tmp_path / "m.onnx")
+    inputs = {"x": np.ones((2, 3), np.float32)}
+    peer.prepare(inputs)
+    assert "(CPU)" in peer.name or "(CUDA)" in peer.name
+    np.testing.assert_array_equal(peer.run(inputs)["y"], 2 * inputs["x"])
+    with pytest.raises(UsageError, match="--model"):
+        peer.prepare({"z": inputs["x"]})
+
+
+def test_the_command(engine: Path) -> None:
+    typed = ["bench", str(engine), "--batch", "1,2", "--iterations", "3"]
+    plain = CliRunner().invoke(cli.app, typed)
+    assert plain.exit_code == 0 and "samples/s" in plain.stdout
+    found = json.loads(CliRunner().invoke(cli.app, [*typed, "--json"]).stdout)
+    assert [row["batch"] for row in found["rows"]] == [1, 2]
+    assert isinstance(CliRunner().invoke(cli.app, ["bench", str(engine), "--batch", "many"]).exception, UsageError)

@@ -1,0 +1,435 @@
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from graphs import photos, rapidocr, rendered_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from world import World, has
+
+import trtopt
+from trtopt.core.errors import DataError, ModelError, UsageError
+from trtopt.core.values import Precision
+from trtopt.data import open_data
+from trtopt.evaluation.verify import Agreement, compare, verify
+from trtopt.graph.io import load_model
+from trtopt.graph.output_kinds import Kind
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.typed import to_typed
+from trtopt.ort.runner import OnnxRunner, has_half, widen
+
+Array = NDArray[Any]
+TYPES = {
+    "float32": (TensorProto.FLOAT, np.dtype(np.float32)),
+    "float16": (TensorProto.FLOAT16, np.dtype(np.float16)),
+    "bfloat16": (TensorProto.BFLOAT16, np.dtype(ml_dtypes.bfloat16)),
+}
+
+
+class Digits:
+    """A logistic regression on scikit-learn's real digits: trained in a second, with true labels to test on."""
+
+    def __init__(self) -> None:
+        images, labels = load_digits(return_X_y=True)
+        images = (images / 16).astype(np.float32)
+        model = LogisticRegression(max_iter=200).fit(images[:1200], labels[:1200])
+        self.weights, self.bias = model.coef_.T.astype(np.float32), model.intercept_.astype(np.float32)
+        self.images, self.labels = images[1200:], [int(label) for label in labels[1200:]]
+        self.score = float(model.score(self.images, self.labels))
+
+    def batches(self, size: int = 100) -> list[dict[str, Array]]:
+        return [{"x": self.images[start : start + size]} for start in range(0, len(self.images), size)]
+
+    def model(self, dtype: str = "float32", weights: Array | None = None, opset: int = 17) -> onnx.ModelProto:
+        """x (N, 64) FP32 → Gemm in `dtype` → logits FP32."""
+        kind, numpy_type = TYPES[dtype]
+        used = self.weights if weights is None else weights
+        nodes = [
+            helper.make_node("Cast", ["x"], ["a"], "in", to=kind),
+            helper.make_node("Gemm", ["a", "w", "b"], ["c"], "gemm"),
+            helper.make_node("Cast", ["c"], ["logits"], "out", to=TensorProto.FLOAT),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "digits",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 64])],
+            [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 10])],
+            [
+                numpy_helper.from_array(used.astype(numpy_type), "w"),
+                numpy_helper.from_array(self.bias.astype(numpy_type), "b"),
+            ],
+        )
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    found = Digits()
+    assert found.score > 0.9
+    return found
+
+
+def test_a_model_agrees_with_itself_and_has_its_known_accuracy(digits: Digits) -> None:
+    result = verify(digits.model(), digits.model(), digits.batches(), digits.labels, threads=1)
+    assert result.samples == len(digits.labels)
+    assert result.snr_db > 100
+    assert result.top1 == 1.0
+    assert result.reference_accuracy is not None
+    assert result.reference_accuracy.top1 == pytest.approx(digits.score)
+    assert result.reference_accuracy.top5 > result.reference_accuracy.top1
+    assert result.candidate_accuracy == result.reference_accuracy
+
+
+def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -> None:
+    coarse = np.round(digits.weights * 2) / 2
+    logits = digits.images @ digits.weights + digits.bias
+    other = digits.images @ coarse + digits.bias
+    expected_db = 10 * math.log10(float((logits**2).sum() / ((logits - other) ** 2).sum()))
+    for size in (1, 64, 597):
+        result = verify(digits.model(), digits.model(weights=coarse), digits.batches(size), digits.labels, threads=1)
+        (output,) = result.outputs
+        assert output.snr_db == pytest.approx(expected_db, abs=1e-3)
+        assert output.max_abs == pytest.approx(float(np.abs(logits - other).max()), rel=1e-4)
+        flat = logits.ravel() @ other.ravel() / np.linalg.norm(logits) / np.linalg.norm(other)
+        assert output.cosine == pytest.approx(float(flat), rel=1e-5)
+        assert output.top1 == float((logits.argmax(1) == other.argmax(1)).mean()) < 1
+        assert result.candidate_accuracy is not None
+        assert result.candidate_accuracy.top1 == float((other.argmax(1) == digits.labels).mean())
+
+
+@pytest.mark.parametrize(("dtype", "opset", "low", "high"), [("float16", 17, 55, 90), ("bfloat16", 22, 38, 60)])
+def test_typed_models_run_with_the_rounding_of_their_type(
+    digits: Digits, tmp_path: Path, dtype: str, opset: int, low: float, high: float
+) -> None:
+    typed = digits.model(dtype, opset=opset)
+    onnx.save(typed, tmp_path / "typed.onnx")
+    for candidate in (typed, tmp_path / "typed.onnx"):
+        result = verify(digits.model(), candidate, digits.batches(), threads=1)
+        assert low < result.snr_db < high
+
+
+@pytest.mark.parametrize(("dtype", "opset", "ulp"), [("float16", 17, 2**-11), ("bfloat16", 22, 2**-8)])
+def test_half_types_are_rounded_where_the_model_makes_them(digits: Digits, dtype: str, opset: int, ulp: float) -> None:
+    typed = digits.model(dtype, opset=opset)
+    assert has_half(typed)
+    assert not has_half(digits.model())
+    before = typed.SerializeToString()
+    onnx.checker.check_model(widen(typed), full_check=True)
+    assert typed.SerializeToString() == before
+
+    def rounded(values: Array) -> Array:
+        return values.astype(TYPES[dtype][1]).astype(np.float32)
+
+    exact = rounded(digits.images).astype(np.float64) @ rounded(digits.weights) + rounded(digits.bias)
+    result = OnnxRunner(typed, optimize=False, threads=1)({"x": digits.images})["logits"]
+    np.testing.assert_array_equal(result, rounded(result))  # the outputs are numbers of that type…
+    np.testing.assert_allclose(result, exact, rtol=ulp, atol=1e-5)  # …the nearest, summed in FP32
+
+
+def test_engine_outputs_are_compared_and_functions_are_taken_as_candidates(digits: Digits) -> None:
+    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
+    reference = runner({"x": digits.images})
+    result = compare(reference, {"logits": reference["logits"] + np.float32(0.01)}, digits.labels)
+    assert result.outputs[0].max_abs == pytest.approx(0.01, rel=1e-3)
+    shifted = lambda batch: {"logits": runner(batch)["logits"] + np.float32(0.01)}  # noqa: E731
+    through = verify(digits.model(), shifted, digits.batches(), threads=1)
+    assert through.snr_db == pytest.approx(result.snr_db, abs=1e-6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(-60, 120), st.integers(1, 5), st.integers(2, 40))
+def test_added_noise_of_a_known_size_gives_that_ratio(decibels: float, samples: int, classes: int) -> None:
+    generator = np.random.default_rng(samples * 100 + classes)
+    old = generator.normal(size=(samples, classes))
+    noise = generator.normal(size=old.shape)
+    noise *= np.linalg.norm(old) / np.linalg.norm(noise) * 10 ** (-decibels / 20)
+    assert compare({"y": old}, {"y": old + noise}).snr_db == pytest.approx(decibels, abs=1e-3)
+
+
+def test_overflow_to_infinity_and_nan_show(digits: Digits) -> None:
+    old = np.array([[1.0, 2.0], [3.0, 4.0]])
+    result = compare({"y": old}, {"y": np.array([[1.0, np.inf], [np.nan, 4.0]])}, [1, 1])
+    (output,) = result.outputs
+    assert (output.nonfinite, output.snr_db, output.max_abs) == (2, -math.inf, math.inf)
+    assert result.candidate_accuracy is not None
+    assert result.candidate_accuracy.top1 == 1.0
+    plain = json.loads(json.dumps(result.describe(), allow_nan=False))
+    assert plain["outputs"]["y"]["snr_db"] == "-inf"
+    assert "2 values not finite" in str(result)
+    large = np.full_like(digits.weights, 50000)  # each fits FP16, their sums don't
+    overflow = verify(digits.model(weights=large), digits.model("float16", large), digits.batches(), threads=1)
+    assert overflow.snr_db == -math.inf
+
+
+def test_equal_outputs_and_outputs_without_classes() -> None:
+    boxes = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    result = compare({"boxes": boxes, "scale": np.float32(3)}, {"boxes": boxes, "scale": np.float32(3)})
+    assert result.snr_db == math.inf
+    assert result.top1 is None
+    assert result.describe()["outputs"]["boxes"]["snr_db"] == "inf"
+    assert isinstance(result, Agreement)
+    with pytest.raises(UsageError, match="no output is samples × classes"):
+        compare({"boxes": boxes}, {"boxes": boxes}, [0, 1])
+
+
+def test_top1_ties_go_to_the_first_class_on_both_sides() -> None:
+    tie = np.array([[1.0, 1.0, 0.0]])
+    assert compare({"y": tie}, {"y": tie + 1}, [0]).top1 == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "labels", "kind", "message"),
+    [
+        ({"a": np.ones((2, 3))}, {"b": np.ones((2, 3))}, None, UsageError, "outputs a; the candidate b"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 4))}, None, UsageError, r"\(2, 3\) in the reference, \(2, 4\)"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1], UsageError, "1 labels were given"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 2, 0], UsageError, "3 labels were given for 2 samples"),
+        ({"a": np.ones((2, 3))}, {"a": np.ones((2, 3))}, [1, 3], UsageError, "labels 1 to 3: .* classes 0 to 2"),
+        ({"a": np.full((2, 3), np.nan)}, {"a": np.ones((2, 3))}, None, DataError, "6 values that aren't finite"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused(
+    reference: Any, candidate: Any, labels: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        compare(reference, candidate, labels)
+
+
+def test_wrong_data_and_models_are_named(digits: Digits, tmp_path: Path) -> None:
+    model = digits.model()
+    with pytest.raises(DataError, match="no samples"):
+        verify(model, model, [], threads=1)
+    with pytest.raises(DataError, match="needs x; the data has image"):
+        verify(model, model, [{"image": digits.images}], threads=1)
+    with pytest.raises(DataError, match="'x' of the model 'digits' is float32; the data has complex128"):
+        verify(model, model, [{"x": digits.images.astype(np.complex128)}], threads=1)
+    with pytest.raises(DataError, match=r"can't be run on x \(2, 65\)"):
+        verify(model, model, [{"x": np.zeros((2, 65), np.float32)}], threads=1)
+    (tmp_path / "noise.onnx").write_bytes(b"\x07not a model" * 20)
+    with pytest.raises(ModelError, match=r"noise\.onnx.*isn't an ONNX model"):
+        verify(tmp_path / "noise.onnx", model, digits.batches(), threads=1)
+    with pytest.raises(UsageError, match="doesn't exist"):
+        verify(tmp_path / "absent.onnx", model, digits.batches(), threads=1)
+
+
+def test_models_of_a_fixed_batch_run_on_any_number_of_samples(digits: Digits) -> None:
+    fixed = digits.model()
+    fixed.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 4
+    for value in fixed.graph.output:
+        value.type.tensor_type.shape.dim[0].dim_value = 4
+    free = OnnxRunner(digits.model(), optimize=True, threads=1)
+    assert len(digits.images) % 4 or len(digits.images[:-1]) % 4
+    for images in (digits.images, digits.images[:-1], digits.images[:3]):
+        actual = OnnxRunner(fixed, optimize=True, threads=1)({"x": images})["logits"]
+        np.testing.assert_allclose(actual, free({"x": images})["logits"], rtol=1e-5, atol=1e-5)
+
+
+# Kinds -------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_s_graph_says_what_its_outputs_hold(digits: Digits) -> None:
+    coarse = digits.model(weights=np.round(digits.weights * 2) / 2)
+    (output,) = verify(digits.model(), coarse, digits.batches(), threads=1).outputs
+    assert output.kind is Kind.CLASSES
+    said = verify(digits.model(), coarse, digits.batches(), threads=1, output_kind=["logits=embedding"])
+    (turned,) = said.outputs
+    assert said.top1 is None
+    assert turned.snr_db == output.snr_db
+    assert turned.cosine_min is not None
+    assert 0.8 < turned.cosine_min < (turned.cosine_mean or 0) < 1
+    assert said.describe()["outputs"]["logits"]["top1_agreement"] is None
+    runner = OnnxRunner(digits.model(), optimize=True, threads=1)
+    by_shape = verify(runner, coarse, digits.batches(), threads=1)
+    assert by_shape.top1 == output.top1
+    assert verify(runner, coarse, digits.batches(), output_kind={"logits": "other"}, threads=1).top1 is None
+    with pytest.raises(UsageError, match="there is no output 'logit'; there is logits; did you mean logits=other"):
+        verify(runner, coarse, digits.batches(), output_kind={"logit": "other"}, threads=1)
+
+
+def test_labels_need_classes_and_the_way_out_is_said(digits: Digits) -> None:
+    given = (digits.model(), digits.model(), digits.batches(), digits.labels)
+    with pytest.raises(UsageError, match=r"no output is samples × classes: logits is embedding; .*logits=classes"):
+        verify(*given, threads=1, output_kind={"logits": "embedding"})
+
+
+def test_integers_that_are_handed_through_are_no_classes() -> None:
+    found = compare({"ids": np.array([[7, 8], [9, 9]])}, {"ids": np.array([[7, 8], [9, 1]])})
+    assert found.top1 is None
+    assert str(found).startswith("ids (tokens): 75.0% of the values are the same, largest difference 8")
+
+
+def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
+    coarse = digits.model(weights=np.round(digits.weights * 2) / 2)
+
+    def judged(**limits: float) -> Agreement:
+        return verify(digits.model(), coarse, digits.batches(), threads=1, **limits)  # type: ignore[arg-type]
+
+    measured = judged()
+    assert measured.ok
+    assert measured.missed == ()
+    assert "limits" not in measured.describe()
+    assert 10 < measured.snr_db < 20
+    assert measured.top1 is not None
+    assert 0.9 < measured.top1 < 0.99
+    assert judged(min_agreement=0.9).ok
+    assert judged(min_agreement=0.9, min_snr=10).ok
+    strict = judged(min_agreement=0.99)
+    assert not strict.ok
+    (said,) = strict.missed
+    assert said == f"logits: same class for {measured.top1:.1%} of 597 samples, at least 99.0% is asked for"
+    assert str(strict).endswith(f"\noutside the limit: {said}")
+    plain = strict.describe()
+    assert (plain["ok"], plain["missed"], plain["limits"]) == (False, [said], {"min_agreement": 0.99, "min_snr": None})
+    (said,) = judged(min_snr=40, min_agreement=0.9).missed
+    assert said == f"logits: {measured.snr_db:.1f} dB, at least 40 is asked for"
+    with pytest.raises(UsageError, match="--min-agreement is 95"):
+        judged(min_agreement=95)
+
+
+def test_json_keeps_what_it_had_and_gains_the_kind(digits: Digits) -> None:
+    plain = verify(digits.model(), digits.model("float16"), digits.batches(), threads=1).describe()
+    assert set(plain) == {"samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy", "outputs"}
+    output = plain["outputs"]["logits"]
+    assert set(output) >= {"snr_db", "max_abs", "cosine", "nonfinite", "top1_agreement"}
+    assert output["kind"] == "classes"
+    assert output["agreement"] == output["top1_agreement"] == plain["top1_agreement"]
+    assert output["cosine_min"] is output["channels"] is None
+    assert output["samples"]["figure"] == "snr_db"
+    assert len(output["samples"]["worst"]) == 3
+    assert output["samples"]["worst"][0]["snr_db"] == output["samples"]["lowest"] <= output["samples"]["median"]
+
+
+# The command -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def coarse(world: World) -> Path:
+    """The world's model with weights in steps of 1/16."""
+    proto = onnx.load(world.model)
+    for tensor in proto.graph.initializer:
+        rounded = np.round(numpy_helper.to_array(tensor) * 16) / 16
+        tensor.CopyFrom(numpy_helper.from_array(rounded, tensor.name))
+    onnx.save(proto, world.output / "coarse.onnx")
+    return world.output / "coarse.onnx"
+
+
+def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse: Path) -> None:
+    found = world.run("verify", world.model, coarse, "--data", world.arrays, "--batch", 7)
+    assert found.status == 0, found.err
+    first, second = found.out.splitlines()
+    has(first, "y (embedding): cosine 0.9", "in the mean", "at the lowest", "dB, largest difference 0.")
+    has(second, "per sample: cosine 0.9", "in the median; worst: data.npz[")
+    images = ("--images", world.photos, "--preprocess", "imagenet")
+    (world.photos / "0.jpg").write_bytes(b"no picture")  # doesn't count
+    found = world.run("verify", world.model, coarse, *images, "--output-kind", "y=classes", "--json")
+    assert found.status == 0, found.err
+    output = json.loads(found.out)["outputs"]["y"]
+    assert (output["kind"], output["rows"]) == ("classes", 3)
+    batches = open_data(load_model(world.model).inputs, images=world.photos, preprocess="imagenet")
+    old, new = (OnnxRunner(path, optimize=False)(next(iter(batches)))["y"] for path in (world.model, coarse))
+    errors = 10 * np.log10((old**2).sum(1) / ((old - new) ** 2).sum(1))
+    changed = old.argmax(1) != new.argmax(1)
+    order = [f"{number + 1}.jpg" for number in np.lexsort([errors, ~changed])]
+    assert [item["name"] for item in output["samples"]["worst"]] == order
+
+
+def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -> None:
+    request = ("verify", world.model, coarse, "--data", world.arrays)
+    met = world.run(*request, "--min-snr", 10)
+    assert met.status == 0, met.err
+    found = world.run(*request, "--min-snr", 60)
+    assert found.status == 1
+    (said,) = [line for line in found.out.splitlines() if line.startswith("outside the limit: ")]
+    has(said, "y: ", " dB, at least 60 is asked for")
+    found = world.run(*request, "--min-agreement", 0.5, "--json")  # embeddings by their own limits then
+    assert found.status == 1
+    assert any("at least 20" in text or "at least 0.99" in text for text in json.loads(found.out)["missed"])
+    has(world.refused(*request, "--output-kind", "z=classes"), "no output 'z'", "there is y")
+    has(world.refused(*request, "--output-kind", "y=mask"), "samples × height × width", "say y=other")
+
+
+def test_an_engine_is_told_from_a_broken_model(world: World, rtx: None) -> None:
+    engine, graph = world.folder / "m.engine", world.folder / "graphs" / "m.onnx"
+    graph.parent.mkdir()
+    request = ("verify", world.model, engine, "--data", world.arrays)
+    trtopt.build(world.model, engine, fp16=True, target="sm89")
+    said = world.refused(*request)
+    has(said, "m.engine is a TensorRT engine, and verify compares ONNX graphs", "--save-onnx")
+    has(said, f"trtopt verify {world.model} {engine.with_suffix('.onnx')} …")
+    trtopt.build(world.model, engine, fp16=True, target="sm89", save_onnx=graph)
+    has(world.refused(*request), f"the engine's graph is {graph}", f"trtopt verify {world.model} {graph} …")
+    has(world.refused("verify", engine, world.model, "--data", world.arrays), f"trtopt verify {graph} {world.model} …")
+    typed = str(re.search(r"trtopt (verify .*) …", world.refused(*request))[1]).split()  # type: ignore[index]
+    assert world.run(*typed, "--data", world.arrays, "--min-snr", 40).status == 0
+    graph.unlink()
+    has(world.refused(*request), "build keeps the engine's graph with --save-onnx")
+    (world.folder / "m.engine.json").write_text("{")
+    has(world.refused(*request), "is a TensorRT engine")
+
+
+# Real models -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_detector_is_judged_by_what_it_finds() -> None:
+    """PaddleOCR's, with weights of six bits: photos without text make dB of nothing, and hide that texts are lost."""
+    folded, _ = fold(load_model(rapidocr("det")).proto)
+    coarse = onnx.ModelProto()
+    coarse.CopyFrom(folded)
+    for tensor in coarse.graph.initializer:
+        values = numpy_helper.to_array(tensor)
+        if values.ndim == 4:
+            step = float(np.abs(values).max()) / 31
+            tensor.CopyFrom(numpy_helper.from_array((np.round(values / step) * step).astype(np.float32), tensor.name))
+    empty = photos(160, 3)
+
+    def judged(x: Array) -> Agreement:
+        return verify(folded, coarse, [{"x": x}], min_agreement=0.95)
+
+    without = judged(empty)
+    (output,) = without.outputs
+    assert output.kind is Kind.MASK
+    assert output.near_zero == output.rows == 3
+    assert without.snr_db < -100
+    assert without.ok
+    has(
+        str(without),
+        "(mask): same class for 99.",
+        "next to zero on 3 of 3 samples: -1",
+        "dB says little; largest difference ",
+    )
+    both = judged(np.concatenate([rendered_text(160, 160, 2), empty, empty]))
+    (output,) = both.outputs
+    assert output.agreement is not None
+    assert output.agreement > 0.95  # of all pixels
+    (said,) = both.missed
+    has(said, "sigmoid_0.tmp_0: overlap 0.1", "at least 0.5 is asked for")
+    assert output.spread is not None
+    assert {item.name for item in output.spread.worst[:2]} == {"sample 0", "sample 1"}
+
+
+def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[str], Path]) -> None:
+    """MiniLM, FP16 against FP32: no class is looked for in 384 numbers."""
+    folded, _ = fold(load_model(exported("minilm")).proto)
+    half = to_typed(folded, Precision.FP16).proto
+    generator = np.random.default_rng(0)
+    ids = generator.integers(1000, 20000, (24, 16))
+    batches = [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
+    found = verify(folded, half, batches, min_snr=40)
+    assert found.ok
+    states, pooled = found.outputs
+    assert states.kind is pooled.kind is Kind.EMBEDDING
+    assert min(states.cosine_min or 0, pooled.cosine_min or 0) > 0.9999
+    assert found.top1 is None

@@ -1,0 +1,421 @@
+"""PyTorch → ONNX: the same outputs, names and dynamic dimensions as asked, and clear errors that leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch  # noqa: TID251
+from torch import nn  # noqa: TID251
+from torchvision.models.detection.ssd import SSD
+
+import trtopt.frontend.exporter
+from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.frontend.exporter import ExportResult, export, parse_input
+from trtopt.graph.io import load_model
+from trtopt.ort.sessions import OnnxSession
+
+
+class Net(nn.Module):
+    """Convolution, BatchNorm, dropout, pooled mean and a linear layer; the mean needs rewriting for opset 17."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.drop(torch.relu(self.norm(self.conv(x))).mean((2, 3))))
+
+
+class Two(nn.Module):
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a + b, a * 2
+
+
+def make_net() -> nn.Module:
+    return Net()
+
+
+IMAGE: dict[str, Any] = {"image": ("batch", 3, "H", "W")}
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def photos() -> np.ndarray[Any, np.dtype[np.float32]]:
+    from trtopt.data import open_data
+    from trtopt.recipes.loader import package_file
+
+    files = [package_file(f"package:skimage/data/{name}") for name in ("coffee.png", "chelsea.png", "astronaut.png")]
+    info = TensorInfo("image", "float32", ("batch", 3, 32, 48))
+    return np.concatenate([part["image"] for part in open_data([info], images=files, preprocess="imagenet")])
+
+
+def test_a_module_with_dynamic_height_and_width(tmp_path: Path, photos: Any) -> None:
+    net, path = Net(), tmp_path / "net.onnx"
+    net.norm.train()
+    net.conv.eval()
+    before = torch.get_num_threads()
+    result = export(net, path, inputs=IMAGE, output_names=["scores"], sample=photos)
+    assert isinstance(result, ExportResult) and result.path == path and result.opset == 17
+    loaded = load_model(path)
+    assert loaded.inputs == result.inputs == (TensorInfo("image", "float32", ("batch", 3, "H", "W")),)
+    assert loaded.outputs == result.outputs == (TensorInfo("scores", "float32", ("batch", 5)),)
+    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [
+        (1, {}),
+        (3, {}),
+        (1, {"H": 64, "W": 96}),
+    ]
+    assert result.verified and result.sample == "an array" and result.weights == "the module's own"
+    assert all(item.relative < 1e-4 for item in result.comparisons)
+    assert (net.training, net.norm.training, net.conv.training) == (True, True, False)
+    assert torch.get_num_threads() == before
+    other = np.ascontiguousarray(photos[:1, :, :17, :29])
+    with torch.no_grad():
+        expected = net.eval()(torch.from_numpy(other)).numpy()
+    assert np.allclose(OnnxSession(path)({"image": other})["scores"], expected, atol=1e-5)
+    json.dumps(result.to_json())
+
+
+def test_several_inputs_and_outputs_share_a_dimension(tmp_path: Path) -> None:
+    inputs = {"first": ("batch", "n"), "second": ("batch", "n")}
+    result = export(Two(), tmp_path / "m.onnx", inputs=inputs, output_names=["sum", "double"])
+    assert [info.shape for info in result.inputs] == [("batch", "n")] * 2
+    assert [info.name for info in result.outputs] == ["sum", "double"]
+    assert result.sample.startswith("synthetic") and any("synthetic" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Mish()), ("batch", 3, 8, 8)),  # Mish came with opset 18
+        (
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+            ("batch", 5, 16),
+        ),  # PyTorch's fast path has no ONNX form
+    ],
+    ids=["mish", "transformer-layer"],
+)
+def test_operators_that_opset_17_lacks_are_written_out(tmp_path: Path, module: nn.Module, shape: Any) -> None:
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    result = export(module, tmp_path / "m.onnx", inputs={"x": shape})
+    assert result.opset == 17 and result.verified
+    assert {node.domain for node in load_model(tmp_path / "m.onnx").proto.graph.node} == {""}
+    assert torch.backends.mha.get_fastpath_enabled() == fast_path
+
+
+def test_static_shapes_names_and_opset(tmp_path: Path) -> None:
+    static = {"x": (2, 3, 16, 16)}
+    result = export(Net(), tmp_path / "m.onnx", inputs=static, input_names=["pixels"], opset=18)
+    assert result.inputs == (TensorInfo("pixels", "float32", (2, 3, 16, 16)),) and result.opset == 18
+    assert [item.batch for item in result.comparisons] == [2]
+    again = export(Net(), tmp_path / "n.onnx", inputs=static, dynamic={"x": {0: "batch"}}, for_generation="tensorrt8")
+    assert again.inputs[0].shape == ("batch", 3, 16, 16) and again.opset == 17
+
+
+def test_a_factory_and_weights(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    trained = Net()
+    wrapped = {"state_dict": {f"module.{name}": value for name, value in trained.state_dict().items()}}
+    torch.save(wrapped, tmp_path / "w.pth")
+    result = export(
+        f"{__name__}:make_net", tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)}, weights=tmp_path / "w.pth"
+    )
+    assert result.weights == str(tmp_path / "w.pth")
+    sample = np.ones((2, 3, 8, 8), np.float32)
+    with torch.no_grad():
+        expected = trained.eval()(torch.from_numpy(sample)).numpy()
+    found = OnnxSession(tmp_path / "m.onnx")({"x": sample})
+    assert np.allclose(next(iter(found.values())), expected, atol=1e-5)
+
+
+def test_torchvision_says_that_weights_are_random(tmp_path: Path) -> None:
+    result = export("torchvision:squeezenet1_1", tmp_path / "m.onnx")
+    assert result.weights == "random (seed 0)" and any("random weights" in note for note in result.notes)
+    assert result.inputs == (TensorInfo("input", "float32", ("batch", 3, 224, 224)),)
+    assert "photos" in result.sample and [item.batch for item in result.comparisons] == [1, 3]
+
+
+def test_lite0_from_its_recipe_classifies_a_photo(tmp_path: Path) -> None:
+    result = export("efficientnet-lite0", tmp_path / "m.onnx")
+    assert result.verified and "photos" in result.sample and result.opset == 17
+    assert result.weights.endswith("efficientnet-lite0-57934424.pth")
+    assert max(item.relative for item in result.comparisons) < 1e-4
+    from trtopt.data import open_data
+    from trtopt.recipes.loader import package_file
+
+    cat = [package_file("package:skimage/data/chelsea.png")]
+    batch = next(iter(open_data(load_model(tmp_path / "m.onnx").inputs, images=cat, preprocess="efficientnet-lite")))
+    assert int(OnnxSession(tmp_path / "m.onnx")(batch)["logits"].argmax()) in (
+        281,
+        282,
+        285,
+    )  # tabby, tiger, Egyptian cat
+
+
+def test_minilm_has_dynamic_batch_and_sequence(tmp_path: Path) -> None:
+    result = export("minilm", tmp_path / "m.onnx")
+    assert [(info.name, info.dtype, info.shape) for info in result.inputs] == [
+        (name, "int64", ("batch", "sequence")) for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    assert [info.name for info in result.outputs] == ["last_hidden_state", "pooler_output"]
+    assert result.opset == 17 and max(item.relative for item in result.comparisons) < 1e-4
+    words = np.array([[101, 7592, 2088, 102, 0, 0, 0]], np.int64)
+    inputs = {"input_ids": words, "attention_mask": (words > 0).astype(np.int64), "token_type_ids": words * 0}
+    assert OnnxSession(tmp_path / "m.onnx")(inputs)["last_hidden_state"].shape == (1, 7, 384)
+
+
+def test_a_mismatch_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        def __init__(self, path: Path) -> None:
+            self.real = OnnxSession(path)
+
+        def __call__(self, inputs: Any) -> Any:
+            return {name: array + 0.1 for name, array in self.real(inputs).items()}
+
+    monkeypatch.setattr(trtopt.frontend.exporter, "OnnxSession", Wrong)
+    with pytest.raises(ExportMismatch, match="disagree") as caught:
+        export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
+    assert "Nothing was written" in str(caught.value) and list(tmp_path.iterdir()) == []
+    result = export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)}, verify=False)
+    assert not result.verified and any("not compared" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("fault", ["fails", "differs"])
+def test_a_trace_that_holds_its_own_size_is_refused(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Held:
+        def __init__(self, path: Path) -> None:
+            self.real = OnnxSession(path)
+
+        def __call__(self, inputs: Any) -> Any:
+            other = inputs["x"].shape[2:] != (8, 8)
+            if other and fault == "fails":
+                raise ModelError("Shape mismatch")
+            return {name: array + 0.1 * other for name, array in self.real(inputs).items()}
+
+    monkeypatch.setattr(trtopt.frontend.exporter, "OnnxSession", Held)
+    with pytest.raises(
+        ExportMismatch, match=r"traced with H 8, W 8.*PyTorch runs it with H 16, W 16.*give sizes"
+    ) as caught:
+        export(
+            Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, "H", "W")}, sample=np.ones((2, 3, 8, 8), np.float32)
+        )
+    assert ("disagree" in str(caught.value)) == (fault == "differs")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Choosy(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.compiler.is_exporting() and x.shape[-1] not in self.sizes:
+            raise ValueError("not this size")
+        return super().forward(x)
+
+
+def test_another_size_that_pytorch_takes_is_compared_or_it_is_said(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"inputs": {"x": ("batch", 3, "H", "W")}, "sample": np.ones((2, 3, 8, 8), np.float32)}
+    model = Choosy()
+    model.sizes = {8, 4}
+    found = export(model, tmp_path / "m.onnx", **asked).comparisons
+    assert [dict(item.sizes) for item in found] == [{}, {}, {"H": 4, "W": 4}]
+    model.sizes = {8}
+    result = export(model, tmp_path / "m.onnx", **asked)
+    assert "PyTorch doesn't take H 16, W 16 or H 4, W 4" in " ".join(result.notes)
+
+
+@dataclass
+class Result:
+    boxes: torch.Tensor
+    add: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+class Own(nn.Module):
+    """What torch's exporter stumbles over: a submodule named as its graph's own attribute, a dataclass, a keyword argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta = nn.Linear(3, 4)
+
+    def forward(self, image: torch.Tensor, bias: Any = None, *, ids: torch.Tensor) -> Result:
+        mean = self.meta(image.mean((2, 3))) + ids.sum(1, keepdim=True)
+        return Result(mean * 2, image if bias is None else image + bias)
+
+
+def test_inputs_in_any_order_and_outputs_by_their_fields(tmp_path: Path) -> None:
+    inputs = {"ids": TensorInfo("ids", "int64", ("batch", "n")), "image": ("batch", 3, 8, 8)}
+    result = export(Own(), tmp_path / "m.onnx", inputs=inputs)
+    assert [(info.name, info.shape) for info in result.inputs] == [
+        ("image", ("batch", 3, 8, 8)),
+        ("ids", ("batch", "n")),
+    ]
+    assert [info.name for info in result.outputs] == ["boxes", "add"] and result.verified
+    assert any("output loss is None" in note for note in result.notes)
+    proto = load_model(tmp_path / "m.onnx").proto
+    assert {"meta.weight", "meta.bias"} <= {item.name for item in proto.graph.initializer}
+    made = [name for node in proto.graph.node for name in node.output]
+    assert len(made) == len(set(made))
+
+
+class Broken(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ torch.ones(5, 5)
+
+
+class Detector(SSD):
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.head = nn.Identity()
+
+
+class Suppressed(nn.Module):
+    def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        from torchvision.ops import nms
+
+        kept = nms(boxes, scores, 0.5)
+        return boxes[kept] if kept.sum() > 3 else boxes
+
+
+def test_nms_inside_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError) as caught:
+        export(Suppressed(), tmp_path / "m.onnx", inputs={"boxes": (20, 4), "scores": (20,)})
+    assert all(word in str(caught.value) for word in ("test_exporter.py, line", "NMS", "docs/export.md", "guard"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_wrapper_in_the_docs_gives_what_comes_before_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/export.md").read_text(encoding="utf-8")
+    (tmp_path / "heads.py").write_text(page.split("```python\n")[1].split("```")[0])
+    from trtopt.frontend.modules import opened
+
+    with opened(f"{tmp_path / 'heads.py'}:Heads", None) as found, torch.no_grad():
+        assert {name: value.ndim for name, value in found.module.eval()(torch.zeros(1, 3, 96, 96)).items()} == {
+            "bbox_regression": 3,
+            "cls_logits": 3,
+        }
+        whole = {name.removeprefix("model."): value for name, value in found.module.state_dict().items()}
+        torch.save(whole, tmp_path / "whole.pth")
+    with opened(f"{tmp_path / 'heads.py'}:Heads", tmp_path / "whole.pth") as found:
+        assert found.weights == str(tmp_path / "whole.pth")
+
+
+def test_torchvision_takes_arguments_and_never_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtopt.frontend.modules import opened
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with opened("torchvision:lraspp_mobilenet_v3_large", None, {"num_classes": 3}) as found:
+        assert found.module.classifier.low_classifier.out_channels == 3
+        assert found.inputs[0].shape == ("batch", 3, 520, 520)
+    with (
+        pytest.raises(ModelError, match=r"downloads nothing.*--weights"),
+        opened("torchvision:lraspp_mobilenet_v3_large", None, {"weights_backbone": "DEFAULT"}),
+    ):
+        pass
+    with opened("torchvision:r3d_18", None) as found:
+        assert found.inputs[0].shape == ("batch", 3, 16, 112, 112)
+
+
+class Depends(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Fixed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(12.0).reshape(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (Depends(), ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
+        (Fixed(), ["batch of x is always 2", "--inputs"]),
+        (Broken(), ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
+    ],
+)
+def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, words: list[str]) -> None:
+    with pytest.raises(ModelError) as caught:
+        export(module, tmp_path / "m.onnx", inputs={"x": ("batch", 6)})
+    assert all(word in str(caught.value) for word in words) and len(str(caught.value)) < 1000, caught.value
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "word"),
+    [
+        ("torchvision:resnet5", {}, UsageError, "resnet50"),
+        ("no.such.module:make", {}, UsageError, "isn't installed"),
+        (f"{__name__}:nothing", {}, UsageError, "has no 'nothing'"),
+        (f"{__name__}:IMAGE", {}, UsageError, "is a dict"),
+        ("model.onnx", {}, UsageError, "ONNX model already"),
+        ("weights.pth", {}, UsageError, "--weights"),
+        ("rapidocr-det", {}, UsageError, "ONNX model already"),
+        (Net(), {}, UsageError, "--inputs"),
+        (Net(), {"inputs": {"x": (0, 3)}}, UsageError, "positive"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "opset": 99}, UsageError, "16 to 23"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "for_generation": "9"}, UsageError, "tensorrt8"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "opset": 18, "for_generation": "tensorrt8"}, UsageError, "17"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "dynamic": {"z": {0: "b"}}}, UsageError, "'z'"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "dynamic": {"x": {7: "b"}}}, UsageError, "axis 7"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "input_names": ["a", "b"]}, UsageError, "1 different"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "weights": "none.pth"}, UsageError, "none.pth"),
+        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": "none.npz"}, UsageError, "none.npz"),
+        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.zeros((2, 3, 8, 9))}, DataError, "needed"),
+        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": {"y": np.zeros((2, 3, 8, 8))}}, DataError, "'x'"),
+        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.full((2, 3, 8, 8), np.nan)}, DataError, "NaN"),
+        (3, {}, UsageError, "torch.nn.Module"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "factory_arg": {"a": 1}}, UsageError, "ready module"),
+        (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "output_names": ["a", "b"]}, UsageError, "gives 1 output (output)"),
+        (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "--inputs b:"),
+        (Two(), {}, UsageError, "forward takes: a, b"),
+        ("torchvision:ssd300_vgg16", {}, UsageError, "NMS"),
+        (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, UsageError, "NMS"),
+        ("torchvision:fasterrcnn_resnet50_fpn", {}, UsageError, "backbone"),
+        ("torchvision:quantized_resnet18", {}, UsageError, "torchvision:resnet18"),
+        ("torchvision:resnet18", {"factory_arg": {"classes": 3}}, UsageError, "'classes'"),
+        ("torchvision:raft_small", {}, UsageError, "image1, image2"),
+    ],
+)
+def test_wrong_requests(tmp_path: Path, source: Any, options: dict[str, Any], error: type, word: str) -> None:
+    with pytest.raises(error) as caught:
+        export(source, tmp_path / "m.onnx", **options)
+    assert word in str(caught.value), caught.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_that_do_not_fit_or_are_not_safe(tmp_path: Path) -> None:
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pth")
+    torch.save(Net(), tmp_path / "whole.pth")
+    (tmp_path / "text.pth").write_text("not weights")
+    for name, word in (("other.pth", "don't fit"), ("whole.pth", "weights_only"), ("text.pth", "can't be loaded")):
+        with pytest.raises(ModelError, match=word):
+            export(Net(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, weights=tmp_path / name)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_an_unwritable_output_fails_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        export("no.such:thing", tmp_path / "missing" / "m.onnx")
+
+
+def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    export(Net(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 8, 8)})
+    assert capfd.readouterr() == ("", "")
+
+
+def test_inputs_as_text() -> None:
+    assert parse_input("input:batchx3x224x224") == TensorInfo("input", "float32", ("batch", 3, 224, 224))
+    assert parse_input("ids:batch,max:int64") == TensorInfo("ids", "int64", ("batch", "max"))
+    for wrong in ("input", "input:", ":1x3", "input:0x3", "input:1x3:floot", "a:b:c:d"):
+        with pytest.raises(UsageError):
+            parse_input(wrong)

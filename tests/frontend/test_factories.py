@@ -1,0 +1,205 @@
+"""A user's own module: found by file and name, called with arguments, its faults told by file and line, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch  # noqa: TID251
+
+from trtopt.core.errors import ModelError, TrtoptError, UsageError
+from trtopt.frontend.factories import make, own_imports, parse_argument
+from trtopt.frontend.modules import opened
+
+SIBLING = "import torch\nclass Block(torch.nn.Linear):\n    pass\n"
+MODEL = """\
+import torch
+from trtopt_sibling import Block
+class Net(torch.nn.Module):
+    def __init__(self, width=3, deep=None):
+        super().__init__()
+        self.block, self.deep = Block(2, width), deep
+    def forward(self, x):
+        return self.block(x)
+def needs(width):
+    return Net(width)
+def pair():
+    return Net(), 3
+def fails():
+    return Net(width="wide")
+def downloads():
+    return torch.hub.load_state_dict_from_url("https://example.org/weights-12345678.pth")
+def opens():
+    import urllib.request
+    return urllib.request.urlopen("https://example.org/")
+def cached():
+    try:
+        opens()
+    except OSError:
+        return Net()
+ready = Net()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, with own modules; it isn't on sys.path, as for an installed command."""
+    (tmp_path / "trtopt_model.py").write_text(MODEL)
+    (tmp_path / "trtopt_sibling.py").write_text(SIBLING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [item for item in sys.path if item not in ("", str(Path.cwd()))])
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    assert sys.path == path
+    assert not [name for name in set(sys.modules) - modules if "trtopt_" in name or name.startswith("own_")]
+
+
+def made(text: str, **options: Any) -> Any:
+    with opened(text, None, options) as found:
+        return found.module
+
+
+@pytest.mark.parametrize("text", ["trtopt_model:Net", "trtopt_model.py:Net", "./trtopt_model.py:ready"])
+def test_the_current_folder_is_looked_through(folder: Path, text: str) -> None:
+    assert type(made(text)).__name__ == "Net"
+
+
+def test_a_file_elsewhere_finds_its_siblings_and_takes_arguments(folder: Path) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub/trtopt_model.py").write_text(MODEL.replace("width=3", "width=5"))
+    (folder / "sub/trtopt_sibling.py").write_text(SIBLING)
+    assert made("sub/trtopt_model.py:Net").block.out_features == 5
+    assert made("trtopt_model.py:Net").block.out_features == 3  # the other folder's module of this name
+    net = made("sub/trtopt_model.py:Net", width=7, deep=True)
+    assert net.block.out_features == 7 and net.deep is True
+
+
+@pytest.mark.parametrize("name", ["torch", "this"])
+def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, name: str) -> None:
+    before = sys.modules.get(name)
+    (folder / f"{name}.py").write_text(MODEL)
+    assert type(made(f"{name}.py:Net")).__name__ == "Net"
+    assert sys.modules.get(name) is before
+    with pytest.raises(UsageError, match=rf"no 'Net'.*write {name}\.py:Net"):
+        made(f"{name}:Net")
+    sys.modules.pop("this", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "words"),
+    [
+        ("trtopt_modle:Net", {}, UsageError, ["isn't installed", "trtopt_model.py"]),
+        ("trtopt_modle.py:Net", {}, UsageError, ["doesn't exist", "trtopt_model.py"]),
+        ("trtopt_model.py:Nett", {}, UsageError, ["no 'Nett'", "it has: Net"]),
+        ("trtopt_model.py", {}, UsageError, ["trtopt_model.py:Net"]),
+        ("trtopt_model", {}, UsageError, ["trtopt_model.py:Net"]),
+        ("trtopt_model:needs", {}, UsageError, ["'width'", "--factory-arg"]),
+        ("trtopt_model:needs", {"wdth": 3}, UsageError, ["no argument 'wdth'", "it takes: width"]),
+        ("trtopt_model:ready", {"width": 3}, UsageError, ["no factory arguments"]),
+        ("trtopt_model:pair", {}, UsageError, ["a tuple (Net, int)"]),
+        ("trtopt_model:__name__", {}, UsageError, ["is a str"]),
+        (
+            "trtopt_model:fails",
+            {},
+            ModelError,
+            ["trtopt_model.py, line 6: self.block, self.deep = Block(2, width)", "TypeError"],
+        ),
+        ("trtopt_model:downloads", {}, ModelError, ["downloads nothing", "example.org", "--weights"]),
+        ("trtopt_model:opens", {}, ModelError, ["downloads nothing", "--weights"]),
+        (":Net", {}, UsageError, ["FILE.py:FACTORY"]),
+        ("..a:Net", {}, TrtoptError, ["FILE.py:FACTORY"]),
+    ],
+)
+def test_slips_say_what_to_type(
+    folder: Path, text: str, options: dict[str, Any], error: type[TrtoptError], words: list[str]
+) -> None:
+    with pytest.raises(error) as caught:
+        made(text, **options)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_library_that_has_its_file_goes_on_without_a_network(folder: Path) -> None:
+    assert type(made("trtopt_model:cached")).__name__ == "Net"
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import trtopt_absent\n", ["line 1: import trtopt_absent", "isn't installed"]),
+        ("def f(:\n", ["trtopt_bad.py, line 1", "SyntaxError"]),
+        ("import sys\nsys.exit(3)\n", ["line 2: sys.exit(3)", "__main__"]),
+        ("x = 1\ny = x / 0\n", ["line 2: y = x / 0", "ZeroDivisionError"]),
+    ],
+)
+def test_faults_of_a_file_are_told_by_line(folder: Path, source: str, words: list[str]) -> None:
+    (folder / "trtopt_bad.py").write_text(source)
+    with pytest.raises(TrtoptError) as caught:
+        made("trtopt_bad.py:f")
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_relative_imports_are_typed_by_package(folder: Path) -> None:
+    package = folder / "outer/trtopt_package/inner"
+    package.mkdir(parents=True)
+    for place in (package, package.parent):
+        (place / "__init__.py").write_text("")
+    (package / "model.py").write_text(MODEL.replace("from trtopt_sibling", "from ..blocks"))
+    (package.parent / "blocks.py").write_text(SIBLING)
+    with pytest.raises(UsageError) as caught:
+        made("outer/trtopt_package/inner/model.py:Net")
+    typed = "trtopt_package.inner.model:Net"
+    assert f"in the folder {folder / 'outer'}, type trtopt export {typed}" in str(caught.value)
+    os.chdir(folder / "outer")
+    assert type(made(typed)).__name__ == "Net"
+
+
+def test_a_path_that_the_host_has_keeps_its_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    made("trtopt_model:Net")
+    assert "trtopt_model" in sys.modules and "trtopt_sibling" in sys.modules
+    for name in ("trtopt_model", "trtopt_sibling"):
+        del sys.modules[name]
+    monkeypatch.undo()
+
+
+def test_a_module_that_changes_the_path_changes_it_for_the_run_alone(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep/trtopt_deep.py").write_text(SIBLING)
+    (folder / "trtopt_adds.py").write_text(
+        f"import sys\nsys.path.append({str(folder / 'deep')!r})\nfrom trtopt_deep import Block\nf = Block(1, 1)\n"
+    )
+    with own_imports():
+        assert isinstance(make("trtopt_adds.py:f", (), {}), torch.nn.Module)
+        assert "trtopt_deep" in sys.modules
+
+
+def test_factory_arguments_are_python_values() -> None:
+    texts = {
+        "a=None": None,
+        "a=3": 3,
+        "a=-1.5": -1.5,
+        "a=True": True,
+        "a=(1, 2)": (1, 2),
+        "a=DEFAULT": "DEFAULT",
+        "a='1'": "1",
+    }
+    assert {text: parse_argument(text)[1] for text in texts} == texts
+    assert parse_argument("a=b=c") == ("a", "b=c") and parse_argument("a=") == ("a", "")
+    deep = "(" * 100_000
+    assert parse_argument(f"a={deep}") == ("a", deep)
+    for wrong in ("a", "=3", "a b=3", "a=true", "a=null"):
+        with pytest.raises(UsageError):
+            parse_argument(wrong)
+
+
+def test_a_recipe_names_a_file_beside_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = 'description = "own"\nsource = "trtopt_model.py:Net"\n[options]\nwidth = 4\ndeep = 2\n'
+    (folder / "own.toml").write_text(recipe)
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    net = made("../own.toml", width=6)  # what is typed comes before the recipe's
+    assert (net.block.out_features, net.deep) == (6, 2)

@@ -1,0 +1,453 @@
+"""What outputs hold: the guess on small graphs in every form that a build gives them, on real models, and what users say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import model, node, rapidocr, values
+from onnx import ModelProto, NodeProto, TensorProto, helper
+
+from trtopt.core.errors import UsageError
+from trtopt.core.values import Precision, TensorInfo
+from trtopt.graph.io import load_model
+from trtopt.graph.output_kinds import Kind, by_shape, guess, parse, resolve, stated
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.typed import to_typed
+from trtopt.recipes.loader import package_file
+
+WEIGHTS = {
+    "w": values(32, 10),
+    "wide": values(32, 128, seed=1),
+    "one": values(32, 1, seed=2),
+    "b": values(10, seed=3),
+    "gamma": values(32, seed=4),
+    "beta": values(32, seed=5),
+    "c": values(16, 3, 3, 3, seed=6),
+    "c1": values(1, 16, 1, 1, seed=7),
+    "c21": values(21, 16, 1, 1, seed=8),
+    "c8": values(8, 16, 1, 1, seed=9),
+    "up": values(16, 21, 2, 2, seed=10),
+    "up1": values(16, 1, 2, 2, seed=11),
+    "vocabulary": values(32, 100, seed=12),
+    "var": np.ones(10, np.float32),
+    "last": np.array([-1]),
+    "axis1": np.array([1]),
+    "first": np.array(0),
+    "eps": np.float32(1e-5),
+    "two": np.float32(2),
+    "half": np.float32(0.5),
+    "flat": np.array([0, -1]),
+    "as8": np.array([0, 8, -1]),
+    "as21": np.array([0, 21, -1]),
+    "four4": np.array([4, 4]),
+    "two2": np.array([2, 2, 4]),
+    "nothing": np.zeros(0, np.float32),
+    "twice": np.array([1, 1, 2, 2], np.float32),
+    "halved": np.array([1, 1, 0.5, 0.5], np.float32),
+}
+VECTORS: dict[str, Sequence[int | str]] = {"x": ["n", 32]}
+WORDS: dict[str, Sequence[int | str]] = {"x": ["n", "l", 32], "m": ["n", "l", 1]}
+IMAGES: dict[str, Sequence[int | str]] = {"x": ["n", 3, "h", "w"]}
+FIXED: dict[str, Sequence[int | str]] = {"x": ["n", 3, 16, 16]}
+
+_NORM = [  # a layer's normalization written out, from h to d
+    node("ReduceMean", "h", "mean", axes=[-1]),
+    node("Sub", "h mean", "centred"),
+    node("Mul", "centred centred", "square"),
+    node("ReduceMean", "square", "variance", axes=[-1]),
+    node("Add", "variance eps", "safe"),
+    node("Sqrt", "safe", "deviation"),
+    node("Div", "centred deviation", "d"),
+]
+_RMS = [
+    node("Mul", "h h", "square"),
+    node("ReduceMean", "square", "mean", axes=[-1]),
+    node("Add", "mean eps", "safe"),
+    node("Sqrt", "safe", "size"),
+    node("Reciprocal", "size", "inverse"),
+    node("Mul", "h inverse", "d"),
+    node("Mul", "d gamma", "y"),
+]
+_POOL = [
+    node("Mul", "h m", "masked"),
+    node("ReduceSum", "masked axis1", "sum", keepdims=0),
+    node("ReduceSum", "m axis1", "count", keepdims=0),
+    node("Clip", "count eps", "some"),
+    node("Div", "sum some", "y"),
+]
+_CONV = node("Conv", "x c", "h", "conv", pads=[1, 1, 1, 1])
+_HEAD = [  # a detector's: 8 and 21 channels of 256 anchors
+    _CONV,
+    node("Conv", "h c8", "near"),
+    node("Reshape", "near as8", "n8"),
+    node("Conv", "h c21", "far"),
+    node("Reshape", "far as21", "f21"),
+    node("Sigmoid", "f21", "scores"),
+]
+
+
+def _in(width: int | str, *more: int | str) -> dict[str, Sequence[int | str]]:
+    return {"y": ["n", width, *more]}
+
+
+Case = tuple[list[NodeProto], dict[str, Sequence[int | str]], dict[str, Sequence[int | str]], str]
+CASES: dict[str, Case] = {
+    # samples × N
+    "product": ([node("Gemm", "x w b", "y")], VECTORS, _in(10), "classes"),
+    "product and bias": ([node("MatMul", "x w", "h"), node("Add", "b h", "y")], VECTORS, _in(10), "classes"),
+    "product and temperature": ([node("MatMul", "x w", "h"), node("Div", "h two", "y")], VECTORS, _in(10), "classes"),
+    "product and normalization of the batch": (
+        [node("Gemm", "x w b", "h"), node("BatchNormalization", "h b b b var", "y")],
+        VECTORS,
+        _in(10),
+        "classes",
+    ),
+    "product, reshaped": ([node("MatMul", "x w", "h"), node("Reshape", "h flat", "y")], VECTORS, _in(10), "classes"),
+    "softmax": ([node("Gemm", "x wide", "h"), node("Softmax", "h", "y")], VECTORS, _in(128), "classes"),
+    "softmax written out": (
+        [
+            node("Gemm", "x w b", "h"),
+            node("Exp", "h", "e"),
+            node("ReduceSum", "e last", "s"),
+            node("Div", "e s", "y"),
+        ],
+        VECTORS,
+        _in(10),
+        "classes",
+    ),
+    "sigmoid": ([node("Gemm", "x w b", "h"), node("Sigmoid", "h", "y")], VECTORS, _in(10), "other"),
+    "one value": ([node("Gemm", "x one", "y")], VECTORS, _in(1), "other"),
+    "product of an embedding's width": ([node("Gemm", "x wide", "y")], VECTORS, _in(128), "embedding"),
+    "rectified product": ([node("Gemm", "x w b", "h"), node("Relu", "h", "y")], VECTORS, _in(10), "other"),
+    "product of two inputs": (
+        [node("Transpose", "x", "t", perm=[1, 0]), node("MatMul", "x t", "y")],
+        {"x": [4, 32]},
+        {"y": [4, 4]},
+        "other",
+    ),
+    "unit length": (
+        [node("Gemm", "x w b", "h"), node("LpNormalization", "h", "y", axis=1, p=2)],
+        VECTORS,
+        _in(10),
+        "embedding",
+    ),
+    "unit length written out": (
+        [
+            node("Gemm", "x w b", "h"),
+            node("ReduceL2", "h", "l", axes=[1]),
+            node("Clip", "l eps", "s"),
+            node("Shape", "h", "as"),
+            node("Expand", "s as", "e"),
+            node("Div", "h e", "y"),
+        ],
+        VECTORS,
+        _in(10),
+        "embedding",
+    ),
+    "Tanh": ([node("Gemm", "x w b", "h"), node("Tanh", "h", "y")], VECTORS, _in(10), "embedding"),
+    "pooled image": (
+        [_CONV, node("Relu", "h", "r"), node("GlobalAveragePool", "r", "p"), node("Flatten", "p", "y")],
+        IMAGES,
+        _in(16),
+        "embedding",
+    ),
+    "pooled image, not flattened": ([_CONV, node("GlobalAveragePool", "h", "y")], IMAGES, _in(16, 1, 1), "embedding"),
+    "convolution of a pooled image": (
+        [_CONV, node("GlobalAveragePool", "h", "p"), node("Conv", "p c21", "q"), node("Flatten", "q", "y")],
+        IMAGES,
+        _in(21),
+        "classes",
+    ),
+    "pooled scores": (
+        [node("Conv", "x c21", "h", pads=[0] * 4), node("GlobalAveragePool", "h", "p"), node("Flatten", "p", "y")],
+        {"x": ["n", 16, 8, 8]},
+        _in(21),
+        "classes",
+    ),
+    "mean of words": ([node("Identity", "x", "h"), *_POOL], WORDS, _in(32), "embedding"),
+    "first word": (
+        [node("LayerNormalization", "x gamma beta", "h"), node("Gather", "h first", "y", axis=1)],
+        {"x": WORDS["x"]},
+        _in(32),
+        "embedding",
+    ),
+    "layer": ([node("Identity", "x", "h"), *_NORM, node("Mul", "d gamma", "y")], VECTORS, _in(32), "embedding"),
+    # samples × positions × N
+    "softmax of positions": (
+        [node("MatMul", "x vocabulary", "h"), node("Softmax", "h", "y", axis=2)],
+        {"x": WORDS["x"]},
+        _in("l", 100),
+        "tokens",
+    ),
+    "product of positions": ([node("MatMul", "x vocabulary", "y")], {"x": WORDS["x"]}, _in("l", 100), "tokens"),
+    "attention": (
+        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("MatMul", "x t", "h"), node("Softmax", "h", "y", axis=1)],
+        {"x": WORDS["x"]},
+        _in("l", "l"),
+        "other",
+    ),
+    "projected positions": ([node("MatMul", "x wide", "y")], {"x": WORDS["x"]}, _in("l", 128), "embedding"),
+    "normalized positions": (
+        [node("LayerNormalization", "x gamma beta", "y")],
+        {"x": WORDS["x"]},
+        _in("l", 32),
+        "embedding",
+    ),
+    "positions by their root mean square": ([node("Identity", "x", "h"), *_RMS], {"x": WORDS["x"]}, _in("l", 32), "embedding"),
+    "turned positions": (
+        [node("MatMul", "x vocabulary", "h"), node("Transpose", "h", "y", perm=[0, 2, 1])],
+        {"x": WORDS["x"]},
+        _in(100, "l"),
+        "other",
+    ),
+    "a value for each position": ([node("MatMul", "x one", "y")], {"x": WORDS["x"]}, _in("l", 1), "other"),
+    # Boxes
+    "coordinates and scores": (
+        [*_HEAD, node("Split", "n8 four4", "xywh rest", axis=1), node("Concat", "xywh scores", "y", axis=1)],
+        FIXED,
+        _in(25, 256),
+        "boxes",
+    ),
+    "coordinates in two parts, anchors of two sizes": (
+        [
+            *_HEAD,
+            node("Split", "n8 two2", "xy wh rest", axis=1),
+            node("Mul", "xy two", "pixels"),
+            node("Concat", "pixels wh scores", "small", axis=1),
+            node("Mul", "small half", "large"),
+            node("Concat", "small large", "all", axis=2),
+            node("Transpose", "all", "y", perm=[0, 2, 1]),
+        ],
+        FIXED,
+        _in(512, 25),
+        "boxes",
+    ),
+    "coordinates of anchors of two sizes": (
+        [
+            *_HEAD,
+            node("Split", "n8 four4", "small large", axis=1),
+            node("Concat", "small large", "all", axis=2),
+            node("Transpose", "all", "y", perm=[0, 2, 1]),
+        ],
+        FIXED,
+        _in(512, 4),
+        "boxes",
+    ),
+    "joined features": ([*_HEAD, node("Concat", "n8 scores", "y", axis=1)], FIXED, _in(29, 256), "other"),
+    # samples × channels × height × width
+    "enlarged classes": (
+        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing twice", "y")],
+        IMAGES,
+        _in(21, "a", "b"),
+        "mask",
+    ),
+    "enlarged by a transposed convolution": (
+        [_CONV, node("ConvTranspose", "h up", "y", strides=[2, 2])],
+        IMAGES,
+        _in(21, "a", "b"),
+        "mask",
+    ),
+    "reduced classes": (
+        [_CONV, node("Conv", "h c21", "k"), node("Resize", "k nothing halved", "y")],
+        FIXED,
+        _in(21, 8, 8),
+        "other",
+    ),
+    "objects": (
+        [_CONV, node("ConvTranspose", "h up1", "k", strides=[2, 2]), node("Sigmoid", "k", "y")],
+        IMAGES,
+        _in(1, "a", "b"),
+        "mask",
+    ),
+    "depths": ([_CONV, node("Conv", "h c1", "k"), node("Resize", "k nothing twice", "y")], IMAGES, _in(1, "a", "b"), "other"),
+    "softmax of channels": (
+        [_CONV, node("Conv", "h c21", "k"), node("Softmax", "k", "y", axis=1)],
+        IMAGES,
+        _in(21, "h", "w"),
+        "mask",
+    ),
+    "classes of the image's size": ([_CONV, node("Conv", "h c21", "y")], IMAGES, _in(21, "h", "w"), "mask"),
+    "classes of a fixed image's size": ([_CONV, node("Conv", "h c21", "y")], FIXED, _in(21, 16, 16), "mask"),
+    "features of another size": ([node("Conv", "x c", "y", strides=[2, 2])], IMAGES, _in(16, "a", "b"), "other"),
+    "channels last": (
+        [_CONV, node("Conv", "h c21", "k"), node("Transpose", "k", "y", perm=[0, 2, 3, 1])],
+        IMAGES,
+        {"y": ["n", "h", "w", 21]},
+        "other",
+    ),
+}  # fmt: skip
+
+
+def _model(case: Case) -> ModelProto:
+    nodes, inputs, outputs, _ = case
+    read = {name for item in nodes for name in item.input}
+    weights = {name: value for name, value in WEIGHTS.items() if name in read}
+    proto = model(nodes, inputs=inputs, outputs=outputs, weights=weights)
+    onnx.checker.check_model(proto, full_check=True)
+    return proto
+
+
+def _kind(proto: ModelProto) -> str:
+    loaded = load_model(proto)
+    return str(guess(loaded.proto, loaded.outputs)["y"])
+
+
+def _forms(proto: ModelProto) -> dict[str, ModelProto]:
+    """What is made of a model: folded, typed, and quantized."""
+    folded, _ = fold(proto)
+    points = find_points(folded)
+    quantized = insert_qdq(folded, points, dict.fromkeys(points.activations, 1.0), base=Precision.FP16)
+    return {
+        "folded": folded,
+        "FP16": to_typed(folded, Precision.FP16).proto,
+        "BF16, also its outputs": to_typed(folded, Precision.BF16, io_fp32=False).proto,
+        "INT8": to_typed(quantized, Precision.FP16).proto,
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_end_of_the_graph_says_what_an_output_holds_in_every_form(name: str) -> None:
+    proto, expected = _model(CASES[name]), CASES[name][3]
+    assert _kind(proto) == expected
+    assert {form: _kind(other) for form, other in _forms(proto).items()} == dict.fromkeys(_forms(proto), expected)
+
+
+@pytest.mark.parametrize(
+    ("output", "nodes", "shape", "expected"),
+    [
+        ("sentence_embedding", [node("Gemm", "x w b", "y")], ["n", 10], "embedding"),
+        ("textEmbeds", [node("Gemm", "x w b", "y")], ["n", 10], "embedding"),
+        ("pooler.output", [node("Relu", "x", "y")], ["n", 32], "embedding"),
+        ("remembered", [node("Gemm", "x w b", "y")], ["n", 10], "classes"),
+        ("logits", [node("Gemm", "x wide", "y")], ["n", 128], "classes"),
+        ("class_scores", [node("ReduceMean", "x3", "y", axes=[1], keepdims=0)], ["n", 32], "classes"),
+        ("logits", [node("Tanh", "x", "y")], ["n", 32], "embedding"),  # the graph says more than a name
+        ("features", [node("Relu", "x3", "y")], ["n", "l", 32], "embedding"),
+        ("logits", [node("MatMul", "x3 wide", "y")], ["n", "l", 128], "tokens"),
+        ("pred_boxes", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "boxes"),
+        ("inbox", [node("Sigmoid", "boxes4", "y")], ["n", 100, 4], "other"),
+        ("bbox", [node("Relu", "x", "y")], ["n", 32], "other"),  # no axis of 4
+        ("pred_masks", [node("Relu", "x4", "y")], ["n", 1, "h", "w"], "mask"),
+        ("depth", [node("Relu", "x4", "y")], ["n", 1, "h", "w"], "other"),
+    ],
+)
+def test_a_name_decides_what_the_graph_leaves_open(
+    output: str, nodes: list[NodeProto], shape: list[int | str], expected: str
+) -> None:
+    inputs = {"x": ["n", 32], "x3": ["n", "l", 32], "boxes4": ["n", 100, 4], "x4": ["n", 1, "h", "w"]}
+    read = {name for item in nodes for name in item.input}
+    renamed = [NodeProto.FromString(item.SerializeToString()) for item in nodes]
+    renamed[-1].output[0] = output
+    proto = model(
+        renamed,
+        inputs={name: size for name, size in inputs.items() if name in read},
+        outputs={output: shape},
+        weights={name: value for name, value in WEIGHTS.items() if name in read},
+    )
+    loaded = load_model(proto)
+    assert guess(loaded.proto, loaded.outputs) == {output: Kind(expected)}
+
+
+def test_integers_are_tokens_and_what_is_unknown_is_other() -> None:
+    nodes = [
+        node("ArgMax", "x", "index", axis=1),
+        node("Greater", "x x", "mask"),
+        node("Identity", "x", "again"),
+        node("Identity", "w0", "weight"),
+        node("ReduceSum", "x", "scalar", keepdims=0),
+    ]
+    proto = model(nodes, inputs={"x": ["n", 32]}, outputs={"again": ["n", 32]}, weights={"w0": values(4, 4)})
+    for name, kind in (("index", TensorProto.INT64), ("mask", TensorProto.BOOL), ("scalar", TensorProto.FLOAT)):
+        proto.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+    proto.graph.output.append(helper.make_tensor_value_info("weight", TensorProto.FLOAT, [4, 4]))
+    loaded = load_model(proto)
+    found = {name: str(kind) for name, kind in guess(loaded.proto, loaded.outputs).items()}
+    assert found == {"index": "tokens", "mask": "tokens", "again": "other", "weight": "other", "scalar": "other"}
+
+
+def test_a_shape_that_the_model_does_not_give_is_inferred() -> None:
+    proto = model([node("Gemm", "x w b", "y")], inputs=VECTORS, weights={name: WEIGHTS[name] for name in "wb"})
+    assert guess(proto, [TensorInfo("y", "float32")]) == {"y": Kind.CLASSES}
+
+
+@pytest.mark.parametrize(("part", "expected"), [("det", "mask"), ("rec", "tokens"), ("cls", "classes")])
+def test_of_text_recognition(part: str, expected: str) -> None:
+    original = load_model(rapidocr(part))
+    (output,) = original.outputs
+    for proto in (original.proto, *_forms(original.proto).values()):
+        assert guess(proto, load_model(proto).outputs) == {output.name: Kind(expected)}
+    lazy = load_model(rapidocr(part), lazy=True)
+    assert guess(lazy.proto, lazy.outputs) == {output.name: Kind(expected)}
+
+
+def test_of_a_sentence_encoder(exported: Callable[[str], Path]) -> None:
+    original = load_model(exported("minilm"))
+    expected = dict.fromkeys(("last_hidden_state", "pooler_output"), Kind.EMBEDDING)
+    for proto in (original.proto, fold(original.proto)[0]):
+        assert guess(proto, load_model(proto).outputs) == expected
+
+
+def test_of_classifiers(exported: Callable[[str], Path]) -> None:
+    zoo = package_file("package:onnx/backend/test/data/light/light_densenet121.onnx").parent
+    found = {path.stem: load_model(path) for path in sorted(zoo.glob("*.onnx"))}
+    assert len(found) >= 8
+    found["lite0"] = load_model(exported("efficientnet-lite0"))
+    kinds = {name: [*guess(item.proto, item.outputs).values()] for name, item in found.items()}
+    assert kinds == {name: [Kind.CLASSES] for name in found}
+
+
+# What users say ----------------------------------------------------------------------------------------------------------
+
+OUTPUTS = (TensorInfo("logits", "float32", ("n", 10)), TensorInfo("ids", "int64", ("n",)), TensorInfo("a=b", "float32"))
+
+
+def test_kinds_are_read_from_text_and_mappings() -> None:
+    assert parse(["a=b=mask", "x=other"]) == parse({"a=b": "mask", "x": Kind.OTHER}) == {"a=b": "mask", "x": "other"}
+    assert parse("x=boxes") == {"x": Kind.BOXES}
+    assert parse(()) == {}
+    assert stated(["ids=tokens", "a=b=mask"], OUTPUTS) == {"ids": Kind.TOKENS, "a=b": Kind.MASK}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["logits"], ("'logits' can't be read", "NAME=KIND", "classes, embedding, boxes, mask, tokens, other")),
+        (["=classes"], ("can't be read",)),
+        (["logits=embeding"], ("'embeding' isn't a kind", "allowed: classes, embedding", "mean logits=embedding?")),
+        (["logits="], ("'' isn't a kind",)),
+        ({"logits": "xyz"}, ("'xyz' isn't a kind", "tokens, other")),
+        (["logit=classes"], ("no output 'logit'", "there is logits, ids, a=b", "did you mean logits=classes?")),
+        (["logits=classes", "logits=other"], ("'logits' twice",)),
+        (["logits=mask"], ("float32 nx10", "samples × height × width", "say logits=other")),
+        (["ids=embedding"], ("int64 n;", "samples × width")),
+    ],
+)
+def test_kinds_that_can_not_be_are_refused(given: Any, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError) as caught:
+        stated(given, OUTPUTS)
+    assert all(word in str(caught.value) for word in ("--output-kind", *words)), str(caught.value)
+
+
+def test_users_decide_before_names_of_classes_and_these_before_the_guess() -> None:
+    loaded = load_model(_model(CASES["pooled image"]))
+    names = [f"bird {number}" for number in range(16)]
+
+    def kind(**said: Any) -> str:
+        return str(resolve(loaded.proto, loaded.outputs, **said)["y"])
+
+    assert kind() == "embedding"
+    assert kind(classes=names) == "classes"
+    assert kind(classes=names[1:]) == "embedding"
+    assert kind(classes=names, given=["y=other"]) == "other"
+
+
+def test_without_a_graph_type_and_shape_decide() -> None:
+    infos = (*OUTPUTS, TensorInfo("one", "float32", ("n", 1)), TensorInfo("image", "float16", (1, 3, 8, 8)))
+    assert [str(kind) for kind in by_shape(infos).values()] == ["classes", "tokens", "other", "other", "other"]

@@ -1,0 +1,327 @@
+"""check(): every hazard is found by name, clean models are quiet, --fix changes nothing but the graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import conv_relu, model, node, rapidocr, values
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+import trtopt.trt
+from trtopt.core.errors import NoBackend, OutputError, UsageError
+from trtopt.core.values import Issue, ShapeRange
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.fold import fold
+from trtopt.linting.checker import check
+from trtopt.linting.rules import Finding, find
+
+
+class FakeGeneration:
+    """A TensorRT whose parser refuses what the test says."""
+
+    def __init__(self, *issues: Issue, max_opset: int | None = None) -> None:
+        self.issues, self.capabilities = issues, type("Capabilities", (), {"max_opset": max_opset})()
+        self.asked: list[Path] = []
+
+    def __str__(self) -> str:
+        return "TensorRT 8.6.0"
+
+    def unsupported(self, path: Path) -> tuple[Issue, ...]:
+        self.asked.append(Path(path))
+        assert load_model(path).outputs
+        return self.issues
+
+    def shape_inputs(self, path: Path) -> tuple[tuple[str, int], ...]:
+        return ()
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def install(generation: Any) -> Any:
+        monkeypatch.setattr(trtopt.trt, "select", lambda name="auto": generation)
+        return generation
+
+    return install
+
+
+@pytest.fixture(autouse=True)
+def default_backend(backend: Any) -> None:
+    backend(FakeGeneration())
+
+
+def codes(proto: ModelProto) -> dict[str, Finding]:
+    load_model(proto)
+    return {finding.code: finding for finding in find(fold(proto)[0])}
+
+
+def test_a_clean_model_has_no_warnings() -> None:
+    report = check(conv_relu(inputs={"x": [1, 3, 8, 8]}))
+    assert report.ok and not [item for item in report.findings if item.level != "info"], str(report)
+    assert report.parser == "TensorRT 8.6.0" and report.opset == 17
+
+
+def test_an_invalid_model_is_a_finding_and_a_missing_file_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty.onnx").touch()
+    report = check(tmp_path / "empty.onnx")
+    assert not report.ok and report.findings[0].code == "invalid-model" and "0 bytes" in report.findings[0].message
+    with pytest.raises(UsageError, match="doesn't exist"):
+        check(tmp_path / "none.onnx")
+
+
+def test_every_refused_operator_is_an_error_with_node_and_reason(backend: Any) -> None:
+    fake = backend(FakeGeneration(Issue("d", "Det", "no Det"), Issue("n", "NonZero", "no NonZero")))
+    report = check(conv_relu())
+    refused = [item for item in report.findings if item.code == "unsupported-operator"]
+    assert [(item.node, item.op) for item in refused] == [("d", "Det"), ("n", "NonZero")]
+    assert "no Det" in refused[0].message and "TensorRT 8.6.0" in refused[0].message
+    assert not report.ok and len(fake.asked) == 1
+
+
+def test_without_a_backend_it_says_that_no_parser_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str = "auto") -> Any:
+        raise NoBackend("pip install tensorrt-rtx")
+
+    monkeypatch.setattr(trtopt.trt, "select", none)
+    report = check(conv_relu())
+    found = next(item for item in report.findings if item.code == "parser-not-asked")
+    assert found.level == "warning" and "tensorrt-rtx" in found.message and report.parser is None and report.ok
+    with pytest.raises(NoBackend):
+        check(conv_relu(), backend="rtx")
+
+
+def test_dynamic_inputs_by_name_with_the_option_to_type() -> None:
+    found = codes(conv_relu())["dynamic-input"]
+    assert found.node == "x" and "batch (axis 0)" in found.message
+
+
+def test_shapes_are_checked_against_the_inputs() -> None:
+    good = check(conv_relu(), shapes=["x:1x3x8x8,2x3x8x8,4x3x8x8"])
+    assert good.ok
+    for wrong in ("x:1x3x9x8", "other:1x3x8x8", "x:1x3x8"):
+        report = check(conv_relu(), shapes=[wrong])
+        assert next(item.code for item in report.findings if item.level == "error") == "shapes", wrong
+
+
+@pytest.mark.parametrize(
+    ("dtype", "code", "level"),
+    [
+        (TensorProto.INT64, "int64-input", "info"),
+        (TensorProto.DOUBLE, "double-input", "warning"),
+        (TensorProto.UINT8, "integer-input", "warning"),
+        (TensorProto.STRING, "unsupported-type", "error"),
+        (TensorProto.COMPLEX64, "unsupported-type", "error"),
+    ],
+)
+def test_input_types(dtype: int, code: str, level: str) -> None:
+    assert codes(model([node("Identity", "x", "y")], dtype=dtype))[code].level == level
+
+
+def test_int64_constants_out_of_range_but_not_open_slices() -> None:
+    big = np.array([2**40], np.int64)
+    proto = model([node("Add", "x c", "y", "adder")], weights={"c": big}, dtype=TensorProto.INT64)
+    found = codes(proto)["int64-constant"]
+    assert found.node == "adder" and str(2**40) in found.message
+    assert "int64-constant" not in codes(open_slice())
+
+
+def open_slice() -> ModelProto:
+    weights = {"s": np.array([1], np.int64), "e": np.array([2**63 - 1], np.int64), "a": np.array([2], np.int64)}
+    return model([node("Slice", "x s e a", "h"), node("Relu", "h", "y")], weights=weights)
+
+
+def test_double_weights() -> None:
+    proto = model([node("Add", "x c", "y")], weights={"c": values(8).astype(np.float64)}, dtype=TensorProto.DOUBLE)
+    assert codes(proto)["double-weights"].level == "warning"
+
+
+def test_fp16_overflow_underflow_and_masks() -> None:
+    huge, tiny = values(4, 3, 3, 3), values(4, 3, 3, 3, scale=1e-8)
+    huge[1, 2, 0, 0] = 1e5
+    assert codes(conv_relu(weights={"w": huge}))["fp16-weight-overflow"].node == "c"
+    assert codes(conv_relu(weights={"w": tiny}))["fp16-weight-underflow"].node == "c"
+    mixed = values(4, 3, 3, 3)
+    mixed[0] *= 1e-9  # a dead channel among live ones loses nothing that counts
+    assert not {code for code in codes(conv_relu(weights={"w": mixed})) if code.startswith("fp16-weight")}
+    mask = model(
+        [node("Add", "x m", "h", "masked"), node("Softmax", "h", "y")], weights={"m": np.float32([-3.4e38, 0] * 4)}
+    )
+    assert codes(mask)["fp16-mask-constant"].node == "masked"
+
+
+def test_clip_bounds_beyond_fp16_are_harmless() -> None:
+    bounds = {"lo": np.float32(0).reshape(()), "hi": np.float32(3.4e38).reshape(())}
+    assert not [
+        code for code in codes(model([node("Clip", "x lo hi", "y")], weights=bounds)) if code.startswith("fp16")
+    ]
+
+
+def test_damaged_weights_are_an_error() -> None:
+    damaged = values(4, 3, 3, 3)
+    damaged[0, 0, 0, 0] = np.nan
+    assert codes(conv_relu(weights={"w": damaged}))["non-finite-weight"].level == "error"
+
+
+def test_a_variance_spelled_out_is_a_warning_and_a_normalization_a_note() -> None:
+    two = {"two": np.float32(2).reshape(())}
+    spelled = model([node("Pow", "x two", "h", "square"), node("ReduceMean", "h", "y", axes=[1])], weights=two)
+    assert codes(spelled)["fp16-variance"].node == "square"
+    norm = model([node("LayerNormalization", "x s b", "y", "ln")], weights={"s": values(8), "b": values(8)})
+    assert codes(norm)["fp16-normalization"].level == "info"
+    assert codes(model([node("Exp", "x", "y")]))["fp16-range"].op == "Exp"
+
+
+def test_several_nodes_alike_are_one_finding() -> None:
+    nodes = [node("Exp", "x", "a", "e1"), node("Exp", "a", "b", "e2"), node("Exp", "b", "y", "e3")]
+    found = [item for item in find(model(nodes)) if item.code == "fp16-range"]
+    assert len(found) == 1 and "3 such nodes: e1, e2, e3" in found[0].message
+
+
+def test_operators_with_data_dependent_shapes_custom_and_integer_ones() -> None:
+    proto = model([node("NonZero", "x", "y", "nz")], outputs={"y": [4, "n"]})
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    assert codes(proto)["data-dependent-shape"].node == "nz"
+    custom = model([helper.make_node("Magic", ["x"], ["y"], "m", domain="acme")], outputs={"y": ["batch", 3, 8, 8]})
+    custom.opset_import.append(helper.make_opsetid("acme", 1))
+    assert codes(custom)["custom-operator"].node == "m"
+    integer = model([node("DynamicQuantizeLinear", "x", "q s z"), node("DequantizeLinear", "q s z", "y")])
+    assert codes(integer)["integer-operator"].level == "error"
+
+
+def quantized(zero_point: int = 0, *after: Any) -> ModelProto:
+    weights = {"s": np.float32(0.1).reshape(()), "z": np.int8(zero_point).reshape(()), "w": values(4, 3, 3, 3)}
+    nodes = [
+        node("Conv", "x w", "h", "c"),
+        node("QuantizeLinear", "h s z", "q", "quantize"),
+        node("DequantizeLinear", "q s z", "d"),
+        node("Relu", "d", "y"),
+    ]
+    return model(nodes, weights=weights)
+
+
+def test_faults_of_quantized_models() -> None:
+    assert codes(quantized())["qdq-before-activation"].node == "quantize"
+    assert codes(quantized(3))["qdq-zero-point"].level == "error"
+    assert "qdq-zero-point" not in codes(quantized())
+    bias = {"b": np.ones(4, np.int32), "s": np.float32(0.1).reshape(()), "w": values(4, 3, 3, 3)}
+    proto = model([node("DequantizeLinear", "b s", "bias", "dq"), node("Conv", "x w bias", "y")], weights=bias)
+    assert codes(proto)["qdq-int32-bias"].node == "dq"
+
+
+def test_int8_hazards_of_weights() -> None:
+    spread, zero = values(4, 3, 3, 3), values(4, 3, 3, 3)
+    spread[2] *= 1e5
+    zero[1] = 0
+    assert codes(conv_relu(weights={"w": spread}))["int8-channel-spread"].node == "c"
+    assert codes(conv_relu(weights={"w": zero}))["int8-zero-channel"].node == "c"
+    inputs: dict[str, list[int | str]] = {"x": [1, 3, 8, 8], "w": [4, 3, 3, 3]}
+    assert codes(model([node("Conv", "x w", "y", "c")], inputs=inputs))["int8-dynamic-weights"].node == "c"
+    narrow = [node("Conv", "x w", "h", "c1"), node("Conv", "h v", "y", "c2")]
+    weights = {"w": values(2, 3, 1, 1), "v": values(8, 2, 1, 1)}
+    assert codes(model(narrow, weights=weights))["int8-few-channels"].node == "c2"
+
+
+def test_padding_and_batchnorm_that_do_not_fold() -> None:
+    weights = {"pads": np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64), "w": values(4, 3, 3, 3)}
+    pad = model([node("Pad", "x pads", "p", "pad", mode="reflect"), node("Conv", "p w", "y")], weights=weights)
+    assert codes(pad)["pad-before-conv"].node == "pad"
+    weights = {"w": values(4, 3, 3, 3), "s": values(4), "b": values(4), "m": values(4), "v": np.abs(values(4)) + 1}
+    nodes = [node("Conv", "x w", "h"), node("BatchNormalization", "h s b m v", "n", "bn"), node("Add", "h n", "y")]
+    assert codes(model(nodes, weights=weights))["batchnorm-not-folded"].node == "bn"
+
+
+def test_opset_against_the_generation(backend: Any) -> None:
+    backend(FakeGeneration(max_opset=17))
+    found = {item.code: item for item in check(conv_relu(opset=18)).findings}
+    assert found["opset-too-new"].level == "warning" and "opset 18" in found["opset-too-new"].message
+    backend(FakeGeneration())
+    assert "opset-too-new" not in {item.code for item in check(conv_relu(opset=18)).findings}
+
+
+def test_fix_writes_a_model_with_the_same_outputs(tmp_path: Path) -> None:
+    out = tmp_path / "clean.onnx"
+    report = check(rapidocr("cls"), fix=out)
+    assert report.ok and report.fixed == out and report.verified is True, str(report)
+    assert len(load_model(out).proto.graph.node) == 179
+    assert "outputs unchanged" in report.summary
+    again = check(out)
+    assert again.folding is not None and not again.folding.changed
+
+
+def test_fix_lowers_the_opset_and_bounds_slices(tmp_path: Path, backend: Any) -> None:
+    backend(FakeGeneration(max_opset=17))
+    proto = open_slice()
+    proto.opset_import[0].version = 18
+    report = check(proto, fix=tmp_path / "clean.onnx")
+    clean = load_model(tmp_path / "clean.onnx")
+    assert report.verified and clean.opset == 17
+    ends = {tensor.name: numpy_helper.to_array(tensor) for tensor in clean.proto.graph.initializer}
+    assert max(int(array.max()) for array in ends.values()) == 2**31 - 1
+
+
+def test_fix_without_onnxruntime_says_that_it_was_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    report = check(conv_relu(), fix=tmp_path / "clean.onnx")
+    assert report.verified is False and (tmp_path / "clean.onnx").exists()
+    found = next(item for item in report.findings if item.code == "fix-not-verified")
+    assert "pip install 'onnxruntime" in found.message and "not verified" in report.summary
+
+
+def test_fix_that_would_change_outputs_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(proto: ModelProto, **_: Any) -> Any:
+        result, report = fold(proto)
+        array = numpy_helper.to_array(result.graph.initializer[1]) * 1.5
+        result.graph.initializer[1].CopyFrom(numpy_helper.from_array(array, result.graph.initializer[1].name))
+        return result, report
+
+    monkeypatch.setattr("trtopt.linting.checker.fold", broken)
+    report = check(conv_relu(), fix=tmp_path / "clean.onnx")
+    assert not report.ok and report.findings[0].code == "fix-changed-outputs"
+    assert list(tmp_path.iterdir()) == [] and report.fixed is None
+
+
+def test_an_unwritable_fix_fails_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        check(tmp_path / "none.onnx", fix=tmp_path / "missing" / "clean.onnx")
+
+
+def test_the_report_is_json_with_errors_first() -> None:
+    damaged = values(4, 3, 3, 3)
+    damaged[0] = np.inf
+    report = check(conv_relu(weights={"w": damaged}))
+    plain = json.loads(json.dumps(report.to_json()))
+    assert plain["ok"] is False and plain["findings"][0]["level"] == "error"
+    assert set(plain["findings"][0]) == {"level", "code", "node", "op", "message", "hint"}
+
+
+def test_the_real_parser_names_every_bad_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the rtx extra")
+    monkeypatch.undo()
+    nodes = [node("Det", "x", "a", "first_bad"), node("Relu", "a", "b"), node("Det", "x", "c", "second_bad")]
+    proto = model([*nodes, node("Add", "b c", "y")])
+    report = check(proto, backend="rtx", target="sm89")
+    refused = [item for item in report.findings if item.code == "unsupported-operator"]
+    assert {item.op for item in refused} == {"Det"} and len(refused) >= 1, str(report)
+
+
+def test_sm75_among_the_targets_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="needs the rtx extra")
+    monkeypatch.undo()
+    report = check(conv_relu(), backend="rtx", target="sm75,sm89")
+    assert any(item.code == "target" and "sm75" in item.message for item in report.findings), str(report)
+
+
+def test_a_large_profile_and_mapping_shapes() -> None:
+    sizes = {"x": ShapeRange((1, 3, 8, 8), (2, 3, 8, 8), (4, 3, 8, 8))}
+    assert check(conv_relu(), shapes=[sizes]).ok
+
+
+def test_external_weights_reach_the_parser(tmp_path: Path, backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = backend(FakeGeneration())
+    path = tmp_path / "m.onnx"
+    save_model(conv_relu(), path, inline_limit=100)
+    assert check(path).ok and fake.asked

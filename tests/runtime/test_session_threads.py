@@ -1,0 +1,546 @@
+"""Sessions called from threads, futures and asyncio, on a fake GPU (tests/fake_cuda.py); real ones are in tests/gpu."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_session import (
+    FakeContext,
+    FakeCuda,
+    FakeEngine,
+    OnGpu,
+    Open,
+    adding_engine,
+    busy,
+    check_run,
+    in_threads,
+    inputs_of,
+    large_engine,
+)
+
+from trtopt.core.errors import Busy, DeviceError, UsageError
+from trtopt.cuda.arrays import start
+from trtopt.cuda.driver import Driver, address_of
+from trtopt.runtime.baton import Baton, Turn
+from trtopt.runtime.lane import Lane
+from trtopt.runtime.machinecode import compiled
+from trtopt.runtime.session import Session
+from trtopt.runtime.turns import Turns
+
+
+def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=3) as session:
+
+        def work(seed: int) -> None:
+            for batch in (1, 8, 16, 3) * 3:
+                check_run(session, inputs_of(batch, seed))
+                if seed == 5:
+                    with pytest.raises(UsageError):
+                        session.run({"x": np.zeros((1, 3))})
+
+        assert in_threads(8, work) == []
+        assert session.memory().lanes <= 3
+
+
+def test_contexts_are_made_and_first_run_one_at_a_time(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorRT 8.6 stood still, under compute-sanitizer, where one was made beside another's first run."""
+    busy, most = [0], [0]
+
+    def watched(call: Callable[..., Any], cold: Callable[..., bool] = lambda *_: True) -> Callable[..., Any]:
+        def slowly(*args: Any) -> Any:
+            if not cold(*args):
+                return call(*args)
+            busy[0] += 1
+            most[0] = max(most[0], busy[0])
+            time.sleep(0.002)
+            try:
+                return call(*args)
+            finally:
+                busy[0] -= 1
+
+        return slowly
+
+    def first(context: FakeContext, stream: int) -> bool:
+        return not context.enqueued or stream in cuda.capturing
+
+    make = FakeEngine.create_execution_context_without_device_memory
+    monkeypatch.setattr(FakeEngine, make.__name__, watched(make))
+    monkeypatch.setattr(FakeContext, "execute_async_v3", watched(FakeContext.execute_async_v3, first))
+    with open_session(adding_engine(cuda), contexts=4) as session:
+
+        def work(seed: int) -> None:
+            for call in range(9):
+                check_run(session, inputs_of(1 + (seed + call) % 3, seed))
+
+        assert in_threads(4, work) == []
+        assert session.memory().lanes > 1
+    assert most == [1]
+
+
+def test_a_call_that_waits_too_long_is_told(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        with busy(session), pytest.raises(Busy, match="all 1 are in use"):
+            session.run(inputs_of(1), timeout=0.05)
+        check_run(session, inputs_of(1))
+
+
+def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(BaseException):
+        pass
+
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        check_run(session, inputs_of(4))
+        lane = session._lanes._free[0][0]
+        finish = type(lane)._finish
+
+        def stopped(self: Any, *arguments: Any) -> Any:
+            raise Stop
+
+        monkeypatch.setattr(type(lane), "_finish", stopped)
+        with pytest.raises(Stop):
+            session.run(inputs_of(4))
+        monkeypatch.setattr(type(lane), "_finish", finish)
+        for seed in range(3):
+            check_run(session, inputs_of(4, seed))
+
+
+def test_a_lane_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        thread = threading.Thread(target=session._lanes.take)  # ends without giving back
+        thread.start()
+        thread.join()
+        check_run(session, inputs_of(2))
+        session._lanes.take()  # as if an exception had struck right after it
+        check_run(session, inputs_of(2))
+        session._lanes.take()
+
+
+def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
+        inputs = inputs_of(2)
+        np.testing.assert_array_equal(session.submit(inputs).result(10)["s"], inputs["x"].sum(1))
+        with busy(session):
+            waiting = [session.submit(inputs), session.submit(inputs)]
+            with pytest.raises(Busy, match="all 2 are in use"):
+                session.submit(inputs, timeout=0.05)
+        for future in waiting:
+            np.testing.assert_array_equal(future.result(10)["s"], inputs["x"].sum(1))
+        with pytest.raises(UsageError, match="missing 'row'"):
+            session.submit({"x": inputs["x"]}).result(10)
+
+
+def test_asyncio_runs_without_blocking_the_loop(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, queue=2) as session:
+
+        async def main() -> None:
+            inputs = [inputs_of(1 + seed % 8, seed) for seed in range(40)]
+            results = await asyncio.wait_for(asyncio.gather(*map(session.run_async, inputs)), 30)
+            for given, result in zip(inputs, results):
+                np.testing.assert_array_equal(result["y"], given["x"] + given["row"])
+            with busy(session):
+                calls = [asyncio.ensure_future(session.run_async(inputs[0])) for _ in range(4)]
+                await asyncio.sleep(0.05)  # the loop turns though the queue is full
+                for call in calls[2:]:  # those wait for a place in the queue
+                    call.cancel()
+            done = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 30)
+            assert [isinstance(item, asyncio.CancelledError) for item in done] == [False, False, True, True]
+            await asyncio.wait_for(session.run_async(inputs[1]), 10)  # no place was lost
+
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("finish", [True, False])
+def test_closing_during_calls_ends_them_all(cuda: FakeCuda, open_session: Open, finish: bool) -> None:
+    session = open_session(adding_engine(cuda), contexts=2, queue=8)
+    futures: list[Future[Any]] = []
+    ended: list[type[BaseException]] = []
+
+    def work(seed: int) -> None:
+        while True:
+            try:
+                check_run(session, inputs_of(1 + seed, seed))
+                futures.append(session.submit(inputs_of(1 + seed, seed)))
+            except DeviceError as error:  # noqa: PERF203
+                assert "closed" in str(error)
+                ended.append(type(error))
+                return
+
+    closer = threading.Timer(0.1, session.close, [finish])
+    closer.start()
+    assert in_threads(6, work) == []
+    closer.join(30)
+    assert not closer.is_alive(), "close hangs"
+    assert len(ended) == 6
+    for future in futures:
+        assert future.cancelled() or future.exception(5) is None or isinstance(future.exception(5), DeviceError)
+        assert future.done()
+        if finish and not future.cancelled():
+            assert future.exception() is None
+    with pytest.raises(DeviceError, match="closed"):
+        session.run(inputs_of(1))
+
+
+def test_closing_frees_everything_and_is_done_once(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda))
+    check_run(session, inputs_of(3))
+    session.close()
+    session.close()
+    assert cuda.live == 0
+
+
+def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda))
+    for _ in range(3):
+        check_run(session, inputs_of(3))
+    session.submit(inputs_of(2)).result(10)
+    assert cuda.live
+    del session
+    end = time.monotonic() + 10
+    while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
+        gc.collect()
+        time.sleep(0.01)
+    assert cuda.live == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_after_a_fork_calls_are_refused(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_session(adding_engine(cuda)) as session:
+        check_run(session, inputs_of(1))
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        for call in (session.run, session.submit):
+            with pytest.raises(DeviceError, match=r"forked.*'spawn'"):
+                call(inputs_of(1))
+        monkeypatch.undo()
+
+
+def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: Open) -> None:
+    order: list[int] = []
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        holding = busy(session)
+        holding.__enter__()
+        threads = []
+        for number in range(6):
+
+            def work(number: int = number) -> None:
+                mine = session._lanes.take()
+                order.append(number)
+                session._lanes.give(mine)
+
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+            while session._lanes.waiting <= number:
+                time.sleep(0.001)
+        holding.__exit__(None, None, None)
+        for thread in threads:
+            thread.join(10)
+    assert order == list(range(6))
+
+
+# Python's GIL ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    def launch(graph: int, stream: int) -> int:
+        asked.append("launch")
+        return int(cuda.cudaGraphLaunch(graph, stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
+
+    def upload(to: int, source: int, nbytes: int, stream: int) -> int:
+        asked.append("upload")
+        return int(cuda.cudaMemcpyAsync(to, source, nbytes, 1, stream)[0]) if works else 201
+
+    asked: list[str] = []
+    none, _kept = driver(cuda, [], False)
+    monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: None)  # other tests may have made it
+    with open_session(large_engine(cuda)) as session:
+        hold(session, replace(none, launch=launch, upload=upload), 1)
+        x = session.pinned("x", (2, 40_000))
+        for round_ in range(5):
+            x[:] = np.random.default_rng(round_).normal(size=x.shape)
+            np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
+        with session.bind({"x": x}) as bound:
+            x[:] = 3
+            assert (bound()["y"] == 6).all()
+        assert asked.count("upload") == 2  # then the copy is in the graph of an address that has come before
+        assert asked.count("launch") > 2
+        del x, bound
+
+
+@pytest.fixture
+def turn(monkeypatch: pytest.MonkeyPatch) -> Baton:
+    """A baton that every call takes."""
+    wait = compiled()
+    if wait is None:
+        pytest.skip("numba can't be imported here: pip install 'trtopt[fast]'")
+    taken = Baton.taken
+
+    def always(baton: Baton) -> Turn | None:
+        baton._last = 0
+        return taken(baton)
+
+    monkeypatch.setattr(Baton, "taken", always)
+    made = Baton(wait, 2)
+    monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: made)
+    return made
+
+
+def driver(cuda: FakeCuda, asked: list[str], works: bool) -> tuple[Driver, Any]:
+    """Its functions, for calls without the GIL; and what must live as long as they."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    def launch(graph: int, stream: int) -> int:
+        asked.append("launch")
+        return int(cuda.cudaGraphLaunch(graph, stream)[0]) if works else 201  # CUDA_ERROR_INVALID_CONTEXT
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+    def synchronize(stream: int) -> int:
+        asked.append("wait")
+        return int(cuda.cudaStreamSynchronize(stream)[0]) if works else 201
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64)
+    def query(stream: int) -> int:
+        asked.append("query")
+        return int(cuda.cudaStreamQuery(stream)[0])
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+    def get(where: Any) -> int:
+        return cuda.get_current(SimpleNamespace(_obj=where.contents))
+
+    def fails(*_: Any) -> int:
+        return 201
+
+    native = launch, synchronize, query, get
+    return Driver(fails, fails, fails, query, cuda.get_current, cuda.set_current, *map(address_of, native)), native
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_threads_wait_for_the_baton_without_the_gil(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, turn: Baton, works: bool
+) -> None:
+    """Where the driver's call fails, the runtime's says why, or works."""
+    asked: list[str] = []
+    held, _kept = driver(cuda, asked, works)
+    with open_session(large_engine(cuda), contexts=3) as session:
+        hold(session, held, 3)
+
+        def work(seed: int) -> None:
+            x = session.pinned("x", (2, 40_000)) if seed % 2 else np.empty((2, 40_000), np.float32)
+            for call in range(5):
+                x[:] = np.random.default_rng(9 * seed + call).normal(size=x.shape)
+                np.testing.assert_array_equal(session.run({"x": x})["y"], x * 2)
+            with session.bind({"x": x}) as bound:
+                x[:] = 3
+                assert (bound()["y"] == 6).all()
+
+        assert in_threads(2, work) == []
+        assert asked.count("launch") >= 4
+        # Once for each call, enqueued ones too. Where a launch fails, nothing after it is done, and all of it is made again.
+        assert asked.count("wait") == 12
+        with pytest.raises(UsageError):
+            session.run({"x": np.zeros((9, 40_000), np.float32)})
+        monkeypatch.setattr(Lane, "wait", _broken)
+        with pytest.raises(DeviceError):
+            session.run({"x": np.zeros((1, 40_000), np.float32)})
+        assert turn.word.value & 1, "left"
+
+
+@pytest.mark.usefixtures("turn")
+@pytest.mark.parametrize("works", [True, False])
+@pytest.mark.parametrize("graphs", [0, 16])
+def test_arrays_in_any_order_of_memory_are_copied_without_the_gil_or_with_it(
+    cuda: FakeCuda, open_session: Open, graphs: int, works: bool
+) -> None:
+    held, _kept = driver(cuda, [], works)
+    with open_session(large_engine(cuda), contexts=3, graphs=graphs) as session:
+        hold(session, held, 3)
+
+        def work(seed: int) -> None:
+            chosen = np.random.default_rng(seed)
+            for call in range(12):
+                rows = 1 + (seed + call) % 4
+                x = chosen.normal(size=(rows, 40_000)).astype(np.float32)
+                given = np.asfortranarray(x) if call % 2 else x
+                out = np.zeros((rows, 80_000), np.float32)[:, ::2] if call % 3 else np.zeros(x.shape, np.float32)
+                np.testing.assert_array_equal(session.run({"x": given}, out={"y": out})["y"], x * 2)
+                np.testing.assert_array_equal(session.run({"x": given})["y"], out)
+
+        assert in_threads(3, work) == []
+
+
+@pytest.mark.parametrize("before", [None, 101])
+@pytest.mark.parametrize("one", [True, False])
+def test_calls_leave_the_threads_current_device_as_it_was(
+    cuda: FakeCuda,
+    open_session: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    before: int | None,
+    one: bool,
+) -> None:
+    held, _kept = driver(cuda, [], True)
+    x = np.ones((2, 40_000), np.float32)
+    if one:
+        monkeypatch.setattr("trtopt.runtime.lane.baton", lambda: None)
+    else:
+        request.getfixturevalue("turn")
+    with open_session(large_engine(cuda), contexts=3) as session:
+        hold(session, held, 3)
+
+        def work(_: int) -> None:
+            def check(result: Any) -> None:
+                y = result["y"]
+                assert ((y if isinstance(y, np.ndarray) else y.numpy()) == 2).all()
+                assert held.current() == before
+
+            cuda.set_current(before)
+            for given in (x, OnGpu(session._gpus[0].device, x), np.asfortranarray(x)):
+                for _ in range(4):
+                    check(session.run({"x": given}))
+                with session.bind({"x": given}) as bound:
+                    check(bound())
+            check(session.run({"x": x}, out={"y": np.empty_like(x)}))
+            check({"y": session.pinned("x", x.shape) * 0 + 2})
+            session.time({"x": x}, 2)
+            session.memory()
+            assert held.current() == before
+
+        assert in_threads(3, work) == []
+        cuda.set_current(before)
+    assert held.current() == before
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("current", [None, 100, 101])
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_bound_call_on_the_gpu_comes_after_the_stream_that_makes_its_array(
+    cuda: FakeCuda,
+    open_session: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    turn: Baton,
+    alone: bool,
+    current: int | None,
+    busy: bool,
+) -> None:
+    """In one stretch of machine code where that stream is idle and the GPU is current."""
+    asked: list[str] = []
+    held, _kept = driver(cuda, asked, True)
+    cuda.streams[1] = []  # the default one
+    if alone:
+        monkeypatch.setattr(Lane, "turn", lambda _: None)
+    with open_session(large_engine(cuda)) as session:
+        hold(session, held, 1)
+        device, values = session._gpus[0].device, np.ones((2, 40_000), np.float32)
+        with device.stream() as maker:
+            x = OnGpu(device, values, maker.handle)
+            with session.bind({"x": x}) as bound:
+                to, values[:] = x.buffer.handle, 3
+                for stream in (1, maker.handle) if busy else ():
+                    cuda.push(stream, partial(ctypes.memmove, to, start(values), values.nbytes))
+                    cuda.set_current(current)
+                    asked.clear()
+                    cuda.calls.clear()
+                    y = bound()["y"]
+                    assert held.current() == current
+                    assert cuda.calls.count("cudaStreamWaitEvent") == 1
+                    cuda.set_current(100)
+                    assert (y.numpy() == values * 2).all()
+                    values += 1
+                cuda.set_current(current)
+                asked.clear()
+                cuda.calls.clear()
+                y = bound()["y"]
+                assert (asked == ["query", "query", "launch", "wait"]) == (current == 100)
+                assert cuda.calls == ["cudaStreamQuery"] * 2 + ["cudaGraphLaunch", "cudaStreamSynchronize"]
+                assert held.current() == current
+                cuda.set_current(100)
+        assert turn.word.value == 0 if alone else turn.word.value & 1
+        del x, y, bound
+    del cuda.streams[1]
+
+
+@pytest.mark.parametrize("before", [None, 101])
+def test_a_stream_of_the_callers_is_met_on_its_device(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, before: int | None
+) -> None:
+    """It may be the default one, of which every device has its own."""
+    held, _kept = driver(cuda, [], True)
+    there: list[int | None] = []
+
+    def watched(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: FakeCuda, *arguments: Any) -> Any:
+            if int(arguments[-1]) == number:
+                there.append(held.current())
+            return real(self, *arguments)
+
+        return call
+
+    with open_session(large_engine(cuda)) as session:
+        mine = session._gpus[0].device.stream()
+        number = mine.handle
+        for name in ("cudaGraphLaunch", "cudaStreamSynchronize"):
+            monkeypatch.setattr(FakeCuda, name, watched(getattr(FakeCuda, name)))
+        hold(session, held, 1)
+        x = np.ones((2, 40_000), np.float32)
+        cuda.set_current(before)
+        with session.bind({"x": x}, stream=number) as bound:
+            assert (bound()["y"] == 2).all()
+        for _ in range(3):
+            assert (session.run({"x": x}, stream=number)["y"] == 2).all()
+        assert set(there) == {100}
+        assert len(there) >= 8
+        assert held.current() == before
+        mine.free()
+        del bound
+
+
+@pytest.mark.parametrize("before", [None, 101])
+def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_session: Open, before: int | None) -> None:
+    held, _kept = driver(cuda, [], True)
+    seen: list[int | None] = []
+    with open_session(large_engine(cuda), contexts=3) as session:
+        hold(session, held, 3)
+        weakref.finalize(session._gpus[0]._loaded, lambda: seen.append(held.current()))
+
+        def work(_: int) -> None:
+            for _ in range(3):
+                session.run({"x": np.ones((2, 40_000), np.float32)})
+
+        assert in_threads(3, work) == []
+        with session.bind({"x": np.ones((2, 40_000), np.float32)}):
+            pass
+        cuda.set_current(before)
+    assert seen == [100]
+    assert held.current() == before
+
+
+def hold(session: Session, held: Driver, contexts: int) -> None:
+    """Give the session's GPU driver's functions, and lanes that know of them."""
+    at = session._gpus[0].device.cuda
+    at.driver, at.context = held, held.current()
+    session._lanes.close()  # made before
+    session._lanes = Turns(lambda number: session._gpus[0].lane(), contexts, owned=True)
+
+
+def _broken(*_: Any) -> None:
+    raise DeviceError("as if the GPU had failed")

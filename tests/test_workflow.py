@@ -1,0 +1,65 @@
+"""The pipeline on the quickstart's recipe: everything once, nothing twice, and again what changed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trtopt import run
+from trtopt.core.errors import UsageError
+from trtopt.workflow import pipeline
+
+pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+
+
+def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    first = pipeline("efficientnet-lite0", out, target="sm89")
+    assert first.skipped == ()
+    assert first.build.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    assert first.agreement is not None
+    assert first.agreement["samples"] == 20
+    assert first.agreement["top1_agreement"] == 1.0
+    assert first.agreement["snr_db"] >= 18.4
+    assert all(path.is_file() for path in first.files.values())
+    assert first.timing is not None or first.not_run
+    said = str(first)
+    assert f"FP32 model 18.5 MB, engine {(out / 'efficientnet-lite0.int8.engine').stat().st_size / 1e6:.1f} MB" in said
+    assert "same class for 100% (limit 95%), 19." in said and "outside the limit" not in said
+    following = shlex.split(said.splitlines()[-1])
+    assert following[:3] == ["next:", "trtopt", "run"]
+    assert run(following[3], images=[following[5]], backend="onnxruntime", top=1).ok
+    lost = {**first.agreement, "top1_agreement": 0.9}
+    lost["outputs"] = {"logits": {**lost["outputs"]["logits"], "agreement": 0.9}}
+    assert "outside the limit: logits: same class for 90.0%" in str(replace(first, agreement=lost))
+    again = pipeline("efficientnet-lite0", out, target="sm89")
+    assert set(again.skipped) == {"export", "check", "build", "table", "verify"}
+    assert again.agreement == first.agreement
+    assert json.loads(json.dumps(again.to_json()))["build"]["cached"] is True
+    assert "already up to date" in str(again)
+    first.files["ONNX"].write_bytes(b"damaged")
+    mended = pipeline("efficientnet-lite0", out, target="sm89")
+    assert "check" not in mended.skipped
+    assert "export" in mended.skipped
+    half = pipeline("efficientnet-lite0", out, precision="fp16", target="sm89")
+    assert half.build.precision["fp16"] == 50
+    assert str(half).endswith(f"next: trtopt inspect {half.files['engine']}")
+    assert half.agreement is not None
+    assert half.agreement["snr_db"] > 40
+
+
+def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--precision is 'int4'"):
+        pipeline("efficientnet-lite0", tmp_path / "out", precision="int4")
+    with pytest.raises(UsageError, match="efficientnet-lite0"):
+        pipeline("no-such-model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,1 @@
+"""build() as users call it: candidates, and which is kept."""

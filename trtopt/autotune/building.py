@@ -1,0 +1,405 @@
+"""build() as users call it: the builder, and where INT8 or FP8 is asked for, the comparison with FP16 on this machine's GPU.
+
+INT8 is not always faster: TensorRT may have no good INT8 kernel for a layer, and conversions between types cost time. So a
+quantized engine is measured against the one that it replaces, unless that is declined, and `best` decides by the figures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtopt.autotune.candidates import (
+    NATIVE_CACHE,
+    build_candidate,
+    check_measurable,
+    floating,
+    gpu_for,
+    measured,
+    precisions,
+    real_samples,
+    stored_comparison,
+)
+from trtopt.autotune.selection import EQUAL, Comparison
+from trtopt.builder import construction as engine
+from trtopt.builder.construction import BuildResult, check_outputs
+from trtopt.calibration.table import Table
+from trtopt.core.errors import (
+    AccuracyLost,
+    BuildCancelled,
+    BuildFailed,
+    DeviceError,
+    MissingDependency,
+    ModelError,
+    PrecisionLost,
+    TrtoptError,
+    UsageError,
+)
+from trtopt.core.files import (
+    existing_file,
+    folder_beside,
+    json_bytes,
+    sha256_file,
+    sha256_json,
+    write_bytes,
+    writing_together,
+)
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import Precision, Profile
+from trtopt.core.version import __version__
+from trtopt.cuda.device import DeviceInfo
+from trtopt.data import Batches
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine.manifest import beside, load_manifest, manifest_path
+from trtopt.evaluation.limits import MIN_AGREEMENT, Limits
+from trtopt.evaluation.verify import Runner
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.output_kinds import Given, Kind, resolve
+from trtopt.ort.runner import OnnxRunner
+from trtopt.ort.sessions import version as ort_version
+from trtopt.recipes.classnames import load_classes
+from trtopt.runtime.session import Session
+from trtopt.trt import select
+
+FEW = 32  # below, one sample's class decides too much
+_BUILDER = tuple(inspect.signature(engine.build).parameters)
+_NO_PART = (
+    "model",
+    "output",
+    "images",
+    "data",
+    "calib",
+    "preprocess",
+    "save_onnx",
+    "save_cache",
+    "classes",
+    "output_kind",
+    "force",
+    "reporter",
+)
+
+
+def build(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | os.PathLike[str],
+    *,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    fp8: bool = False,
+    best: bool = False,
+    min_agreement: float = MIN_AGREEMENT,
+    min_snr: float | None = None,
+    compare: bool = True,
+    images: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    calib: str | os.PathLike[str] | Table | None = None,
+    preprocess: Any = None,
+    method: str = "auto",
+    limit: int | None = None,
+    batch: int = 8,
+    calibrator: str = "trtopt",
+    precision_override: Sequence[str] = (),
+    fp32_io: bool = True,
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
+    target: Sequence[str] | str = (),
+    backend: str = "auto",
+    workspace: str | int | None = None,
+    optimization_level: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    hardware_compatibility: str = "none",
+    version_compatible: bool = False,
+    exclude_lean_runtime: bool = False,
+    strip: bool = False,
+    refit: bool = False,
+    sparsity: bool = False,
+    tf32: bool = True,
+    allow_precision_fallback: bool = False,
+    save_onnx: str | os.PathLike[str] | None = None,
+    save_cache: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | Sequence[str] | None = None,
+    output_kind: Given = (),
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> BuildResult:
+    """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
+
+    Args:
+        model: an ONNX file or model.
+        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
+        best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
+            results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
+            the samples that it is calibrated on, or, with calib, on images or data.
+        min_agreement: best's limit for classes, tokens and masks: share of samples, positions and pixels with FP32's class.
+        min_snr: best's limit in dB; None: 20, for outputs of other kinds (embeddings also need a cosine of 0.99).
+        compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
+        images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
+            them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
+            holds Q/DQ needs none.
+        preprocess, method, limit, batch: how to calibrate; see `calibrate`.
+        calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
+        precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
+        fp32_io: keep the network's inputs and outputs FP32.
+        shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
+            of names to `ShapeRange`. Parts that name different inputs are one profile; an input again begins another.
+            Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
+            of its images open, they are prepared in the opt size, unless `preprocess` has one.
+        target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
+        save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
+            trtopt, set graph_optimization_level to ORT_ENABLE_BASIC: its further passes make a QLinearConcat of FP16 scales,
+            which ONNX Runtime then refuses.
+        save_cache: where to keep the calibration cache that TensorRT's own calibrator wrote.
+        classes: the classes' names, for the manifest: a file (one name a line, or a JSON list), "imagenet", or a list. If
+            nothing else changed, the manifest alone is written again; without names, an up-to-date engine keeps its own.
+        output_kind: what outputs mean, {"NAME": "embedding"} or ["NAME=embedding"]: classes, embedding, boxes, mask, tokens
+            or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
+            where nothing else changed.
+        force: build even where `output` is up to date.
+
+    Raises:
+        UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
+        DeviceError: best without a GPU that the engine can run on.
+        UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
+        PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
+        AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
+    """
+    options: dict[str, Any] = {name: value for name, value in locals().items() if name in _BUILDER}
+    limits = Limits(min_agreement, min_snr)
+    if best:
+        if not compare:
+            raise UsageError("--best compares engines: drop --no-compare, or name the precision instead of --best")
+        return _Best(options, limits).build()
+    if limits != Limits():
+        raise UsageError("--min-agreement and --min-snr are limits of --best: add it, or drop them")
+    return _asked_for(options, compare)
+
+
+# What was asked for, measured ------------------------------------------------------------------------------------------
+
+
+def _asked_for(options: Mapping[str, Any], compare: bool) -> BuildResult:
+    """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
+    result, reporter = engine.build(**options), options["reporter"]
+    if not (options["int8"] or options["fp8"]):
+        return result
+    quantized, base = precisions(options)
+    if not compare:
+        return replace(result, not_measured="--no-compare was given")
+    try:
+        gpu = gpu_for(options)
+        stored = stored_comparison(result.engine) if result.cached else None
+        if stored is not None and stored.gpu == str(gpu) and stored.speedup is not None:
+            _warn_if_slow(stored, quantized, base, reporter)
+            return replace(result, comparison=stored.describe())
+        model = load_model(options["model"])
+        check_measurable(options, model, base)
+    except TrtoptError as error:
+        return replace(result, not_measured=str(error))
+    try:
+        with folder_beside(result.engine) as folder:
+            reporter.note(f"building for {base.upper()} too, to compare (--no-compare leaves that out)")
+            other = build_candidate(floating(options, base, options["preprocess"]), base, folder)
+            samples = None if options["images"] is options["data"] is None else real_samples(model, options)
+            found = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
+    except BuildCancelled:
+        raise
+    except TrtoptError as error:
+        reporter.warn(f"not measured against {base.upper()}: {error}")
+        return replace(result, not_measured=str(error))
+    found = found.asked_for(str(quantized))
+    _warn_if_slow(found, quantized, base, reporter)
+    if (manifest := load_manifest(result.engine)) is not None:
+        replace(manifest, comparison=found.describe()).save(result.engine)
+    return replace(result, comparison=found.describe())
+
+
+def _warn_if_slow(found: Comparison, quantized: Precision, base: Precision, reporter: Reporter) -> None:
+    if found.speedup is None or found.speedup > 1 + EQUAL:
+        return
+    name, instead = quantized.upper(), f"use --best or --{base}"
+    if found.speedup < 1 / (1 + EQUAL):
+        reporter.warn(f"{name} takes {1 / found.speedup:.2f} times as long as {base.upper()} on {found.gpu}: {instead}")
+    else:
+        reporter.warn(f"{name} is no faster than {base.upper()} on {found.gpu}: {instead}")
+
+
+# The best ----------------------------------------------------------------------------------------------------------------
+
+
+class _Best:
+    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
+
+    def __init__(self, options: Mapping[str, Any], limits: Limits) -> None:
+        self.options = dict(options)
+        if not (options["int8"] or options["fp8"]):
+            self.options["int8"] = True
+        self.limits, self.reporter = limits, options["reporter"]
+        self.quantized, self.base = precisions(self.options)
+        self.output = Path(options["output"])
+
+    def build(self) -> BuildResult:
+        started, given = time.monotonic(), self.options
+        read = [given[name] for name in ("model", "data", "calib", "preprocess", "timing_cache")]
+        check_outputs(self.output, (given["save_onnx"], given["save_cache"]), read)
+        if given["images"] is given["data"] is None:
+            beside = "; beside --calib they judge and nothing else" if given["calib"] is not None else ""
+            raise UsageError(f"--best judges accuracy on real samples: add --images DIR or --data F.npz{beside}")
+        model = load_model(given["model"])
+        try:
+            gpu = gpu_for(given)
+            check_measurable(given, model, self.base)
+        except (DeviceError, MissingDependency, UsageError) as error:
+            instead = f"choose the precision yourself: --{self.quantized} or --{self.base} instead of --best"
+            raise type(error)(f"--best measures engines on a GPU, and {error}; else {instead}") from error
+        samples = real_samples(model, given)
+        names = None if given["classes"] is None else load_classes(given["classes"])
+        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given["output_kind"], names)
+        key = self._key(model, gpu, samples)
+        if not given["force"] and (done := self._up_to_date(key)):
+            return done
+        if samples.samples < FEW:
+            self.reporter.warn(
+                f"only {samples.samples} samples judge the accuracy, so one decides over {1 / samples.samples:.0%}: give at "
+                f"least {FEW}"
+            )
+        with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
+            made, found = self._contest(folder, stack, gpu, model, samples)
+            kept = made[Precision(found.kept)]
+            self._install(kept, made.get(self.quantized), replace(found, key=key))
+        self.reporter.note(found.why)
+        seconds = time.monotonic() - started
+        return self._result(kept, replace(found, key=key), seconds=seconds)
+
+    def _contest(
+        self, folder: Path, stack: contextlib.ExitStack, gpu: DeviceInfo, model: Model, samples: Batches
+    ) -> tuple[dict[Precision, BuildResult], Comparison]:
+        made: dict[Precision, BuildResult] = {}
+        failed: dict[Precision, str] = {}
+
+        def enter(precision: Precision) -> None:
+            first = made.get(self.quantized)
+            stored = load_manifest(first.engine) if first else None
+            try:
+                chosen = self._chosen(precision, stored.preprocess if stored else self.options["preprocess"])
+                made[precision] = build_candidate(chosen, precision, folder)
+            except (BuildFailed, PrecisionLost) as error:
+                self.reporter.warn(f"no {precision.upper()} engine: {error}")
+                failed[precision] = str(error)
+
+        enter(self.quantized)
+        enter(self.base)
+        reference, said = self._reference(folder, stack, model)
+        for last in (False, True):
+            if last:
+                enter(Precision.FP32)
+            if made:
+                found = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
+                try:
+                    return made, replace(found, reference=said).judged(self.limits)
+                except AccuracyLost:
+                    if last:
+                        raise
+        raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
+
+    def _chosen(self, precision: Precision, preprocess: Any) -> dict[str, Any]:
+        """The builder's options for one candidate."""
+        if precision is not self.quantized:
+            return floating(self.options, precision, preprocess)
+        chosen = dict(self.options)
+        if self.options["calib"] is not None:  # then images and data only judge
+            chosen |= {"images": None, "data": None}
+        return chosen
+
+    def _reference(self, folder: Path, stack: contextlib.ExitStack, model: Model) -> tuple[Runner, str]:
+        """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
+        try:
+            runner = OnnxRunner(model.path or model.proto, optimize=True)
+            version = ort_version("the reference")
+            return runner, f"the FP32 model in ONNX Runtime {version} on the CPU"
+        except (MissingDependency, ModelError) as error:
+            self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
+        options = floating(self.options, Precision.FP32, None) | {"tf32": False, "save_onnx": None, "classes": None}
+        made = build_candidate(options, Precision.FP32, folder / "reference")
+        session = stack.enter_context(Session(made.engine, contexts=1))
+        return session.run_batches, "an FP32 engine without TF32"
+
+    def _install(self, kept: BuildResult, quantized: BuildResult | None, found: Comparison) -> None:
+        """Move the winner to the output: plan and manifest, and what else is to be kept."""
+        manifest = load_manifest(kept.engine)
+        assert manifest is not None  # the builder has just written it
+        graph, cache = self.options["save_onnx"], self.options["save_cache"]
+        engine.tell_cut_off(self.output, graph, self.reporter)
+        graph_file = beside(self.output, graph) if graph else None
+        manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
+        with writing_together(self.output, manifest_path(self.output)) as (plan, described):
+            os.replace(kept.engine, plan)
+            described.write_bytes(json_bytes(asdict(manifest)))
+            if graph:
+                save_model(load_model(str(kept.onnx)).proto, graph)
+            if cache and quantized is not None:
+                write_bytes(cache, quantized.engine.with_name(NATIVE_CACHE).read_bytes())
+
+    def _result(self, built: BuildResult, found: Comparison, *, seconds: float) -> BuildResult:
+        graph = self.options["save_onnx"]
+        return replace(
+            built,
+            engine=self.output,
+            manifest=manifest_path(self.output),
+            onnx=Path(graph) if graph else None,
+            comparison=found.describe(),
+            seconds=seconds,
+        )
+
+    def _up_to_date(self, key: str) -> BuildResult | None:
+        """What is at the output, if a contest now would have the same engines and, by these limits, the same winner."""
+        stored, cache = stored_comparison(self.output), self.options["save_cache"]
+        if stored is None or stored.key != key or (cache and not Path(cache).is_file()):
+            return None
+        try:
+            found = stored.judged(self.limits)
+        except AccuracyLost:
+            return None  # FP32 hasn't been tried
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return None  # figures that nobody measured: compare again
+        manifest = load_manifest(self.output)
+        if found.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
+            return None
+        result = engine.build(**self._chosen(Precision(found.kept), manifest.preprocess))
+        if not result.cached:
+            return None
+        self.reporter.note(f"{self.output} is up to date: {found.why}")
+        if found != stored and (manifest := load_manifest(self.output)) is not None:  # other limits
+            replace(manifest, comparison=found.describe()).save(self.output)
+        return self._result(result, found, seconds=result.seconds)
+
+    def _key(self, model: Model, gpu: DeviceInfo, samples: Batches) -> str:
+        """What a contest depends on besides the limits."""
+        given, generation = self.options, select(self.options["backend"])
+        calib, preprocess = given["calib"], given["preprocess"]
+        if calib is None:
+            scales = real_samples(model, given, None).describe()
+        else:
+            scales = {
+                "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "--calib"))
+            }
+        return sha256_json(
+            {
+                "model": model.fingerprint,
+                "options": {name: str(value) for name, value in given.items() if name not in _NO_PART},
+                "scales": scales,
+                "samples": samples.describe(),
+                "kinds": self.kinds,
+                "preprocess": None if preprocess is None else Preprocess.load(preprocess).describe(),
+                "generation": [generation.family, generation.version],
+                "gpu": str(gpu),
+                "trtopt": __version__,
+            }
+        )

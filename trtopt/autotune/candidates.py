@@ -1,0 +1,161 @@
+"""The engines that a request compares: their options, builds and measurements, and where they lie meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trtopt.autotune.selection import Comparison, Entrant, judge, time_in_turns
+from trtopt.builder import construction as engine
+from trtopt.builder.construction import BuildResult
+from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache
+from trtopt.core.errors import DeviceError, TrtoptError, UsageError
+from trtopt.core.progress import Phase, Reporter
+from trtopt.core.shapes import parse_profiles
+from trtopt.core.values import BuildSpec, Override, Precision, parse_targets
+from trtopt.cuda.device import Device, DeviceInfo, probe
+from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.verify import Runner
+from trtopt.graph.io import Model
+from trtopt.graph.output_kinds import Kind
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.runtime.session import Session
+from trtopt.trt import select
+
+SAMPLES = 64  # that judge the accuracy, unless --limit says another number
+NATIVE_CACHE = "native.cache"  # beside a candidate's plan
+_CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
+
+
+def precisions(options: Mapping[str, Any]) -> tuple[Precision, Precision]:
+    """The quantized one, and the one that it is compared with."""
+    quantized = Precision.FP8 if options["fp8"] and not options["int8"] else Precision.INT8
+    return quantized, Precision.BF16 if options["bf16"] else Precision.FP16
+
+
+def gpu_for(options: Mapping[str, Any]) -> DeviceInfo:
+    """The GPU that the engines are measured on.
+
+    Raises:
+        DeviceError: there is none, CUDA can't use it, or the engines are for others.
+        MissingDependency: cuda-bindings isn't installed.
+    """
+    found = probe()
+    if not found:
+        raise DeviceError(f"there is no GPU here: {found.reason}")
+    here = found.devices[0]
+    quantized, base = precisions(options)
+    spec = BuildSpec(precision=quantized, remainder=base, targets=parse_targets(options["target"]))
+    targets = select(options["backend"]).targets(spec)
+    if targets and here.compute_capability not in targets:
+        said = ", ".join(f"sm{target}" for target in targets)
+        raise DeviceError(f"the engine is for {said}; the GPU here is {here}: add --target sm{here.compute_capability}")
+    return Device(here.ordinal).info
+
+
+def check_measurable(options: Mapping[str, Any], model: Model, base: Precision) -> None:
+    """Raise UsageError unless engines of both precisions can be made of the model and run."""
+    if options["strip"]:
+        raise UsageError("an engine without its weights (--strip) can't run")
+    if is_quantized(model.proto):
+        raise UsageError(
+            f"the model already holds Q/DQ, so there is no {base.upper()} form of it: give the float model"
+        )
+
+
+def real_samples(model: Model, options: Mapping[str, Any], default: int | None = SAMPLES) -> Batches:
+    """The real samples of a request, at most `default` unless it says how many."""
+    images, preprocess, calib = options["images"], options["preprocess"], options["calib"]
+    if images is not None and preprocess is None and calib is not None:
+        table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
+        preprocess = table.preprocess if table else None
+    if images is not None and preprocess is not None:
+        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(options["shapes"]))
+    return open_data(
+        model.inputs,
+        images=images,
+        data=options["data"],
+        preprocess=preprocess if images is not None or calib is None else None,
+        limit=default if options["limit"] is None else options["limit"],
+        batch=options["batch"],
+    )
+
+
+def floating(options: Mapping[str, Any], precision: Precision, preprocess: Any) -> dict[str, Any]:
+    """The builder's options for the same engine without quantization."""
+    allowed = (Precision.FP32, precision)
+    overrides = [text for text in options["precision_override"] if Override.parse(text).precision in allowed]
+    named = {"fp16": precision is Precision.FP16, "bf16": precision is Precision.BF16}
+    rest = {name: value for name, value in options.items() if name not in _CALIBRATION}
+    return (
+        rest
+        | named
+        | {"precision_override": overrides, "preprocess": preprocess, "reporter": _Prefixed(options, precision)}
+    )
+
+
+def build_candidate(options: Mapping[str, Any], precision: Precision, folder: Path) -> BuildResult:
+    """One engine, with all that belongs to it, in a folder of its own."""
+    own = folder / str(precision)
+    own.mkdir(parents=True)
+    saved = {"save_onnx": own / "graph.onnx" if options["save_onnx"] else None}
+    if options.get("save_cache"):
+        saved["save_cache"] = own / NATIVE_CACHE
+    return engine.build(**{**options, "output": own / Path(options["output"]).name, **saved})
+
+
+def measured(
+    gpu: DeviceInfo,
+    made: Mapping[Precision, BuildResult],
+    failed: Mapping[Precision, str],
+    samples: Batches | None,
+    reporter: Reporter,
+    *,
+    reference: Runner | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+) -> Comparison:
+    """Time the engines that could be made, and judge them against `reference`, where there is one, by the outputs' `kinds`."""
+    names = ", ".join(item.upper() for item in made)
+    with contextlib.ExitStack() as stack:
+        sessions = {str(item): stack.enter_context(Session(result.engine, contexts=1)) for item, result in made.items()}
+        with reporter.phase(f"timing {names} in turns"):
+            times, inputs = time_in_turns(sessions, samples or ())
+        accuracy: Mapping[str, Any] = {}
+        if reference is not None and samples is not None:
+            with reporter.phase(f"comparing {names} with FP32"):
+                accuracy = judge(reference, sessions, samples, kinds)
+    entrants = [
+        Entrant(str(item), result.truth, round(result.seconds, 3), times[str(item)], accuracy.get(str(item)))
+        for item, result in made.items()
+    ]
+    entrants += [Entrant(str(item), failed=why) for item, why in failed.items()]
+    return Comparison(str(gpu), inputs, None, tuple(entrants))
+
+
+def stored_comparison(output: Path) -> Comparison | None:
+    """The comparison in the manifest at `output`."""
+    try:
+        manifest = load_manifest(output)
+    except TrtoptError:
+        return None  # no engine, or an unreadable manifest: build again
+    return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
+
+
+class _Prefixed(Reporter):
+    """Another candidate's phases and warnings, under its name; its notes were said for the first one."""
+
+    def __init__(self, options: Mapping[str, Any], precision: Precision) -> None:
+        self._reporter, self._name = options["reporter"], precision.upper()
+
+    def warn(self, text: str) -> None:
+        self._reporter.warn(f"{self._name}: {text}")
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        with self._reporter.phase(f"{self._name}: {name}", total) as phase:
+            yield phase

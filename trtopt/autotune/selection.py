@@ -1,0 +1,260 @@
+"""Engines of one model against each other: timed in turns, judged against FP32, one kept, and why.
+
+Everything that was measured is kept as plain JSON, so that other limits can be judged without measuring again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.documents import Damaged, converted
+from trtopt.core.errors import AccuracyLost, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.cuda.tensors import Profile, numpy_dtype, x
+from trtopt.data import Batches
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.outputs import decibels, measure
+from trtopt.evaluation.verify import Runner, verify_all
+from trtopt.graph.output_kinds import Kind
+from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.runtime.session import Session
+
+Arrays = Mapping[str, NDArray[Any]]
+EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
+_ROUNDS = 7
+_ROUND_MS = 150.0  # of one engine's GPU time in each round
+_ORDER = ("fp32", "fp16", "bf16", "fp8", "int8")  # from the most precise
+
+
+@dataclass(frozen=True)
+class Times:
+    """GPU time of one inference at a profile's opt shapes, in milliseconds.
+
+    Attributes:
+        shapes: input → "32x3x224x224".
+        gpu_ms: median of the rounds' medians; `low` and `high` are the fastest and slowest round.
+        cuda_graph: a CUDA graph was replayed; else each inference was enqueued.
+    """
+
+    shapes: Mapping[str, str]
+    gpu_ms: float
+    low: float
+    high: float
+    cuda_graph: bool
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """One candidate.
+
+    Attributes:
+        truth: what it really runs (`BuildResult.truth`).
+        accuracy: against FP32 (`Agreement.describe()`); None: not judged.
+        failed: why there is no such engine; then the rest is empty.
+    """
+
+    precision: str
+    truth: str = ""
+    seconds: float = 0.0
+    times: tuple[Times, ...] = ()
+    accuracy: Mapping[str, Any] | None = None
+    failed: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.precision.upper()
+
+    def pace(self, other: Entrant) -> float:
+        """How many times as long as `other` it takes: geometric mean over the profiles."""
+        ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
+        return math.exp(statistics.fmean(map(math.log, ratios)))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured and what follows.
+
+    Attributes:
+        gpu: where; inputs: what the engines were timed on; reference: what they were judged against, or None.
+        kept: precision of the engine kept, and `why` in one line.
+        speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
+        best: whether the fastest within `limits` was to be kept, rather than what was asked for.
+        key: what a contest depends on besides the limits; empty without one.
+    """
+
+    gpu: str
+    inputs: str
+    reference: str | None
+    entrants: tuple[Entrant, ...]
+    best: bool = False
+    limits: Limits | None = None
+    kept: str = ""
+    why: str = ""
+    key: str = ""
+
+    @property
+    def speedup(self) -> float | None:
+        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.entrants) if item.times}
+        return timed[False].pace(timed[True]) if len(timed) == 2 else None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        entrants = [asdict(item) | {"times": list(map(asdict, item.times))} for item in self.entrants]
+        return asdict(self) | {"entrants": entrants, "speedup": self.speedup}
+
+    @classmethod
+    def load(cls, described: Mapping[str, Any]) -> Comparison | None:
+        """What `describe` gave; None where it can't be read, as from another version."""
+        try:
+            found = converted(dict(described), cls)
+        except (Damaged, UsageError):  # UsageError: limits beyond theirs
+            return None
+        times = [item.gpu_ms for entrant in found.entrants for item in entrant.times]
+        return found if all(1e-6 < item < 1e9 for item in times) else None
+
+    def asked_for(self, precision: str) -> Comparison:
+        """Keep `precision` as it was asked for, and say how it compares."""
+        mine = next(item for item in self.entrants if item.precision == precision)
+        other = next(item for item in self.entrants if item.precision != precision)
+        return replace(self, kept=precision, why=f"{mine.name} as asked for: {_compared(mine, other)}")
+
+    def judged(self, limits: Limits) -> Comparison:
+        """Keep the fastest within the limits.
+
+        Raises:
+            AccuracyLost: there is none.
+        """
+        outside = {item.precision: item.failed for item in self.entrants}
+        for item in self.entrants:
+            if item.accuracy is not None:
+                outside[item.precision] = "; ".join(limits.missed(item.accuracy))
+        fitting = [item for item in self.entrants if not outside[item.precision]]
+        if not fitting:
+            said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.entrants)
+            raise AccuracyLost(
+                f"no precision stays within the accuracy limit ({said}): lower --min-agreement or --min-snr, calibrate on "
+                "more or other data, or keep sensitive layers in FP32 with --precision-override"
+            )
+        first = fitting[0]
+        fastest = min(item.pace(first) for item in fitting)
+        equal = [item for item in fitting if item.pace(first) <= fastest * (1 + EQUAL)]
+        kept = min(equal, key=lambda item: _ORDER.index(item.precision))
+        reasons = [_compared(kept, item) for item in fitting if item is not kept]
+        reasons += [
+            f"no {item.name} engine: {item.failed}"
+            if item.failed
+            else f"{item.name} is outside the accuracy limit ({outside[item.precision]})"
+            for item in self.entrants
+            if outside[item.precision]
+        ]
+        why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept)])}"
+        return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
+
+
+def _compared(mine: Entrant, other: Entrant) -> str:
+    """How `mine` compares with `other` in speed."""
+    pace = mine.pace(other)
+    each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
+    shapes = ", ".join("; ".join(f"{name} {shape}" for name, shape in times.shapes.items()) for times in mine.times)
+    if abs(math.log(pace)) <= math.log(1 + EQUAL):
+        return f"as fast as {other.name} ({each} at {shapes})"
+    relation = f"{1 / pace:.2f} times as fast as" if pace < 1 else f"{pace:.2f} times the time of"
+    return f"{relation} {other.name} ({each} at {shapes})"
+
+
+def _accuracy(entrant: Entrant) -> str:
+    """How near the results are to FP32's, each output by its kind."""
+    found = entrant.accuracy or {}
+    parts = []
+    for name, output in found["outputs"].items():
+        said = measure(output, found["samples"])
+        if not output["integers"] and output["channels"] is None:
+            said += f"{', ' if said else ''}{decibels(output['snr_db'])}"
+        parts.append(f"{name} {said}")
+    return f"against FP32: {'; '.join(parts)}"
+
+
+# Measuring -------------------------------------------------------------------------------------------------------------
+
+
+def time_in_turns(
+    sessions: Mapping[str, Session], samples: Iterable[Arrays]
+) -> tuple[dict[str, tuple[Times, ...]], str]:
+    """Each engine's times at the opt shapes of every profile, and what they were measured on.
+
+    The engines take turns in rounds, the first one changing, so that falling clocks or a busy machine meet each alike.
+
+    Args:
+        sessions: engines of one model with the same profiles.
+        samples: real inputs, used where they fit; elsewhere made-up ones of the same shapes.
+    """
+    first = next(iter(sessions.values()))
+    found: dict[str, list[Times]] = {name: [] for name in sessions}
+    origins = set()
+    for profile in first.profiles or ({},):
+        inputs, origin = _at_opt(first.inputs, profile, samples)
+        origins.add(origin)
+        shapes = {name: x(array.shape) for name, array in inputs.items()}
+        given = {name: _typed(session, inputs) for name, session in sessions.items()}
+        trial = {name: session.time(given[name], 3, 3).gpu.median for name, session in sessions.items()}
+        counts = {name: int(np.clip(_ROUND_MS / max(ms, 1e-4), 3, 200)) for name, ms in trial.items()}
+        medians: dict[str, list[float]] = {name: [] for name in sessions}
+        graphs: dict[str, bool] = {}
+        for number in range(_ROUNDS):
+            for name in list(sessions)[:: 1 if number % 2 == 0 else -1]:
+                timing = sessions[name].time(given[name], counts[name], 3)
+                medians[name].append(timing.gpu.median)
+                graphs[name] = timing.cuda_graph
+        for name, values in medians.items():
+            middle = statistics.median(values)
+            found[name].append(Times(shapes, middle, min(values), max(values), graphs[name]))
+    return {name: tuple(times) for name, times in found.items()}, " and ".join(sorted(origins))
+
+
+def judge(
+    reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
+) -> dict[str, Mapping[str, Any]]:
+    """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
+
+    def runner(session: Session) -> Runner:
+        return lambda batch: session.run_batches(_typed(session, batch))
+
+    runners = {name: runner(session) for name, session in sessions.items()}
+    found = verify_all(reference, runners, batches, kinds=kinds)
+    return {name: agreement.describe() for name, agreement in found.items()}
+
+
+def _typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """In the types that this engine takes: FP16 where it was built without FP32 inputs."""
+    types = {info.name: numpy_dtype(info.dtype) for info in session.inputs}
+    return {name: np.asarray(array).astype(types.get(name, array.dtype), copy=False) for name, array in arrays.items()}
+
+
+def _at_opt(
+    inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for info in inputs:
+        known = profile[info.name].opt if info.name in profile else info.shape
+        shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
+    taken: list[Arrays] = []
+    wanted, count = max((shape[0] for shape in shapes.values() if shape), default=0), 0
+    for batch in samples if all(shapes.values()) else ():
+        if count >= wanted:
+            break
+        if all(batch[name].shape[1:] == shape[1:] for name, shape in shapes.items()):
+            taken.append(batch)
+            count += len(next(iter(batch.values())))
+    if taken:
+        together = {name: np.concatenate([batch[name] for batch in taken]) for name in shapes}
+        return {name: together[name][np.arange(shape[0]) % count] for name, shape in shapes.items()}, "real samples"
+    shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
+    return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

@@ -1,0 +1,650 @@
+"""build(): an ONNX model to one plan and its manifest, on whichever TensorRT generation is there.
+
+Precision is decided once and lowered in one of two ways, as the generation wants it: into the graph's own types
+(strongly typed builds), or into builder flags beside an FP32-typed graph (8.6). Q/DQ pairs stand in the graph in both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtopt.builder import kernels
+from trtopt.builder.lowering import Lowered, Verdict, judge, lower
+from trtopt.calibration.scales import Scales
+from trtopt.calibration.table import Table
+from trtopt.core.documents import converted
+from trtopt.core.errors import (
+    BackendError,
+    EngineError,
+    InvalidModel,
+    PrecisionLost,
+    TrtoptError,
+    UnsupportedOperator,
+    UsageError,
+)
+from trtopt.core.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
+from trtopt.core.temporary import scratch
+from trtopt.core.values import (
+    BuildSpec,
+    Kept,
+    LayerInfo,
+    Override,
+    Precision,
+    Profile,
+    ShapeRange,
+    TensorInfo,
+    overriding,
+    parse_size,
+    parse_targets,
+)
+from trtopt.core.version import __version__
+from trtopt.data import Batches
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine.manifest import Manifest, beside, found_precision, kept_graph, load_manifest, manifest_path
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.origin import Origins
+from trtopt.graph.output_kinds import Given, Kind, resolve, stated
+from trtopt.graph.passes.expand import written_out
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.proto import fingerprint
+from trtopt.graph.work import macs
+from trtopt.linting.rules import damaged, fp16_hazards
+from trtopt.recipes.classnames import check_classes, load_classes
+from trtopt.trt import BuiltPlan, Generation, heavy_kind, refusal, select, validate_profiles
+
+LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+PARTS = "part of an operator that TensorRT takes only written out"
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What `build` made.
+
+    Attributes:
+        precision: counts of the layers that do the arithmetic, as the engine reports them; `truth` says it in a line.
+        coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
+        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
+        cached: the engine was up to date and wasn't built again.
+        kept: nodes that stay in a higher precision than asked for, with the reason.
+        onnx: the graph that TensorRT was given, where it was asked for.
+        table: the calibration it was quantized with.
+        comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
+            where nothing could be measured: `not_measured` says why.
+    """
+
+    engine: Path
+    manifest: Path
+    precision: Mapping[str, int]
+    truth: str
+    seconds: float
+    cached: bool
+    targets: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    warnings: tuple[str, ...] = ()
+    onnx: Path | None = None
+    table: Table | None = None
+    comparison: Mapping[str, Any] | None = None
+    not_measured: str = ""
+    coverage: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "engine": str(self.engine),
+            "manifest": str(self.manifest),
+            "precision": dict(self.precision),
+            "truth": self.truth,
+            "coverage": dict(self.coverage),
+            "targets": list(self.targets),
+            "kept": [_plain(item) for item in self.kept],
+            "warnings": list(self.warnings),
+            "onnx": str(self.onnx) if self.onnx else None,
+            "calibration": _summary(self.table),
+            "seconds": round(self.seconds, 3),
+            "cached": self.cached,
+            "comparison": dict(self.comparison) if self.comparison else None,
+            "not_measured": self.not_measured,
+        }
+
+
+def build(
+    model: str | os.PathLike[str] | onnx.ModelProto,
+    output: str | os.PathLike[str],
+    *,
+    fp16: bool = False,
+    bf16: bool = False,
+    int8: bool = False,
+    fp8: bool = False,
+    images: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    calib: str | os.PathLike[str] | Table | None = None,
+    preprocess: Any = None,
+    method: str = "auto",
+    limit: int | None = None,
+    batch: int = 8,
+    calibrator: str = "trtopt",
+    precision_override: Sequence[str] = (),
+    fp32_io: bool = True,
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
+    target: Sequence[str] | str = (),
+    backend: str = "auto",
+    workspace: str | int | None = None,
+    optimization_level: int | None = None,
+    timing_cache: str | os.PathLike[str] | None = None,
+    hardware_compatibility: str = "none",
+    version_compatible: bool = False,
+    exclude_lean_runtime: bool = False,
+    strip: bool = False,
+    refit: bool = False,
+    sparsity: bool = False,
+    tf32: bool = True,
+    allow_precision_fallback: bool = False,
+    save_onnx: str | os.PathLike[str] | None = None,
+    save_cache: str | os.PathLike[str] | None = None,
+    classes: str | os.PathLike[str] | Sequence[str] | None = None,
+    output_kind: Given = (),
+    force: bool = False,
+    reporter: Reporter = SILENT,
+) -> BuildResult:
+    """Build one TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
+
+    This is `trtopt.build` without measuring anything; arguments and errors are described there.
+    """
+    started = time.monotonic()
+    spec = _spec(
+        fp16, bf16, int8, fp8,
+        io_fp32=fp32_io,
+        overrides=tuple(map(Override.parse, precision_override)),
+        profiles=parse_profiles(shapes),
+        targets=parse_targets(target),
+        backend=backend,
+        calibrator=calibrator,
+        workspace=None if workspace is None else parse_size(workspace),
+        optimization_level=optimization_level,
+        timing_cache=Path(timing_cache) if timing_cache else None,
+        hardware_compatibility=hardware_compatibility,
+        version_compatible=version_compatible,
+        exclude_lean_runtime=exclude_lean_runtime,
+        strip=strip,
+        refit=refit,
+        sparsity=sparsity,
+        tf32=tf32,
+        allow_precision_fallback=allow_precision_fallback,
+    )  # fmt: skip
+    output = Path(output)
+    if save_cache and calibrator != "native":
+        raise UsageError(
+            "--save-cache keeps what TensorRT's own calibrator wrote: add --calibrator native; trtopt's own scales become "
+            "a cache with trtopt calibrate --export-cache"
+        )
+    check_outputs(output, (save_onnx, save_cache), (model, data, calib, preprocess, timing_cache))
+    loaded = load_model(model)
+    names = None if classes is None else load_classes(classes)
+    if names is not None:
+        check_classes(names, loaded.outputs)
+    kinds = stated(output_kind, loaded.outputs)
+    scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
+    scales.check(spec, is_quantized(loaded.proto))
+    generation = select(backend)
+    generation.refuse(spec, reporter)
+    if not spec.targets and (targets := generation.targets(spec)):
+        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
+    prepared = None if preprocess is None else Preprocess.load(preprocess)
+    spec = _with_profiles(spec, loaded.inputs, prepared, reporter)
+    if prepared is not None:
+        sized = prepared.at_opt(loaded.inputs, spec.profiles)
+        if sized.size is not None and prepared.size is None:
+            said = "x".join(map(str, sized.size))
+            reporter.note(f"images are prepared in {said}, the opt size of --shapes (--size gives another)")
+        scales = replace(scales, preprocess=sized)
+    table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
+    native, cache = scales.native(loaded, spec), scales.native_cache(spec)
+    work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
+    work = replace(work, save_cache=Path(save_cache) if save_cache else None, classes=names, stated=kinds)
+    if not force and (done := work.up_to_date()):
+        reporter.note(f"{output} is up to date")
+        done = work.described(done, reporter)
+        return work.result(done, time.monotonic() - started, cached=True)
+    folded, folding = fold(loaded.proto, reporter=reporter)
+    if folding.problem:
+        reporter.warn(folding.warning)
+    for finding in damaged(folded):
+        if finding.level == "error":
+            raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
+    if table is not None and table.model["fingerprint"] != fingerprint(folded):
+        reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+    made = _construct(work, folded, reporter)
+    tell_cut_off(output, save_onnx, reporter)
+    if made.lowered.merged:
+        count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
+        reporter.note(
+            f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
+        )
+    for warning in [*made.built.warnings, *_hazards(folded, spec, made.lowered)]:
+        reporter.warn(warning)
+    manifest = work.write(made, time.monotonic() - started)
+    return work.result(manifest, time.monotonic() - started, cached=False)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A plan and what is known of it."""
+
+    lowered: Lowered
+    built: BuiltPlan
+    verdict: Verdict
+
+
+def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Made:
+    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
+
+    Raises:
+        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
+    """
+    spec, generation = work.spec, work.generation
+    with scratch() as folder:
+        lowered, built = _planned(work, folded, {}, folder, reporter)
+        asked = lowered.asked
+        arithmetic = macs(lowered.source or folded, work.opt_sizes())
+        verdict = judge(built, lowered, spec, arithmetic, asked)
+        named = [node for node in verdict.lost if work.names(node, folded)]
+        repairable = bool(verdict.lost) and verdict.share >= LEAST_SHARE and not named
+        if repairable and work.table is not None and not spec.allow_precision_fallback:
+            some = ", ".join(list(verdict.lost)[:3]) + (", …" if len(verdict.lost) > 3 else "")
+            reporter.note(
+                f"{generation} runs {len(verdict.lost)} of {len(asked)} quantized layers in floating point ({some}): building "
+                f"again with these in {spec.base.upper()}"
+            )
+            reasons = {node: f"{generation} runs it in {found} when quantized" for node, found in verdict.lost.items()}
+            lowered, built = _planned(work, folded, reasons, folder, reporter)
+            verdict = judge(built, lowered, spec, arithmetic, asked)
+    try:
+        _accept(verdict, spec, generation, named, reporter)
+    except PrecisionLost as error:
+        raise PrecisionLost(Origins(work.model.proto, folded).explained(str(error))) from error
+    if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
+        reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
+    return _Made(lowered, built, verdict)
+
+
+def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
+    """What `check` says of constants beyond FP16, of those that the build didn't keep in FP32."""
+    if spec.base is not Precision.FP16:
+        return []
+    kept = {item.node for item in lowered.kept if item.precision is Precision.FP32}
+    found = [item for item in fp16_hazards(folded) if item.node not in kept]
+    if not found:
+        return []
+    first, others = found[0], f" ({len(found)} such nodes)" if len(found) > 1 else ""
+    what = f"{first.message}; {first.hint}"
+    if lowered.typed:
+        what = (
+            "reads a constant beyond FP16's ±65504, which is held at that limit; the sum of two such is infinite, and "
+            f"infinity − infinity is NaN; {first.hint}"
+        )
+    return [f"{first.node} ({first.op}){others}: {what}"]
+
+
+def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
+    """Why nothing runs in the precision asked for."""
+    what = f"no convolution or matrix product runs in {spec.precision.upper()}"
+    if quantized and not spec.precision.quantized:
+        return f"{what}: the model is quantized, which --int8 says"
+    if lowered.kept:
+        return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
+    others = " and ".join(precision.upper() for precision in verdict.coverage)
+    return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
+
+
+def _accept(
+    verdict: Verdict, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
+) -> None:
+    """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
+    anyway = "take it as it is with --allow-precision-fallback"
+    if verdict.unknown:
+        what = f"what the engine of {generation} runs isn't known: {verdict.unknown}"
+        if not spec.allow_precision_fallback:
+            raise PrecisionLost(f"{what}. Nothing was written; {anyway}")
+        reporter.warn(what)
+    little = verdict.share < LEAST_SHARE
+    if not (verdict.problem or little):
+        return
+    share = f"{verdict.share:.0%} of the arithmetic asked for runs as asked"
+    what = f"{verdict.problem}; {share}" if verdict.problem else share
+    if not spec.allow_precision_fallback and (little or named):
+        raise PrecisionLost(
+            f"{generation} built an engine without the precision asked for: {what}. Nothing was written; {anyway}, "
+            "or keep layers out with --precision-override"
+        )
+    reporter.warn(what)
+
+
+def _planned(
+    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
+) -> tuple[Lowered, BuiltPlan]:
+    """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+    try:
+        return _lowered_and_built(work, graph, unquantized, folder, reporter)
+    except UnsupportedOperator as error:
+        parts = written_out(graph, error.issues, reporter)
+        if parts is None:
+            origins = Origins(work.model.proto, graph)
+            raise (
+                error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))
+            ) from error
+    except BackendError as error:
+        raise type(error)(Origins(work.model.proto, graph).explained(str(error))) from error
+    old = {node.name for node in graph.graph.node}
+    new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
+    return _planned(work, parts, {**unquantized, **new}, folder, reporter)
+
+
+def _lowered_and_built(
+    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
+) -> tuple[Lowered, BuiltPlan]:
+    spec, generation, path = work.spec, work.generation, folder / "model.onnx"
+    if issues := generation.limits(graph):
+        raise refusal(work.name, issues)
+    lowered = lower(graph, spec, generation, work.table, unquantized=unquantized)
+    save_model(lowered.proto, path)
+    if spec.timing_cache is None and generation.capabilities.timing_cache:
+        spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
+    built = generation.build(
+        path,
+        spec,
+        quantized=lowered.quantized,
+        layer_precision=lowered.layer_precision or None,
+        preferred=lowered.preferred or None,
+        calibration=work.native,
+        calibration_batch=work.scales.native_batch(work.model),
+        calibration_cache=work.cache,
+        name=work.name,
+        reporter=reporter,
+    )
+    return lowered, _seen_through(work, lowered, built, reporter)
+
+
+def _seen_through(work: _Work, lowered: Lowered, built: BuiltPlan, reporter: Reporter) -> BuiltPlan:
+    """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
+    regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
+    if not regions or work.spec.precision is Precision.FP32:
+        return built
+    named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
+    graph = lowered.proto.graph
+    nodes = [node for node in graph.node if heavy_kind(node.op_type) and node.name not in named]
+    if lowered.asked:
+        asked = {node.name: lowered.asked[node.name] for node in nodes if node.name in lowered.asked}
+    else:  # TensorRT chose between FP32 and this
+        weights = {item.name for item in graph.initializer}
+        weighted = [node.name for node in nodes if weights.intersection(node.input)]
+        asked = {name: lowered.layer_precision.get(name, work.spec.precision) for name in weighted}
+    if not asked:
+        return built
+    unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
+    if len(set(asked.values())) > 1:
+        return replace(built, unseen=unseen)
+    hidden = {node.name: kind for node in nodes if node.name in asked and (kind := heavy_kind(node.op_type))}
+    wanted = next(iter(asked.values()))
+    # What may run in floating point there beside quantized nodes.
+    others = len(nodes) - len(hidden) if wanted.quantized else 0
+    with reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
+        try:
+            runs = kernels.launched(built.plan, work.opt_shapes())
+            return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
+        except EngineError as error:
+            return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One build's inputs, all known before TensorRT is asked."""
+
+    output: Path
+    model: Model
+    spec: BuildSpec
+    generation: Generation
+    scales: Scales
+    table: Table | None
+    native: Batches | None
+    cache: bytes | None
+    save_onnx: Path | None
+    save_cache: Path | None = None
+    classes: tuple[str, ...] | None = None
+    stated: Mapping[str, Kind] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What messages call the model."""
+        return str(self.model.path or "the model")
+
+    def opt_sizes(self) -> dict[str, int]:
+        """What the first profile is tuned for: sizes of the dynamic dimensions, by name."""
+        profile = self.spec.profiles[0] if self.spec.profiles else {}
+        return {
+            str(name): size
+            for item in self.model.inputs
+            if item.name in profile
+            for name, size in zip(item.shape, profile[item.name].opt)
+        }
+
+    def opt_shapes(self) -> list[dict[str, list[int]]]:
+        """Of all inputs, for each profile."""
+        shapes: list[dict[str, list[int]]] = []
+        for profile in self.spec.profiles or ({},):
+            ranges = {
+                item.name: profile[item.name].opt if item.name in profile else item.shape for item in self.model.inputs
+            }
+            shapes.append({name: [int(size) for size in shape] for name, shape in ranges.items()})
+        return shapes
+
+    def names(self, node: str, graph: onnx.ModelProto) -> bool:
+        """Whether the user asked for a precision of this very node, or of its operator."""
+        op = next((item.op_type for item in graph.graph.node if item.name == node), "")
+        return overriding(self.spec.overrides, node, op) is not None
+
+    def key(self) -> str:
+        """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
+        gpu = self.generation.gpu()
+        needs_gpu = not self.generation.capabilities.builds_without_gpu
+        return sha256_json(
+            {
+                "model": self.model.fingerprint,
+                "spec": self.spec.describe(),
+                "generation": [self.generation.family, self.generation.version],
+                "targets": list(self.generation.targets(self.spec)),
+                "gpu": str(gpu.devices[0]) if gpu and needs_gpu else None,
+                "scales": dict(self.table.amax) if self.table else None,
+                "native": self.native.describe() if self.native else None,
+                "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
+                "preprocess": self.scales.preprocessing(self.table, self.native),
+                "trtopt": __version__,
+            }
+        )
+
+    def up_to_date(self) -> Manifest | None:
+        """The manifest of the engine at `output`, if a build now would make the same one."""
+        if not self.output.is_file() or (self.save_cache and not self.save_cache.is_file()):
+            return None
+        try:
+            manifest = load_manifest(self.output)
+        except TrtoptError:
+            return None  # unreadable: build again
+        if manifest is None or manifest.key != self.key() or sha256_file(self.output) != manifest.plan["sha256"]:
+            return None
+        return manifest if self._graph_is(manifest.graph) else None
+
+    def described(self, manifest: Manifest, reporter: Reporter) -> Manifest:
+        """The manifest with the class names given now, if they are, and the kinds of the outputs: no plan depends on them."""
+        classes = manifest.classes if self.classes is None else list(self.classes)
+        changed = replace(manifest, classes=classes, output_kinds=self.kinds(classes))
+        if changed == manifest:
+            return manifest
+        path = changed.save(self.output)
+        if changed.classes != manifest.classes:
+            reporter.note(f"{path} has {len(classes or ())} class names now")
+        if changed.output_kinds != manifest.output_kinds:
+            changes = ", ".join(f"{name}={kind}" for name, kind in (changed.output_kinds or {}).items())
+            reporter.note(f"{path} has kinds of outputs now: {changes}")
+        return changed
+
+    def kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
+        """Output name → what it holds."""
+        found = resolve(self.model.proto, self.model.outputs, self.stated, classes)
+        return {name: str(kind) for name, kind in found.items()}
+
+    def _graph_is(self, wanted: str | None) -> bool:
+        """Whether the graph that is to be kept is there, and still the one that was written."""
+        if self.save_onnx is None:
+            return True
+        try:
+            return self.save_onnx.is_file() and load_model(self.save_onnx).fingerprint == wanted
+        except TrtoptError:
+            return False
+
+    def write(self, made: _Made, seconds: float) -> Manifest:
+        """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
+        built, lowered = made.built, made.lowered
+        found = found_precision(built.layers, lowered.kept, built.layers_unknown or built.unseen)
+        described, table = self.generation.describe(), self.table
+        with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
+            partial.write_bytes(built.plan)
+            manifest = Manifest(
+                generation={name: described[name] for name in ("family", "product", "version", "gpu")},
+                targets=[f"sm{target}" for target in built.targets],
+                spec=self.spec.describe(),
+                precision=found.counts,
+                truth=found.truth,
+                coverage={str(item): round(share, 4) for item, share in made.verdict.coverage.items()},
+                layers=[_plain(layer) for layer in found.layers],
+                kept=[_plain(item) for item in lowered.kept],
+                inputs=[asdict(item) for item in self.model.inputs],
+                outputs=[asdict(item) for item in self.model.outputs],
+                profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
+                source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
+                plan={"sha256": sha256_file(partial), "bytes": partial.stat().st_size},
+                key=self.key(),
+                seconds=round(seconds, 3),
+                trtopt=__version__,
+                preprocess=self.scales.preprocessing(table, self.native),
+                calibration=_summary(table),
+                warnings=list(built.warnings),
+                graph=fingerprint(lowered.proto) if self.save_onnx else None,
+                graph_file=beside(self.output, self.save_onnx) if self.save_onnx else None,
+                classes=self.classes,
+                output_kinds=self.kinds(self.classes),
+            )
+            partial_manifest.write_bytes(json_bytes(asdict(manifest)))
+            if self.save_onnx:
+                save_model(lowered.proto, self.save_onnx)
+            if self.save_cache and built.native_cache is not None:
+                write_bytes(self.save_cache, built.native_cache)
+            # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
+        return manifest
+
+    def result(self, manifest: Manifest, seconds: float, *, cached: bool) -> BuildResult:
+        return BuildResult(
+            engine=self.output,
+            manifest=manifest_path(self.output),
+            precision=manifest.precision,
+            truth=manifest.truth,
+            coverage=manifest.coverage,
+            seconds=seconds,
+            cached=cached,
+            targets=tuple(manifest.targets),
+            kept=converted(list(manifest.kept), tuple[Kept, ...]),
+            warnings=tuple(manifest.warnings),
+            onnx=self.save_onnx,
+            table=self.table,
+        )
+
+
+def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporter: Reporter) -> None:
+    """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
+    if save_onnx is None and (graph := kept_graph(output)) is not None:
+        reporter.warn(
+            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add --save-onnx {graph}"
+        )
+    if save_onnx is not None and beside(output, save_onnx) is None:
+        reporter.warn(
+            f"{os.fspath(save_onnx)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+            "--backend onnxruntime won't find it"
+        )
+
+
+def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
+    """Raise OutputError or UsageError unless the plan, its manifest and `saved` can be written without harm to `read`."""
+    written = [output, manifest_path(output), *(Path(path) for path in saved if path)]
+    for index, path in enumerate(written):
+        check_writable(path, *read, *written[:index])
+
+
+def _summary(table: Table | None) -> dict[str, Any] | None:
+    return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
+
+
+def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> BuildSpec:
+    if int8 and fp8:
+        raise UsageError("--int8 and --fp8 are both given; one network is quantized in one of them")
+    if fp16 and bf16:
+        raise UsageError("--fp16 and --bf16 are both given; choose one")
+    base = Precision.BF16 if bf16 else Precision.FP16 if fp16 or int8 or fp8 else Precision.FP32
+    precision = Precision.INT8 if int8 else Precision.FP8 if fp8 else base
+    for override in options["overrides"]:
+        if override.precision.quantized and override.precision is not precision:
+            raise UsageError(
+                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"the build is {precision}"
+            )
+        if not override.precision.quantized and override.precision not in (Precision.FP32, base):
+            raise UsageError(
+                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
+            )
+    return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
+
+
+def _with_profiles(
+    spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
+) -> BuildSpec:
+    """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
+    the size of the images, which their preparation says."""
+    dynamic = [item for item in inputs if item.open_axes]
+    if spec.profiles or not dynamic:
+        validate_profiles(inputs, spec.profiles)
+        if prepared is not None:
+            prepared.check_profiles(inputs, spec.profiles)
+        return spec
+    known = inputs if prepared is None else prepared.known(inputs)
+    dynamic = [item for item in known if item.open_axes] or list(known)
+    if not batch_alone(dynamic):
+        validate_profiles(inputs, ())  # raises, listing the dynamic inputs
+    low, best, high = DEFAULT_BATCH
+    profile = {
+        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high)))
+        if item.open_axes
+        else ShapeRange.parse("x".join(map(str, item.shape)))
+        for item in dynamic
+    }
+    said = shapes_option([profile])
+    open_batch = any(item.open_axes for item in dynamic)
+    what = (
+        f"one profile for batch {low} to {high}, tuned for {best}"
+        if open_batch
+        else "the size that images are prepared in"
+    )
+    reporter.note(f"no --shapes given: {what} ({said})")
+    return replace(spec, profiles=(profile,))
+
+
+def _plain(item: Kept | LayerInfo) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Precision) else value for name, value in asdict(item).items()}

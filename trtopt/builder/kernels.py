@@ -1,0 +1,132 @@
+"""What an engine runs where TensorRT doesn't say it: the kernels that an inference launches.
+
+TensorRT 8.6 gives one name to a whole region of a transformer ("ForeignNode") and its inspector nothing of what is inside.
+CUPTI, a part of CUDA, tells the name of each kernel that is launched, and kernels of convolutions and matrix products name
+the types that they multiply. The inference is run by a process of its own (`trtopt.runtime.kernel_run`): CUPTI must be there
+before the GPU is used, and nothing of it shall stay in the caller's process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from trtopt.core.errors import EngineError
+from trtopt.core.temporary import scratch
+from trtopt.core.values import LayerInfo, Precision
+from trtopt.engine.manifest import HEAVY
+
+REGION = "ForeignNode"  # in the name of a layer that hides others
+SECONDS = 300
+# Attention (mha) has products, but no weights; __myl are kernels of several operators, three letters of each in the name.
+_HEAVY = re.compile(r"gemm|gemv|fprop|dgrad|winograd|xmma|cutlass|[hi]mma|conv(?!er)|^__myl_.*(Dot|Fc|Gem|Mat|Cor)")
+_LIGHT = re.compile(r"mha|[rR]eformat|split_?[kK]_?[rR]educ|^__myl_(?!.*(Dot|Fc|Gem|Mat|Cor))")
+_TYPE = {
+    "i8": Precision.INT8,
+    "u8": Precision.INT8,
+    "f16": Precision.FP16,
+    "bf16": Precision.BF16,
+    "f32": Precision.FP32,
+    "e4m3": Precision.FP8,
+    "e5m2": Precision.FP8,
+}
+_OPERANDS = re.compile(rf"_({'|'.join(_TYPE)})(?:{'|'.join(_TYPE)}|i32)_")  # TensorRT's: of A and of C, such as i8f32
+_NAMED = (  # cuBLAS's and cuDNN's, the first that matches
+    (re.compile(r"bf16"), Precision.BF16),
+    (re.compile(r"tf32"), Precision.FP32),
+    (re.compile(r"int8|i8816|i16832|igemm|imma|_s8"), Precision.INT8),
+    (re.compile(r"fp16|f16|[hs]884|[hs]1688|[hs]16816|hgemm|hmma"), Precision.FP16),
+    (re.compile(r"fp32|f32|sgemm|ffma|scudnn"), Precision.FP32),
+)
+
+
+def launched(plan: bytes | memoryview, shapes: Sequence[Mapping[str, Sequence[int]]]) -> tuple[tuple[str, ...], ...]:
+    """The names of the kernels of one inference at each of `shapes` (input → shape), in the order of their launch.
+
+    Raises:
+        EngineError: why there are none: no CUPTI, no GPU, or the inference failed.
+    """
+    with scratch() as folder:
+        (folder / "run.engine").write_bytes(plan)
+        wanted = [{name: list(shape) for name, shape in item.items()} for item in shapes]
+        (folder / "request.json").write_text(json.dumps({"shapes": wanted}))
+        command = [sys.executable, "-m", "trtopt.runtime.kernel_run", os.fspath(folder)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            run = subprocess.run(
+                command, env=environment, capture_output=True, timeout=SECONDS, check=False, start_new_session=True
+            )
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"the inference wasn't done after {SECONDS} s") from None
+        try:
+            answer = json.loads((folder / "answer.json").read_text())
+        except (OSError, ValueError):
+            said = run.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise EngineError(": ".join([f"its process ended with status {run.returncode}", *said])) from None
+    if "problem" in answer:
+        raise EngineError(answer["problem"])
+    return tuple(tuple(names) for names in answer["kernels"])
+
+
+def multiplies_in(kernel: str) -> Precision | None:
+    """What a kernel multiplies in; None: it has no products, as far as its name tells.
+
+    Raises:
+        EngineError: it has, but its name doesn't tell of what.
+    """
+    if not _HEAVY.search(kernel) or _LIGHT.search(kernel):
+        return None
+    if operands := _OPERANDS.search(kernel):
+        return _TYPE[operands[1]]
+    for pattern, precision in _NAMED:
+        if pattern.search(kernel):
+            return precision
+    raise EngineError(f"the name of the kernel {kernel} tells no type")
+
+
+def with_hidden(
+    layers: Sequence[LayerInfo],
+    hidden: Mapping[str, str],
+    others: int,
+    wanted: Precision,
+    runs: Sequence[Sequence[str]],
+) -> tuple[LayerInfo, ...]:
+    """The layers, and one more for each node of a region, where the kernels leave no doubt that all of them run as wanted.
+
+    Each profile's run is counted by itself. Either it launches no kernel in another precision than those of the layers that
+    TensorRT tells of, or there are kernels enough in the wanted one for all nodes, and no more others than there may be.
+
+    Args:
+        layers: what TensorRT tells; those of the second profile on have it at the end of their names.
+        hidden: node that must run in `wanted` → its layer's kind.
+        others: nodes with products that no layer names and that needn't (attention).
+        runs: kernels by profile.
+
+    Raises:
+        EngineError: there is a doubt; how many kernels there are of which precision.
+    """
+    found = list(layers)
+    for number, kernels in enumerate(runs):
+        end = f" [profile {number}]" if number else ""
+        told = Counter(layer.precision for layer in layers if layer.kind in HEAVY and _profile(layer.name) == number)
+        counts = Counter(filter(None, map(multiplies_in, kernels)))
+        left = sum(count for item, count in (counts - told).items() if item is not wanted)
+        enough = counts[wanted] - told[wanted] >= len(hidden) and left <= others
+        if not counts[wanted] - told[wanted] or (left and not enough):
+            said = ", ".join(f"{count} {item.upper()}" for item, count in counts.items()) or "none"
+            raise EngineError(
+                f"an inference launches these kernels with products: {said}; {len(hidden)} nodes there should run in "
+                f"{wanted.upper()}"
+            )
+        found += [LayerInfo(f"{node}, by its kernels{end}", kind, wanted, (node,)) for node, kind in hidden.items()]
+    return tuple(found)
+
+
+def _profile(layer: str) -> int:
+    number = re.search(r" \[profile (\d+)\]$", layer)
+    return int(number[1]) if number else 0

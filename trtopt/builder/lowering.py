@@ -1,0 +1,215 @@
+"""One precision plan, lowered the way a generation takes it, and compared with what its engine really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
+from trtopt.calibration.table import Table
+from trtopt.core.errors import ModelError
+from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
+from trtopt.engine.manifest import HEAVY, lost_precision
+from trtopt.graph.guard import invalid
+from trtopt.graph.passes.old_parser import readable, with_float_weights
+from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
+from trtopt.graph.passes.quantize import insert_qdq, is_quantized
+from trtopt.graph.passes.rearrange import rearrange
+from trtopt.graph.passes.typed import keep_fp32, to_typed
+from trtopt.graph.proto import forget_placeholders
+from trtopt.trt import BuiltPlan, Generation
+
+# What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
+_MEANS = ("ReduceMean", "GlobalAveragePool")
+_ELEMENTWISE = {
+    "Add", "Clip", "Div", "Elu", "Erf", "HardSigmoid", "HardSwish", "Mish", "Mul", "Sigmoid", "Softplus", "Sub", "Tanh",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A graph ready for one generation, and what was decided on the way.
+
+    Attributes:
+        asked: node → the precision its layer must be found in.
+        kept: nodes that stay in a higher precision, with the reason.
+        quantized: the graph holds Q/DQ.
+        layer_precision: node → precision, for weakly typed builds.
+        preferred: node → precision to compute in where that can be built, for weakly typed builds.
+        merged: node → the one that computes it as well (`graph.rearrange`).
+        typed: the graph carries its precisions itself.
+        source: the graph that it was made of.
+    """
+
+    proto: onnx.ModelProto
+    asked: Mapping[str, Precision]
+    kept: tuple[Kept, ...]
+    quantized: bool
+    layer_precision: Mapping[str, Precision]
+    merged: Mapping[str, str]
+    preferred: Mapping[str, Precision] = field(default_factory=dict)
+    typed: bool = True
+    source: onnx.ModelProto | None = None
+
+
+def lower(
+    folded: onnx.ModelProto,
+    spec: BuildSpec,
+    generation: Generation,
+    table: Table | None,
+    *,
+    unquantized: Mapping[str, str] | None = None,
+) -> Lowered:
+    """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
+
+    Args:
+        unquantized: nodes to leave out of INT8 or FP8, with the reason.
+
+    Raises:
+        UsageError: an override matches no node.
+        CalibrationError: `table` lacks a tensor that the placement needs.
+        ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
+    """
+    check_overrides(spec.overrides, folded.graph.node)
+    typed, can = generation.typed(spec), generation.capabilities
+    folded = readable(folded, can.max_opset)
+    named = {
+        node.name: wanted
+        for node in folded.graph.node
+        if (wanted := overriding(spec.overrides, node.name, node.op_type)) is not None
+    }
+    proto, points = folded, Points({})
+    merged: Mapping[str, str] = {}
+    if table is not None:
+        reasons = dict.fromkeys(without_scales(table), NO_SCALE) | dict(unquantized or {})
+        overrides = (*spec.overrides, *kept_out(reasons, spec.base))
+        points = find_points(
+            folded,
+            spec.precision,
+            base=spec.base,
+            overrides=overrides,
+            excluded=can.float_only,
+            grouped=can.grouped if spec.precision is Precision.INT8 else "",
+        )
+        kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
+        points = replace(points, kept=tuple(kept))
+        base = spec.base if typed else Precision.FP32
+        proto = insert_qdq(folded, points, table.amax, base=base)
+        if generation.rearranges(spec):
+            proto, merged = rearrange(proto, folded, fixed=named)
+    layer_precision: dict[str, Precision] = {}
+    reduced: frozenset[str] = frozenset()
+    if typed:
+        proto, in_fp32, reduced = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
+    else:
+        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
+        layer_precision = {item.node: Precision.FP32 for item in in_fp32}
+        layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
+    asked = {name: spec.precision for name in points.quantized if name not in merged}
+    if typed and not spec.precision.quantized:
+        heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
+        codes = {name for node in folded.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
+        integer = {node.name for node in folded.graph.node if codes.intersection(node.input)}  # quantized in the model
+        asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
+    asked |= named
+    preferred: dict[str, Precision] = {}
+    if table is not None and not typed and spec.base is not Precision.FP32:
+        # Left to itself TensorRT takes FP32 where that saves it a conversion.
+        left = {node.name for node in folded.graph.node if node.op_type in WEIGHTED and node.name not in asked}
+        preferred = dict.fromkeys(sorted((left | _beside(proto, left)) - layer_precision.keys()), spec.base)
+    if not can.stored_codes:
+        proto = with_float_weights(proto)
+    forget_placeholders(proto)
+    if proto is not folded and (problem := invalid(proto)):
+        raise ModelError(
+            f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
+        )
+    return Lowered(
+        proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed, folded
+    )
+
+
+def _beside(proto: onnx.ModelProto, nodes: Collection[str]) -> set[str]:
+    """Elementwise nodes that lead to these or follow them with no other operator between, and means wherever they are."""
+    found = {node.name for node in proto.graph.node if node.op_type in _MEANS}
+    light = {node.name for node in proto.graph.node if node.op_type in _ELEMENTWISE}
+    read = {name for node in proto.graph.node if node.name in nodes for name in node.input}
+    made = {name for node in proto.graph.node if node.name in nodes for name in node.output}
+    for node in reversed(proto.graph.node):  # in topological order, so one pass each way reaches all
+        if node.name in light and read.intersection(node.output):
+            found.add(node.name)
+            read.update(node.input)
+    for node in proto.graph.node:
+        if node.name in light and made.intersection(node.input):
+            found.add(node.name)
+            made.update(node.output)
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What an engine runs against what was asked for.
+
+    Attributes:
+        lost: node → what it runs in; empty: nothing was lost.
+        unknown: why what it runs isn't known; empty: it is.
+        share: of the multiply-accumulates that were asked for, those that run as asked.
+        problem: what to tell the user; empty: nothing.
+        coverage: precision → share of all multiply-accumulates that run in it; empty where that isn't known.
+    """
+
+    lost: Mapping[str, Precision]
+    unknown: str
+    share: float
+    problem: str
+    coverage: Mapping[Precision, float]
+
+
+def judge(
+    built: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked: Collection[str]
+) -> Verdict:
+    """Compare what the engine runs with what was asked for.
+
+    Args:
+        work: multiply-accumulates by node.
+        asked: nodes that were asked for at first, before a repair left some out.
+    """
+    lost = lost_precision(built.layers, lowered.asked)
+    named = {node for layer in built.layers for node in layer.nodes}
+    unseen = [node for node in lowered.asked if node not in named]
+    heavy = [layer for layer in built.layers if layer.kind in HEAVY]
+    # Where the work of a node isn't known, all count the same.
+    weight = work if work.keys() >= {*asked, *lowered.asked} else dict.fromkeys((*asked, *lowered.asked), 1)
+    total = sum(weight[node] for node in asked)
+    unknown = built.layers_unknown if not built.layers or unseen else ""
+    if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
+        unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
+        if built.unseen:
+            unknown += f"; {built.unseen}"
+    kept = sum(weight[node] for node in lowered.asked if node not in lost)
+    share = min(1.0, kept / total) if total else 1.0
+    problem = ""
+    if lost:
+        some = ", ".join(f"{node} ({lowered.asked[node]} → {found})" for node, found in list(lost.items())[:5])
+        more = ", …" if len(lost) > 5 else ""
+        problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}{more}"
+    elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
+        # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
+        problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
+        share = 0.0
+    return Verdict(lost, unknown, share, problem, _coverage(heavy, work, lowered.merged))
+
+
+def _coverage(
+    layers: Sequence[LayerInfo], work: Mapping[str, int], merged: Mapping[str, str]
+) -> dict[Precision, float]:
+    """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
+    if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
+        return {}
+    precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
+    precision |= {node: precision[into] for node, into in merged.items() if into in precision and node in work}
+    total = sum(work.values())
+    shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}
+    return {item: done / total for item, done in shares.items() if done}

@@ -1,0 +1,147 @@
+"""Where a quantized build's scales come from: a table, data to calibrate on, the model, or TensorRT's calibrator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtopt.calibration.calibrator import calibrate, check_enough
+from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache, read_cache
+from trtopt.calibration.verdict import costly_entropy
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file
+from trtopt.core.progress import Reporter
+from trtopt.core.values import BuildSpec, Precision
+from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
+from trtopt.graph.io import Model
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The calibration arguments of one build."""
+
+    images: Any
+    data: Any
+    calib: Any
+    preprocess: Any
+    method: str
+    limit: int | None
+    batch: int
+    overrides: Sequence[str]
+
+    def check(self, spec: BuildSpec, model_quantized: bool) -> None:
+        """Refuse sources that don't go together, before any work.
+
+        Raises:
+            UsageError: none or several are given, or the build needs none.
+        """
+        sources = [name for name in ("images", "data", "calib") if getattr(self, name) is not None]
+        if not spec.precision.quantized:
+            if sources:
+                raise UsageError(
+                    f"--{sources[0]} calibrates, but the build is {spec.precision}: add --int8, or drop it"
+                )
+        elif model_quantized:
+            if sources or spec.calibrator == "native":
+                extra = sources[0] if sources else "calibrator"
+                raise UsageError(f"the model already holds Q/DQ, whose scales are used as they are: drop --{extra}")
+        elif len(sources) != 1:
+            said = f"{' and '.join('--' + name for name in sources)} are given" if sources else "no data was given"
+            raise UsageError(
+                f"--{spec.precision} needs scales measured on real inputs, and {said}: give one of --images DIR, "
+                "--data F.npz or --calib T.calib.json (random data is never used)"
+            )
+        elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
+            raise UsageError(
+                "--calibrator native measures its own scales: give --images or --data, or as --calib a TensorRT cache such as "
+                "trtopt calibrate --export-cache writes"
+            )
+
+    def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:
+        """The table to quantize with; None where the build needs none."""
+        if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
+            return None
+        if self.calib is None:
+            table = calibrate(
+                model.path or model.proto,
+                images=self.images,
+                data=self.data,
+                preprocess=self.preprocess,
+                method=self.method,
+                limit=self.limit,
+                batch=self.batch,
+                precision_override=self.overrides,
+                reporter=reporter,
+            ).table
+        elif self.calib_is_cache:
+            table = calibrate(
+                model.path or model.proto,
+                import_cache=self.calib,
+                preprocess=self.preprocess,
+                method=self.method,
+                precision_override=self.overrides,
+                reporter=reporter,
+            ).table
+        else:
+            given = self.calib
+            table = given if isinstance(given, Table) else Table.load(existing_file(given, "the calibration table"))
+            if self.method not in ("auto", table.method):
+                table = table.with_method(self.method)
+                if note := costly_entropy(table):
+                    reporter.warn(note)
+        # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
+        if spec.precision is not Precision.FP8 or self.method != "auto":
+            return table
+        if all(entry.histogram is None for entry in table.tensors.values()):
+            reporter.warn("the imported thresholds were chosen for INT8: what lies beyond them saturates in FP8")
+            return table
+        return table.with_method("minmax")
+
+    @property
+    def calib_is_cache(self) -> bool:
+        """Whether `calib` is TensorRT's own text cache, not a table."""
+        return isinstance(self.calib, (str, os.PathLike)) and is_cache(self.calib)
+
+    def native_cache(self, spec: BuildSpec) -> bytes | None:
+        """What TensorRT's own calibrator reads instead of data, where it is given.
+
+        Raises:
+            CalibrationError: it is damaged.
+        """
+        if spec.calibrator != "native" or self.calib is None:
+            return None
+        read_cache(self.calib)  # TensorRT says little about a cache that it can't read
+        return Path(self.calib).read_bytes()
+
+    def native(self, model: Model, spec: BuildSpec) -> Batches | None:
+        """The batches for TensorRT's own calibrator, where it is asked for."""
+        if spec.calibrator != "native" or self.calib is not None:
+            return None
+        batches = open_data(
+            model.inputs,
+            images=self.images,
+            data=self.data,
+            preprocess=self.preprocess,
+            limit=self.limit,
+            batch=self.native_batch(model),
+        )
+        check_enough(batches)
+        return batches
+
+    def native_batch(self, model: Model) -> int:
+        """Samples that TensorRT's calibrator takes at a time: the model's own batch where it is fixed."""
+        size = model.inputs[0].shape[0] if model.inputs and model.inputs[0].shape else None
+        return size if isinstance(size, int) and size > 0 else self.batch
+
+    def preprocessing(self, table: Table | None, native: Batches | None) -> Mapping[str, Any] | None:
+        """How an image becomes the network's input, for the manifest."""
+        if table is not None:
+            return table.preprocess
+        if native is not None and native.preprocess is not None:
+            return native.preprocess.describe()
+        return None if self.preprocess is None else Preprocess.load(self.preprocess).describe()

@@ -1,0 +1,180 @@
+"""Every error that trtopt raises on purpose.
+
+    TrtoptError
+    ├── UsageError            an argument or option value that can't be right
+    ├── MissingDependency     an optional package is not installed (with the command that installs it)
+    ├── OutputError           a file can't be written (path, permission, disk full)
+    ├── ModelError            the PyTorch or ONNX model
+    │   ├── InvalidModel      not a valid ONNX model: missing, truncated, cyclic, dangling, wrong opset…
+    │   ├── UnsupportedOperator   the installed parser refuses nodes
+    │   └── ExportMismatch    PyTorch and ONNX disagree on the same input
+    ├── DataError             images or arrays: missing, corrupt, wrong shape, NaN, too few
+    ├── CalibrationError      a tensor or table that can't give a scale
+    ├── BackendError          TensorRT
+    │   ├── NoBackend         no TensorRT generation is installed
+    │   ├── UnsupportedRequest    this generation can't honour an option
+    │   ├── BuildFailed       the builder returned no plan (carries its own messages)
+    │   ├── BuildCancelled    Ctrl-C
+    │   ├── PrecisionLost     the engine doesn't hold the precision that was asked for
+    │   └── AccuracyLost      no precision stays within the accuracy limit
+    ├── EngineError           a plan or its manifest
+    │   └── EngineMismatch    made by another generation, version, GPU, or changed since
+    ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
+    └── WorkerDied            a process of a job list ended in the middle of a task
+
+A message says what happened, the value seen, the value allowed, and what to type next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from trtopt.core.library_output import unreported
+from trtopt.core.version import to_install
+
+
+class TrtoptError(Exception):
+    """Base of every error trtopt raises on purpose; the CLI prints its text and exits with `exit_code`."""
+
+    exit_code = 1
+
+    @property
+    def lines(self) -> list[str]:
+        """The text by lines: a line break in a name isn't one."""
+        return [str(self)]
+
+
+class UsageError(TrtoptError):
+    exit_code = 2
+
+
+class MissingDependency(TrtoptError):
+    pass
+
+
+class OutputError(TrtoptError):
+    """`advice` ends the message, after a comma; who knows more about the output than where it failed gives another."""
+
+    def __init__(self, problem: str, advice: str = "") -> None:
+        super().__init__(f"{problem}, {advice}" if advice else problem)
+        self.problem, self.advice = problem, advice
+
+
+class ModelError(TrtoptError):
+    pass
+
+
+class InvalidModel(ModelError):
+    pass
+
+
+class UnsupportedOperator(ModelError):
+    """`problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`; `words`: the issues in other words."""
+
+    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
+        said = [f"  {line}" for line in (words or map(str, issues))]
+        self._lines = [f"{problem}:" if said else problem, *said, *filter(None, [advice])]
+        super().__init__("\n".join(self._lines))
+        self.problem, self.issues, self.advice = problem, tuple(issues), advice
+
+    @property
+    def lines(self) -> list[str]:
+        return self._lines
+
+    def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
+        """The same, its issues in the words that `word` gives them."""
+        return UnsupportedOperator(self.problem, self.issues, self.advice, list(map(word, self.issues)))
+
+
+class ExportMismatch(ModelError):
+    pass
+
+
+class DataError(TrtoptError):
+    pass
+
+
+class CalibrationError(TrtoptError):
+    pass
+
+
+class BackendError(TrtoptError):
+    pass
+
+
+class NoBackend(BackendError):
+    pass
+
+
+class UnsupportedRequest(BackendError):
+    """`problem`, then `parts` line by line."""
+
+    def __init__(self, problem: str, parts: Sequence[str] = ()) -> None:
+        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts)]
+        super().__init__("\n".join(self._lines))
+        self.problem, self.parts = problem, tuple(parts)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._lines
+
+
+class BuildFailed(BackendError):
+    pass
+
+
+class BuildCancelled(BackendError):
+    exit_code = 130
+
+
+class PrecisionLost(BackendError):
+    pass
+
+
+class AccuracyLost(BackendError):
+    pass
+
+
+class EngineError(TrtoptError):
+    pass
+
+
+class EngineMismatch(EngineError):
+    pass
+
+
+class DeviceError(TrtoptError):
+    pass
+
+
+class Busy(DeviceError):
+    pass
+
+
+class WorkerDied(TrtoptError):
+    pass
+
+
+def require(module: str, extra: str, purpose: str) -> ModuleType:
+    """Import an optional dependency where it is used.
+
+    Args:
+        module: importable name, such as "onnxruntime".
+        extra: the trtopt extra that installs it, such as "ort".
+        purpose: what it is needed for, as a noun phrase ("calibration").
+
+    Raises:
+        MissingDependency: it is not installed, or its import fails (the cause is quoted).
+    """
+    try:
+        with unreported():  # ONNX Runtime itself, and what imports it
+            return importlib.import_module(module)
+    except ImportError as error:
+        top = module.partition(".")[0]
+        absent = isinstance(error, ModuleNotFoundError) and error.name == top
+        what = "is not installed" if absent else f"is installed but fails to import ({error})"
+        raise MissingDependency(f"{purpose} needs {top}, which {what}: {to_install(extra)}") from error

@@ -1,0 +1,266 @@
+"""Files: whole or absent. Atomic writes, digests, JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.temporary import ADVICE, folder_in, is_scratch
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path; on success it becomes `path`, on any error it is removed.
+
+    A link is followed: what it points at is written. A file that is there gives the new one its mode.
+
+    Raises:
+        OutputError: `path` is there and isn't a file, its folder doesn't exist or isn't writable, or the disk is full.
+    """
+    with writing_together(path) as (partial,):
+        yield partial
+
+
+@contextlib.contextmanager
+def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...]]:
+    """`writing` for files that belong together: all of them are on the disk before the first takes its name."""
+    targets = [_target(path) for path in paths]
+    partials: list[Path] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            # Not by their own names: who looks for files of some kind must not find what a killed run left.
+            partials += [_partial(target, stack) for target in targets]
+            modes = [_created(partial, target) for partial, target in zip(partials, targets)]
+            yield tuple(partials)
+            for partial, mode in zip(partials, modes):
+                partial.chmod(mode)
+                if not is_scratch(partial):
+                    _sync(partial)
+            new: list[Path] = []
+            try:
+                for partial, target in zip(partials, targets):
+                    new += [] if target.exists() else [target]
+                    partial.replace(target)
+            except OSError:
+                for target in new:
+                    target.unlink(missing_ok=True)
+                raise
+            except BaseException:  # interrupted, with all on the disk: what lies side by side must belong together
+                for partial, target in zip(partials, targets):
+                    with contextlib.suppress(FileNotFoundError):
+                        partial.replace(target)
+                raise
+    except OSError as error:
+        failed = [target for partial, target in zip(partials, targets) if str(partial) == error.filename]
+        raise _output_error((failed or targets)[0], error) from error
+
+
+@contextlib.contextmanager
+def folder_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary folder from which files can be renamed to `path`.
+
+    Raises:
+        OutputError: it can't be made.
+    """
+    target = _target(path)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(_beside(target))
+        except OSError as error:
+            raise _output_error(target, error) from error
+        yield folder
+
+
+def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
+    """Fail now rather than after the long work: `path` can be created or replaced, and is none of `others`.
+
+    Args:
+        others: files that the command reads or writes besides, or mappings of them; what isn't a path is passed over.
+
+    Raises:
+        UsageError: it is one of `others`, which it would destroy.
+        OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
+    """
+    for other in [value for item in others for value in (item.values() if isinstance(item, Mapping) else [item])]:
+        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(path):
+            raise UsageError(
+                f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"
+            )
+    with folder_beside(path):
+        pass
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
+    with writing(path) as partial:
+        partial.write_bytes(content)
+
+
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
+    write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """A JSON value as files here hold it."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def opened_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """A file opened for reading; OSError for what would be waited for or read without end, such as a FIFO or a device."""
+    wait_not = getattr(os, "O_NONBLOCK", 0)
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | wait_not))  # noqa: SIM115  (the caller closes it)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return file
+
+
+def sha256_file(path: str | os.PathLike[str]) -> str:
+    """Hexadecimal SHA-256 of a file's content, read in blocks; OSError for what isn't a regular file."""
+    with opened_regular(path) as file:
+        return sha256_stream(file)
+
+
+def sha256_stream(file: BinaryIO) -> str:
+    """Hexadecimal SHA-256 of what is left to read in an open file."""
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def sha256_json(value: Any) -> str:
+    """Hexadecimal SHA-256 of a JSON value, independent of key order: the key of every cache here."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def cache_folder(*parts: str) -> Path:
+    """A folder under $TRTOPT_CACHE (else $XDG_CACHE_HOME/trtopt, else ~/.cache/trtopt), made if absent.
+
+    Raises:
+        OutputError: it can't be made.
+    """
+    root = os.environ.get("TRTOPT_CACHE")
+    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtopt"
+    return made_folder(base.joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
+
+
+def made_folder(
+    path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another -o/--output"
+) -> Path:
+    """A folder, made if absent, with those above it.
+
+    Raises:
+        OutputError: it can't be made.
+    """
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise OutputError(f"can't make {what} {folder}: a file, pipe or device has that name", advice) from error
+    except (OSError, ValueError) as error:
+        raise OutputError(f"can't make {what} {folder}: {_reason(error)}", advice) from error
+    return folder
+
+
+def existing_file(path: str | os.PathLike[str], what: str) -> Path:
+    """`path` as a Path, or a UsageError that says what was looked for."""
+    found = Path(path)
+    try:
+        mode = found.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{what} {found} doesn't exist") from None
+    except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
+        raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
+    if not stat.S_ISREG(mode):
+        raise UsageError(f"{what} {found} is {_kind(mode)}; a file is needed")
+    return found
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def _target(path: str | os.PathLike[str]) -> Path:
+    """The file to write: where `path` is a link, what it points at.
+
+    Raises:
+        OutputError: it is there and isn't a file, or its folder doesn't exist.
+    """
+    target = Path(path)
+    try:
+        if target.is_symlink():
+            target = Path(os.path.realpath(target))
+        mode = _mode(target)
+        if mode is not None and not stat.S_ISREG(mode):
+            raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
+        if mode is None and not target.parent.is_dir():
+            problem = f"can't write {target}: the folder {target.parent} doesn't exist"
+            raise OutputError(problem, f"mkdir -p {target.parent}")
+    except (OSError, ValueError) as error:
+        raise _output_error(target, error) from error
+    return target
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _partial(target: Path, stack: contextlib.ExitStack) -> Path:
+    if is_scratch(target):  # that folder is nobody else's
+        partial = target.with_name(f".{target.name[:40]}.partial")
+        stack.callback(partial.unlink, missing_ok=True)
+        return partial
+    return stack.enter_context(_beside(target)) / "partial"
+
+
+def _beside(target: Path) -> contextlib.AbstractContextManager[Path]:
+    return folder_in(target.parent, f".{target.name[:40]}.")  # long names must leave room for more
+
+
+def _created(partial: Path, target: Path) -> int:
+    """Make an empty file; the mode it is to have."""
+    made = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)  # the system takes the umask off
+    try:
+        mode = _mode(target)
+        return 0o777 & (os.fstat(made).st_mode if mode is None else mode)
+    finally:
+        os.close(made)
+
+
+def _sync(path: Path) -> None:
+    """Have its content on the disk before it takes a name: losing power must not leave an empty file."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _output_error(target: Path, error: OSError | ValueError) -> OutputError:
+    advice = ADVICE if is_scratch(target) else "give another -o/--output"
+    return OutputError(f"can't write {target}: {_reason(error)}; nothing was left behind", advice)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,115 @@
+"""Others' Python code at work: what it prints is kept apart, what it raises is told in few words, it downloads nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.library_output import wanted
+
+_PACKAGES = tuple(
+    {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    | {str(Path(__file__).resolve().parents[1]) + os.sep}
+)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[io.StringIO]:
+    """Capture what libraries print, warn and log while they work; with TRTOPT_DEBUG it goes to stderr instead."""
+    caught = io.StringIO()
+    if wanted():
+        with contextlib.redirect_stdout(sys.stderr):
+            yield caught
+        return
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(caught), contextlib.redirect_stderr(caught):
+            warnings.simplefilter("ignore")
+            yield caught
+    finally:
+        logging.disable(level)
+
+
+def essence(error: BaseException, lines: int = 3) -> str:
+    """The root cause's first lines, without dumps of the graph."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    kept = [line.strip() for line in str(error).splitlines() if line.strip()][:lines]
+    return " ".join(kept)[:600] or type(error).__name__
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it was raised from, the outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def place(error: BaseException) -> str:
+    """Where the user's own code stood, as "FILE, line N: CODE"; empty if only installed packages had part in it."""
+    found = ""
+    for link in chain(error):
+        if isinstance(link, SyntaxError) and link.filename:
+            return f"{_short(link.filename)}, line {link.lineno}: {(link.text or '').strip()}".rstrip(": ")
+        for frame in traceback.extract_tb(link.__traceback__):
+            real = os.path.realpath(frame.filename)
+            if Path(real).is_file() and not real.startswith(_PACKAGES):
+                found = f"{_short(real)}, line {frame.lineno}: {(frame.line or '').strip()[:100]}".rstrip(": ")
+    return found
+
+
+def _short(path: str) -> str:
+    with contextlib.suppress(ValueError):
+        return str(Path(path).relative_to(Path.cwd()))
+    return path
+
+
+class NoDownload(ConnectionError):
+    """To the libraries that asked it is a missing network: those that have the file in their cache take it from there."""
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[list[str]]:
+    """Refuse connections of this thread to other machines; gives the names of those that were asked for."""
+    asked: list[str] = []
+    thread: int | None = threading.get_ident()
+    lookup, connect = socket.getaddrinfo, socket.socket.connect
+
+    def refuse(host: Any) -> None:
+        if threading.get_ident() == thread:
+            asked.append(str(host))
+            raise NoDownload(f"trtopt downloads nothing: {host} isn't asked")
+
+    def guarded_lookup(host: Any, *arguments: Any, **options: Any) -> Any:
+        refuse(host)
+        return lookup(host, *arguments, **options)
+
+    def guarded_connect(self: socket.socket, address: Any) -> None:
+        if isinstance(address, tuple):  # a Unix socket's is a path
+            refuse(address[0])
+        connect(self, address)
+
+    inherited = "connect" not in vars(socket.socket)
+    setattr(socket, "getaddrinfo", guarded_lookup)  # noqa: B010  (as an assignment it doesn't type-check)
+    setattr(socket.socket, "connect", guarded_connect)  # noqa: B010
+    try:
+        yield asked
+    finally:
+        thread = None  # should another thread have kept a guard as the original, it refuses nothing from now on
+        socket.getaddrinfo = lookup
+        if inherited:
+            del socket.socket.connect
+        else:
+            setattr(socket.socket, "connect", connect)  # noqa: B010

@@ -1,0 +1,138 @@
+"""Saying what long work is doing: phases with elapsed time and a heartbeat, on a terminal or in a log."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from trtopt.core.terminal import styled, visible
+
+HEARTBEAT = 10.0  # seconds between signs of life in a log
+
+
+class Phase:
+    """One piece of long work. `advance` counts steps where a total is known; `detail` names the current step."""
+
+    def __init__(self, name: str, total: int | None = None) -> None:
+        self.name, self.total, self.done, self.text = name, total, 0, ""
+        self.started = time.monotonic()
+
+    def advance(self, steps: int = 1) -> None:
+        self.done += steps
+
+    def detail(self, text: str) -> None:
+        self.text = text
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def __str__(self) -> str:
+        count = f" {self.done}/{self.total}" if self.total else (f" {self.done}" if self.done else "")
+        return f"{self.name}{count}{f' ({self.text})' if self.text else ''}"
+
+
+class Reporter:
+    """Receives notes, warnings and phases. This base is silent; it is the API's default."""
+
+    def note(self, text: str) -> None:
+        """Something the user may want to know."""
+
+    def warn(self, text: str) -> None:
+        """Something the user should know."""
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        yield Phase(name, total)
+
+
+SILENT = Reporter()
+
+
+class PlainReporter(Reporter):
+    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+
+    def _line(self, text: str) -> None:
+        print(visible(text), file=self.stream, flush=True)
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+    def warn(self, text: str) -> None:
+        self._line(f"warning: {text}")
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        phase, over = Phase(name, total), threading.Event()
+
+        def beat() -> None:
+            while not over.wait(HEARTBEAT):
+                self._line(f"  {phase}… {phase.seconds:.0f} s")
+
+        thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
+        thread.start()
+        state = "stopped after "
+        try:
+            yield phase
+            state = ""
+        finally:
+            over.set()
+            thread.join()  # no sign of life after the end
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
+
+
+class RichReporter(PlainReporter):
+    """A spinner with elapsed time on a terminal; a finished phase leaves one line."""
+
+    _live: Any = None  # the console that spins now: lines go above the spinner
+
+    def _line(self, text: str) -> None:
+        if self._live is None:
+            super()._line(text)
+        else:
+            self._live.print(visible(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        phase = Phase(name, total)
+        spinner = Spinner("dots")
+
+        def render() -> Spinner:
+            spinner.update(text=Text(visible(f"{phase}… {phase.seconds:.0f} s")))
+            return spinner
+
+        state, before = "stopped after ", self._live
+        console = Console(file=styled(self.stream))
+        try:
+            with Live(
+                get_renderable=render,
+                console=console,
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,  # it would take them away from `trtopt.core.terminal`
+                redirect_stderr=False,
+            ):
+                self._live = console
+                yield phase
+            state = ""
+        finally:
+            self._live = before
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
+
+
+def reporter(stream: TextIO | None = None) -> Reporter:
+    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere."""
+    chosen = stream or sys.stderr
+    return RichReporter(chosen) if chosen.isatty() else PlainReporter(chosen)

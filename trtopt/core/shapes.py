@@ -1,0 +1,167 @@
+"""--shapes: profiles read, written as they are typed, and suggested where a model leaves sizes open."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trtopt.core.errors import UsageError
+from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo
+
+DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
+_INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
+
+
+def parse_profile(text: str) -> dict[str, ShapeRange]:
+    """Read `NAME:MIN,OPT,MAX[;NAME:…]`, each shape as 1x3x224x224; one shape alone stands for all three.
+
+    Between inputs a comma does too, as in trtexec's options.
+
+    Raises:
+        UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
+    """
+    profile: dict[str, ShapeRange] = {}
+    rest = text.strip(" ;")
+    while rest:
+        found = _INPUT.match(rest)
+        if not found:
+            raise UsageError(
+                f"--shapes {rest!r} can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
+                "'NAME:…;NAME:…' in quotes"
+            )
+        name, rest = found["name"], rest[found.end() :].strip(" ;")
+        if name in profile:
+            raise UsageError(
+                f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile"
+            )
+        try:
+            profile[name] = ShapeRange.parse(found["shapes"])
+        except UsageError as error:
+            raise UsageError(f"--shapes {name}: {error}") from None
+    if not profile:
+        raise UsageError(f"--shapes is empty; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}")
+    return profile
+
+
+def parse_profiles(shapes: str | Profile | Iterable[str | Profile]) -> tuple[Profile, ...]:
+    """Profiles from what is given one after the other: an input that comes again begins another profile.
+
+    Raises:
+        UsageError: one can't be read, or the profiles name different inputs; the message has the line to type.
+    """
+    parts = [
+        parse_profile(item) if isinstance(item, str) else _stated(item)
+        for item in ([shapes] if isinstance(shapes, (str, Mapping)) else shapes)
+    ]
+    profiles: list[dict[str, ShapeRange]] = []
+    ranges: dict[str, list[ShapeRange]] = {}
+    for part in parts:
+        if not profiles or profiles[-1].keys() & part.keys():
+            profiles.append({})
+        profiles[-1].update(part)
+        for name, shape in part.items():
+            ranges.setdefault(name, []).append(shape)
+    if any(profile.keys() != ranges.keys() for profile in profiles):
+        count = max(map(len, ranges.values()))
+        whole = [{name: given[min(place, len(given) - 1)] for name, given in ranges.items()} for place in range(count)]
+        raise UsageError(
+            "--shapes can't be divided into profiles: each must name the same inputs. Write each profile whole: "
+            + shapes_option(whole)
+        )
+    return tuple(profiles)
+
+
+def _stated(profile: Any) -> dict[str, ShapeRange]:
+    """A profile from Python, its ranges as objects or as text."""
+    if not isinstance(profile, Mapping):
+        raise UsageError(f"shapes holds {profile!r}; 'NAME:MIN,OPT,MAX' or a mapping of names to ShapeRange is needed")
+    for name, shape in profile.items():
+        if not isinstance(shape, (str, ShapeRange)):
+            raise UsageError(f"shapes holds {shape!r} for {name!r}; a ShapeRange or 'MIN,OPT,MAX' is needed")
+    return {name: ShapeRange.parse(shape) if isinstance(shape, str) else shape for name, shape in profile.items()}
+
+
+def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:
+    """Profiles as they are typed."""
+    texts = (";".join(f"{name}:{shape}" for name, shape in profile.items()) for profile in profiles)
+    return " ".join(f"--shapes {shlex.quote(text)}" for text in texts)
+
+
+class Suggestion(NamedTuple):
+    """A whole --shapes option, empty where nothing is open, and what of it was guessed: names with their min,opt,max."""
+
+    option: str
+    guesses: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = f" (min,opt,max; guesses to adapt: {'; '.join(self.guesses)})" if self.guesses else ""
+        return self.option + said
+
+
+NOTHING = Suggestion("")
+
+
+def batch_alone(inputs: Iterable[TensorInfo]) -> bool:
+    """Whether the first dimension is all that is open: a build then takes `DEFAULT_BATCH`."""
+    return all(info.open_axes in ((), (0,)) for info in inputs)
+
+
+def suggested_shapes(
+    inputs: Sequence[TensorInfo], given: Profile | None = None, values: Mapping[str, int] | None = None
+) -> Suggestion:
+    """The --shapes option for inputs that leave sizes open.
+
+    Args:
+        given: ranges that are known; a dimension has the same range wherever its name stands.
+        values: inputs whose values decide shapes, with how many they hold; "N" stands for them.
+    """
+    values = values or {}
+    needing = [info for info in inputs if info.open_axes]
+    ranges: dict[tuple[str, int] | str, tuple[int, int, int]] = {}
+    for info in needing:
+        shape = (given or {}).get(info.name)
+        if shape is not None and len(shape.min) == len(info.shape) and min(shape.min) >= 0:
+            for axis in info.open_axes:
+                ranges[_dimension(info, axis)] = (shape.min[axis], shape.opt[axis], shape.max[axis])
+    guesses: list[str] = []
+    alone = batch_alone(needing)
+    texts: dict[str, ShapeRange | str] = {}
+    for info in needing:
+        places: list[tuple[int, int, int]] = []
+        for axis, size in enumerate(info.shape):
+            if axis not in info.open_axes:
+                places.append((int(size),) * 3)
+                continue
+            key = _dimension(info, axis)
+            if key not in ranges:
+                ranges[key] = guess = _guess(info, axis, alone)
+                unnamed = f"dimension {axis} of {info.name}" if axis else "batch"
+                label = str(size) if str(size).isidentifier() else unnamed
+                guesses.append(f"{label} {','.join(map(str, guess))}")
+            places.append(ranges[key])
+        texts[info.name] = ShapeRange(*zip(*places))
+    for name, count in values.items():
+        if given and name in given and len(given[name].min) == count:
+            texts[name] = given[name]
+            continue
+        texts[name] = ",".join(["x".join("N" * count) or "N"] * 3)
+        guesses.append(f"the {count} value{'s' if count != 1 else ''} N of {name}")
+    return Suggestion(shapes_option([texts]) if texts else "", tuple(guesses))
+
+
+def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
+    """What has one size: a name, or a place of its own ("?" is how some exporters write "unknown")."""
+    size = info.shape[axis]
+    return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
+
+
+def _guess(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
+    """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
+    if axis == 0:
+        return DEFAULT_BATCH if alone else (1, 1, 8)
+    if len(info.shape) == 4:
+        channels = 3 if info.shape[3] in (1, 3, 4) else 1
+        return (3, 3, 3) if axis == channels else (320, 640, 960)
+    return (8, 128, 512)

@@ -1,0 +1,85 @@
+"""Ctrl-C, SIGTERM and SIGHUP on the command line: a command ends cleaned up, with the status 128 + the signal's number.
+
+Only the command line uses this, whose process is its own. A signal raises KeyboardInterrupt, whatever it is, so that
+everything ends as with Ctrl-C. But Python loses an exception that comes within some imports and callbacks, and native code
+may run long: if the process is still there after `PATIENCE`, a thread removes its temporary folders and ends it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+
+PATIENCE = 8.0  # seconds; `docker stop` kills after ten
+_listening: list[int] = []
+_received: int | None = None
+
+
+def listen() -> None:
+    """From here on the signals end the command. One that is ignored, as under nohup, stays so."""
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    numbers = [getattr(signal, name, None) for name in ("SIGINT", "SIGTERM", "SIGHUP")]
+    chosen = [number for number in numbers if number is not None and signal.getsignal(number) in usual]
+    if threading.current_thread() is not threading.main_thread() or not chosen:
+        return
+    atexit.register(_leave)  # the first that is registered is the last that runs
+    _listening[:] = chosen
+    for number in chosen:
+        signal.signal(number, _interrupt)
+    arrivals, arriving = os.pipe()
+    os.set_blocking(arriving, False)
+    signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(arrivals,), name="trtopt-stopping", daemon=True).start()
+
+
+def end() -> None:
+    """The command is over: a signal interrupts nothing any more. Remove what a second one kept from being removed."""
+    for number in _listening:
+        signal.signal(number, _note)
+    if _received is not None:
+        from trtopt.core.temporary import remove_held
+
+        remove_held()
+
+
+def status() -> int | None:
+    """The exit status that is due; None: no signal came."""
+    return None if _received is None else 128 + _received
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    global _received
+    _received = _received or number
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _note(number, frame)
+    raise KeyboardInterrupt
+
+
+def _leave() -> None:
+    """End with the status that is due: after an interrupted exec() of text CPython would end by SIGINT, whatever was caught."""
+    due = status()
+    if due is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(due)
+
+
+def _watch(arrivals: int) -> None:
+    while (number := os.read(arrivals, 1)[0]) not in _listening:
+        pass
+    time.sleep(PATIENCE)
+    from trtopt.core.temporary import remove_held
+
+    remove_held()
+    with contextlib.suppress(Exception):
+        print("stopped", file=sys.stderr, flush=True)
+    os._exit(128 + number)

@@ -1,0 +1,317 @@
+"""What is asked for: small frozen values that pass between the stages, checked when they are made."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import fnmatch
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.errors import UsageError
+
+
+class Precision(str, enum.Enum):
+    """Arithmetic type of a layer."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+    @property
+    def quantized(self) -> bool:
+        return self in (Precision.INT8, Precision.FP8)
+
+    def __str__(self) -> str:
+        return self.value
+
+
+METHODS = ("auto", "entropy", "mse", "minmax", "percentile")
+BACKENDS = ("auto", "tensorrt", "rtx")
+HARDWARE_LEVELS = ("none", "ampere_plus", "same_compute_capability")
+
+
+def choice(value: str, allowed: Iterable[str], option: str) -> str:
+    """`value` if it is one of `allowed`; else a UsageError naming both."""
+    options = tuple(allowed)
+    if value not in options:
+        raise UsageError(f"{option} is {value!r}; allowed: {', '.join(options)}")
+    return value
+
+
+SHAPE = r"-?\d{1,18}(?:x-?\d{1,18})*"
+EXAMPLE = "1x3x224x224,8x3x224x224,32x3x224x224"
+
+
+@dataclass(frozen=True)
+class ShapeRange:
+    """The shapes one dynamic input may take, or the values of a shape input: min ≤ opt ≤ max in every place.
+
+    >>> ShapeRange((1, 3, 224, 224), (8, 3, 224, 224), (32, 3, 224, 224))
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.min) == len(self.opt) == len(self.max):
+            raise UsageError(f"min {_x(self.min)}, opt {_x(self.opt)} and max {_x(self.max)} differ in rank")
+        for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max)):
+            if not low <= best <= high:
+                raise UsageError(
+                    f"min {_x(self.min)}, opt {_x(self.opt)}, max {_x(self.max)}: dimension {axis} has "
+                    f"{low}, {best}, {high}; needed: min ≤ opt ≤ max"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> ShapeRange:
+        """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three.
+
+        Raises:
+            UsageError: it can't be read, or min ≤ opt ≤ max doesn't hold.
+        """
+        pieces = [piece.strip() for piece in text.split(",")]
+        if len(pieces) not in (1, 3) or not all(re.fullmatch(SHAPE, piece) for piece in pieces):
+            raise UsageError(f"{text!r} can't be read; write MIN,OPT,MAX such as {EXAMPLE}, or one shape for all three")
+        shapes = [tuple(map(int, piece.split("x"))) for piece in pieces]
+        return cls(*(shapes * 3 if len(shapes) == 1 else shapes))
+
+    @property
+    def static(self) -> bool:
+        return self.min == self.max
+
+    def __str__(self) -> str:
+        return _x(self.opt) if self.static else ",".join(map(_x, (self.min, self.opt, self.max)))
+
+
+Profile = Mapping[str, ShapeRange]
+"""One optimization profile: input name → shape range."""
+
+
+def _x(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
+    """Read compute capabilities: "sm89,sm120" → (89, 120).
+
+    Raises:
+        UsageError: a part isn't smNN.
+    """
+    parts = text.split(",") if isinstance(text, str) else [piece for item in text for piece in item.split(",")]
+    targets: list[int] = []
+    for part in (piece.strip().lower() for piece in parts):
+        match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
+        if not match:
+            raise UsageError(f"--target {part!r} isn't a compute capability; write sm89 or sm89,sm120")
+        if int(match[1]) not in targets:
+            targets.append(int(match[1]))
+    return tuple(targets)
+
+
+@dataclass(frozen=True)
+class Override:
+    """`PATTERN=PRECISION`: nodes whose name or operator matches the shell pattern run in that precision."""
+
+    pattern: str
+    precision: Precision
+
+    @classmethod
+    def parse(cls, text: str) -> Override:
+        pattern, equals, precision = text.rpartition("=")
+        if not equals or not pattern or precision not in {str(item) for item in Precision}:
+            raise UsageError(
+                f"--precision-override {text!r} can't be read; write PATTERN=fp32, "
+                f"PATTERN a node name or operator, precision one of {', '.join(map(str, Precision))}"
+            )
+        return cls(pattern, Precision(precision))
+
+    def matches(self, node_name: str, op_type: str) -> bool:
+        return fnmatch.fnmatchcase(node_name, self.pattern) or self.pattern == op_type
+
+
+def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> Precision | None:
+    """The precision that the last matching override asks for; None: none matches."""
+    asked = None
+    for item in overrides:
+        if item.matches(node_name, op_type):
+            asked = item.precision
+    return asked
+
+
+def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:
+    """Raise UsageError for an override that matches none of these nodes (by their `name` and `op_type`), naming near ones."""
+    nodes = list(nodes)
+    for override in overrides:
+        if any(override.matches(node.name, node.op_type) for node in nodes):
+            continue
+        names = dict.fromkeys([node.op_type for node in nodes] + [node.name for node in nodes])
+        near = difflib.get_close_matches(override.pattern, names, 3)
+        raise UsageError(
+            f"--precision-override {override.pattern}={override.precision} matches no node"
+            + (f"; near: {', '.join(near)}" if near else "")
+            + ". Give a node's name (shell patterns such as '*/conv1*' work) or an operator: trtopt check MODEL --nodes lists "
+            "them"
+        )
+
+
+@dataclass(frozen=True)
+class BuildSpec:
+    """Everything a build depends on except the model and the scales.
+
+    Attributes:
+        precision: what the heavy layers run in.
+        remainder: what the rest runs in when `precision` is INT8 or FP8.
+        io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
+        overrides: exceptions by node name or operator, the last match wins.
+        profiles: optimization profiles; empty: static, or made from the model's own sizes.
+        targets: compute capabilities (TensorRT-RTX), such as (89, 120).
+        calibrator: "trtopt", or "native" for TensorRT's own IInt8EntropyCalibrator2 (8.6 and 10 only).
+        workspace: bytes the tactics may use; None: TensorRT's default.
+        optimization_level: 0 to 5; None: TensorRT's default (3).
+    """
+
+    precision: Precision = Precision.FP32
+    remainder: Precision = Precision.FP16
+    io_fp32: bool = True
+    overrides: tuple[Override, ...] = ()
+    profiles: tuple[Profile, ...] = ()
+    targets: tuple[int, ...] = ()
+    backend: str = "auto"
+    calibrator: str = "trtopt"
+    workspace: int | None = None
+    optimization_level: int | None = None
+    timing_cache: Path | None = None
+    hardware_compatibility: str = "none"
+    version_compatible: bool = False
+    exclude_lean_runtime: bool = False
+    strip: bool = False
+    refit: bool = False
+    sparsity: bool = False
+    tf32: bool = True
+    allow_precision_fallback: bool = False
+
+    def __post_init__(self) -> None:
+        choice(self.backend, BACKENDS, "--backend")
+        choice(self.calibrator, ("trtopt", "native"), "--calibrator")
+        choice(self.hardware_compatibility, HARDWARE_LEVELS, "--hardware-compatibility")
+        if self.remainder.quantized:
+            raise UsageError(f"--remainder is {self.remainder}; allowed: fp32, fp16, bf16")
+        if self.calibrator == "native" and self.precision is not Precision.INT8:
+            raise UsageError(
+                f"--calibrator native calibrates INT8; the precision asked for is {self.precision}: add --int8"
+            )
+        if self.workspace is not None and self.workspace <= 0:
+            raise UsageError(f"--workspace is {self.workspace} bytes; a positive size is needed, such as 2GiB")
+        if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
+            raise UsageError(f"--optimization-level is {self.optimization_level}; allowed: 0 to 5")
+        if self.exclude_lean_runtime and not self.version_compatible:
+            raise UsageError("--exclude-lean-runtime only means something with --version-compatible: add it")
+
+    @property
+    def base(self) -> Precision:
+        """The floating type of everything that isn't quantized."""
+        return self.remainder if self.precision.quantized else self.precision
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values, for the manifest and for cache keys."""
+        plain = asdict(self)
+        plain["overrides"] = [f"{item.pattern}={item.precision}" for item in self.overrides]
+        plain["profiles"] = [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles]
+        plain["targets"] = [f"sm{target}" for target in self.targets]
+        plain["precision"], plain["remainder"] = str(self.precision), str(self.remainder)
+        plain["timing_cache"] = str(self.timing_cache) if self.timing_cache else None
+        return plain
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A node that doesn't run in the precision asked for, and why."""
+
+    node: str
+    op: str
+    precision: Precision
+    reason: str
+
+
+@dataclass(frozen=True)
+class Issue:
+    """Something in a model that TensorRT can't take.
+
+    Attributes:
+        node: the node, or the tensor where there is no node; empty where the fault is nobody's.
+        op: the node's operator, or "".
+    """
+
+    node: str
+    op: str
+    reason: str
+
+    def text(self, origin: str = "") -> str:
+        """For people; `origin`: where the node comes from, if the model has none of that name."""
+        details = ", ".join(filter(None, (self.op, origin)))
+        where = f"{self.node} ({details})" if details and self.node else self.node or details
+        return f"{where}: {self.reason}" if where else self.reason
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer as the built engine reports it.
+
+    Attributes:
+        name: the engine's own layer name.
+        kind: "convolution", "deconvolution", "matmul" or "other".
+        precision: what it computes in (its input type).
+        nodes: names of the ONNX nodes it came from, where the engine says.
+    """
+
+    name: str
+    kind: str
+    precision: Precision
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...] = field(default=())
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """Places of the sizes that the model leaves open."""
+        return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
+
+    @property
+    def dims(self) -> str:
+        """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
+        sizes = [
+            str(size)
+            if (size.isidentifier() and not size.startswith("unk__") if isinstance(size, str) else size >= 0)
+            else "?"
+            for size in self.shape
+        ]
+        return f"({', '.join(sizes)})" if sizes else "scalar"
+
+
+def parse_size(text: str | int) -> int:
+    """Read a size in bytes: 2GiB, 512MiB, 1.5G, 1048576.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
+    if not match:
+        raise UsageError(f"--workspace {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

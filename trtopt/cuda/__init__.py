@@ -1,0 +1,1 @@
+"""The only room that imports cuda-python: devices, memory, arrays of other libraries."""

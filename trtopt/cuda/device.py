@@ -1,0 +1,460 @@
+"""The GPU: finding one, memory, streams, events and graphs. The only importer of cuda-python.
+
+`probe` asks the driver through ctypes, so it needs no package and can't crash; call it before any native code that
+would (TensorRT 8.6's Runtime() segfaults without a GPU). `Device` then wraps the CUDA runtime: each call's return code
+is checked, each resource frees itself once, is a context manager, and refuses to be used after it was freed.
+
+CUDA's current device belongs to the thread, and to whoever else uses CUDA there: what needs it sets it and puts back what was
+there (`Cuda.current`); streams and graphs carry their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from trtopt.core.errors import DeviceError, require
+from trtopt.cuda.driver import Driver, driver_library, primary_context
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_{MAJOR,MINOR}
+_UNLOADING = 4  # cudaErrorCudartUnloading: the process is ending and CUDA has already released everything
+_CUDA_RUNTIME = "cuda.bindings.runtime"
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """One GPU. `compute_capability` is two digits as in sm89; `memory` is its total in bytes."""
+
+    ordinal: int
+    name: str
+    compute_capability: int
+    memory: int
+
+    def __str__(self) -> str:
+        return f"{self.name} (sm{self.compute_capability}, {self.memory / 2**30:.0f} GiB)"
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the driver says. True where a GPU can be used; else `reason` says why not.
+
+    `driver` is the newest CUDA version that the driver runs, such as (13, 0); None without a driver.
+    """
+
+    devices: tuple[DeviceInfo, ...] = ()
+    driver: tuple[int, int] | None = None
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.devices)
+
+
+def probe() -> Probe:
+    """Look for GPUs without creating a CUDA context. Never raises."""
+    library = driver_library()
+    if library is None:
+        return Probe(reason="no NVIDIA driver is installed (libcuda can't be loaded)")
+    try:
+        return _ask(library)
+    except (AttributeError, _DriverError) as error:  # AttributeError: a libcuda without a function asked for
+        return Probe(reason=str(error))
+
+
+def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
+    """The GPU number `ordinal`, for `purpose` ("running an engine").
+
+    Raises:
+        DeviceError: there is none, with the reason.
+    """
+    found = probe()
+    if not found:
+        raise DeviceError(f"{purpose} needs an NVIDIA GPU: {found.reason}")
+    if not 0 <= ordinal < len(found.devices):
+        raise DeviceError(f"{purpose}: GPU {ordinal} was asked for; this machine has 0 to {len(found.devices) - 1}")
+    return found.devices[ordinal]
+
+
+class _DriverError(Exception):
+    """A libcuda function returned an error; the text names both."""
+
+
+def _ask(library: ctypes.CDLL) -> Probe:
+    def call(function: str, *arguments: Any) -> None:
+        code = getattr(library, function)(*arguments)
+        if code:
+            text = ctypes.c_char_p()
+            library.cuGetErrorString(code, ctypes.byref(text))
+            reason = text.value.decode(errors="replace") if text.value else "no further text"
+            raise _DriverError(f"the NVIDIA driver answers {function} with error {code} ({reason})")
+
+    def integer(function: str, *arguments: Any) -> int:
+        value = ctypes.c_int()
+        call(function, ctypes.byref(value), *arguments)
+        return value.value
+
+    # Read by cuInit. Loading every kernel image at once makes a TensorRT 8.6 build many times slower.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    call("cuInit", 0)
+    version = integer("cuDriverGetVersion")
+    devices: list[DeviceInfo] = []
+    for ordinal in range(integer("cuDeviceGetCount")):
+        device = ctypes.c_int(integer("cuDeviceGet", ordinal))
+        name, memory = ctypes.create_string_buffer(256), ctypes.c_size_t()
+        call("cuDeviceGetName", name, len(name), device)
+        call("cuDeviceTotalMem_v2", ctypes.byref(memory), device)
+        major, minor = (integer("cuDeviceGetAttribute", attribute, device) for attribute in (_MAJOR, _MINOR))
+        devices.append(DeviceInfo(ordinal, name.value.decode(errors="replace"), 10 * major + minor, memory.value))
+    driver = (version // 1000, version % 1000 // 10)
+    return Probe(tuple(devices), driver, "" if devices else "the NVIDIA driver finds no GPU (CUDA_VISIBLE_DEVICES?)")
+
+
+class _Current:
+    """While it is entered, a device is the thread's current one; see `Cuda.current`."""
+
+    __slots__ = ("_before", "_cuda")
+
+    def __init__(self, cuda: Cuda, before: int | None) -> None:
+        self._cuda, self._before = cuda, before
+
+    def __enter__(self) -> None:
+        cuda = self._cuda
+        if cuda.driver is None or cuda.driver.set_current(cuda.context):
+            cuda.use()  # without the driver's functions; or it says what is wrong
+
+    def __exit__(self, *_: object) -> None:
+        if (driver := self._cuda.driver) is not None:
+            driver.set_current(self._before)
+
+
+_STAYS = contextlib.nullcontext()
+
+
+class Cuda:
+    """The CUDA runtime's functions on one device, each return code checked.
+
+    Args:
+        functions: replaces the real ones in tests.
+
+    Attributes:
+        driver: its functions; None without one, in tests.
+        context: what `Driver.current` gives where this device is current; None without `driver`.
+    """
+
+    def __init__(self, ordinal: int, functions: Any = None) -> None:
+        self.functions = functions or require(_CUDA_RUNTIME, "gpu", "running an engine")
+        self._ordinal, self._process = ordinal, os.getpid()
+        self.driver = Driver.load() if functions is None else None
+        self.context = None if self.driver is None else primary_context(ordinal)
+        if self.context is None:
+            self.driver = None
+            self.use()
+
+    def __call__(self, function: str, *arguments: Any) -> Any:
+        """Call it with the device as the current one; give its value (None, one value, or a tuple).
+
+        Raises:
+            DeviceError: it returned an error code.
+        """
+        with self.current():
+            code, *values = getattr(self.functions, function)(*arguments)
+        if code:
+            self.check(function, code)
+        return values[0] if len(values) == 1 else tuple(values) or None
+
+    def current(self) -> AbstractContextManager[None]:
+        """In the block the device is this thread's current one; after it, that is what it was. (Without `driver` it stays.)
+
+        Raises: as `use`.
+        """
+        before = None if self.driver is None else self.driver.current()
+        if before is not None and before == self.context:
+            return _STAYS
+        return _Current(self, before)
+
+    def use(self) -> None:
+        """Make the device this thread's current one.
+
+        Raises:
+            DeviceError: it can't be used; or this process was forked from the one that opened it.
+        """
+        if os.getpid() != self._process:
+            raise DeviceError("CUDA can't be used in a forked process; start workers with multiprocessing's 'spawn'")
+        (code,) = self.functions.cudaSetDevice(self._ordinal)
+        if code:
+            self.check("cudaSetDevice", code)
+
+    def check(self, function: str, code: Any) -> None:
+        """Raise DeviceError if `function` answered with an error code."""
+        if code and int(code) != _UNLOADING:
+            raise DeviceError(f"{function} failed: {self._text(code)}")
+
+    def _text(self, code: Any) -> str:
+        name, text = (self.functions.cudaGetErrorName(code)[1], self.functions.cudaGetErrorString(code)[1])
+        hint = {
+            "cudaErrorInsufficientDriver": "; install cuda-bindings of the CUDA version that the driver supports",
+            "cudaErrorMemoryAllocation": "; free GPU memory, or use a smaller batch",
+        }.get(_plain(name), "")
+        return f"{_plain(name)} ({_plain(text)}){hint}"
+
+
+def _plain(text: Any) -> str:
+    return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+
+
+_Self = TypeVar("_Self", bound="Resource")
+
+
+class Resource:
+    """Something CUDA gave us: freed once, by `free`, by `with`, or when nothing refers to it any more."""
+
+    kind = "resource"
+
+    def __init__(self, cuda: Cuda, raw: Any, free: str) -> None:
+        self._cuda, self._raw = cuda, raw
+        self._finalizer = weakref.finalize(self, _release, cuda, free, raw, os.getpid())
+
+    @property
+    def raw(self) -> Any:
+        """As cuda-python's functions take it.
+
+        Raises:
+            DeviceError: it was freed.
+        """
+        raw = self._raw
+        if raw is None:
+            raise DeviceError(f"this {self.kind} was freed; it can't be used any more")
+        return raw
+
+    @property
+    def handle(self) -> int:
+        """As an integer, as TensorRT takes it."""
+        return int(self.raw)
+
+    @property
+    def freed(self) -> bool:
+        return self._raw is None
+
+    def free(self) -> None:
+        """Give it back. A second call does nothing."""
+        self._raw = None
+        self._finalizer()
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.free()
+
+
+def _release(cuda: Cuda, function: str, raw: Any, process: int) -> None:
+    if os.getpid() == process:  # a forked child holds copies of handles that mean nothing there
+        cuda(function, raw)
+
+
+class DeviceBuffer(Resource):
+    """`nbytes` of GPU memory."""
+
+    kind = "device buffer"
+
+    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+        self.nbytes = nbytes
+        super().__init__(cuda, cuda("cudaMalloc", max(1, nbytes)), "cudaFree")
+        self.address = self.handle  # for who keeps this alive
+
+
+class HostBuffer(Resource):
+    """`nbytes` of page-locked host memory, which the GPU copies from and to asynchronously."""
+
+    kind = "pinned host buffer"
+
+    def __init__(self, cuda: Cuda, nbytes: int) -> None:
+        self.nbytes = nbytes
+        address = cuda("cudaHostAlloc", max(1, nbytes), cuda.functions.cudaHostAllocPortable)
+        super().__init__(cuda, address, "cudaFreeHost")
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.handle, False), "version": 3}
+
+    def array(self, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+        """A view of the first bytes. It keeps the buffer alive, but not after `free`: don't touch the view then."""
+        wanted = np.dtype(dtype).itemsize * math.prod(shape)
+        if wanted > self.nbytes:
+            raise DeviceError(f"{np.dtype(dtype)} of shape {shape} takes {wanted} bytes; the buffer has {self.nbytes}")
+        return np.asarray(self)[:wanted].view(dtype).reshape(shape)
+
+
+class Event(Resource):
+    """A point in a stream's work; with `timing`, milliseconds between two of them can be asked."""
+
+    kind = "event"
+
+    def __init__(self, cuda: Cuda, timing: bool = True) -> None:
+        flags = cuda.functions.cudaEventDefault if timing else cuda.functions.cudaEventDisableTiming
+        super().__init__(cuda, cuda("cudaEventCreateWithFlags", flags), "cudaEventDestroy")
+
+    def synchronize(self) -> None:
+        """Wait until the work before it is done."""
+        self._cuda("cudaEventSynchronize", self.raw)
+
+    def before(self, stream: int) -> None:
+        """Let a stream of anybody's wait for the work before it."""
+        self._cuda("cudaStreamWaitEvent", stream, self.raw, 0)
+
+    def milliseconds_since(self, start: Event) -> float:
+        """GPU time from `start` to this; both must have been reached."""
+        return float(self._cuda("cudaEventElapsedTime", start.raw, self.raw))
+
+
+class Graph(Resource):
+    """Captured work that one call launches."""
+
+    kind = "CUDA graph"
+
+    def __init__(self, cuda: Cuda, executable: Any) -> None:
+        super().__init__(cuda, executable, "cudaGraphExecDestroy")
+
+    def launch(self, stream: Stream) -> None:
+        self._cuda("cudaGraphLaunch", self.raw, stream.raw)
+
+
+class Stream(Resource):
+    """Work in order. It doesn't synchronize with the legacy default stream."""
+
+    kind = "stream"
+
+    def __init__(self, cuda: Cuda) -> None:
+        handle = cuda("cudaStreamCreateWithFlags", cuda.functions.cudaStreamNonBlocking)
+        super().__init__(cuda, handle, "cudaStreamDestroy")
+
+    def synchronize(self) -> None:
+        """Wait until its work is done.
+
+        Raises:
+            DeviceError: work before this failed.
+        """
+        self._cuda("cudaStreamSynchronize", self.raw)
+
+    def to_device(self, target: DeviceBuffer, source: HostBuffer, nbytes: int) -> None:
+        """Copy the first `nbytes`; returns at once, so leave `source` alone until the stream gets there."""
+        self._copy("cudaMemcpyHostToDevice", target, source, nbytes)
+
+    def to_host(self, target: HostBuffer, source: DeviceBuffer, nbytes: int) -> None:
+        """Copy the first `nbytes`; returns at once, so don't read `target` before `synchronize`."""
+        self._copy("cudaMemcpyDeviceToHost", target, source, nbytes)
+
+    def _copy(
+        self, kind: str, target: DeviceBuffer | HostBuffer, source: DeviceBuffer | HostBuffer, nbytes: int
+    ) -> None:
+        if nbytes > min(target.nbytes, source.nbytes):
+            raise DeviceError(f"copying {nbytes} bytes from a buffer of {source.nbytes} to one of {target.nbytes}")
+        if nbytes:
+            direction = getattr(self._cuda.functions.cudaMemcpyKind, kind)
+            self._cuda("cudaMemcpyAsync", target.handle, source.handle, nbytes, direction, self.raw)
+
+    def record(self, event: Event) -> None:
+        self._cuda("cudaEventRecord", event.raw, self.raw)
+
+    def wait(self, event: Event) -> None:
+        """Work given to this stream from now on starts after `event`."""
+        self._cuda("cudaStreamWaitEvent", self.raw, event.raw, 0)
+
+    def capture(self, enqueue: Callable[[], None]) -> Graph:
+        """Record what `enqueue` gives to this stream, without running it.
+
+        Buffers and shapes that it uses are fixed in the graph. Other threads may allocate meanwhile.
+
+        Raises:
+            DeviceError: something in it can't be captured; the stream is usable again.
+        """
+        functions = self._cuda.functions
+        self._cuda("cudaStreamBeginCapture", self.raw, functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
+        try:
+            enqueue()
+        except BaseException:
+            code, graph = functions.cudaStreamEndCapture(self.raw)
+            if not code and graph is not None:
+                functions.cudaGraphDestroy(graph)
+            functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
+            raise
+        try:
+            graph = self._cuda("cudaStreamEndCapture", self.raw)
+        except DeviceError:
+            functions.cudaGetLastError()
+            raise
+        try:
+            captured = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
+        finally:
+            self._cuda("cudaGraphDestroy", graph)
+        self._cuda("cudaGraphUpload", captured.raw, self.raw)
+        return captured
+
+
+class Device:
+    """One GPU of this process.
+
+    Args:
+        ordinal: its number as CUDA counts (CUDA_VISIBLE_DEVICES applies).
+        functions: stands in for cuda.bindings.runtime in tests; then `info` must be given too.
+
+    Attributes:
+        cuda: the runtime's functions on it.
+        current: `Cuda.current`, for what isn't called through `cuda`.
+
+    Raises:
+        DeviceError: there is no such GPU, or CUDA can't use it.
+        MissingDependency: cuda-bindings isn't installed.
+    """
+
+    def __init__(self, ordinal: int = 0, *, functions: Any = None, info: DeviceInfo | None = None) -> None:
+        self.info = info or require_gpu("running an engine", ordinal)
+        self.cuda = Cuda(self.info.ordinal, functions)
+        self.current = self.cuda.current
+        # Held during captures: to synchronize the whole device then would be an error, and break the capture.
+        self.capturing = threading.Lock()
+
+    def free_memory(self) -> int:
+        """Bytes not in use by any process."""
+        return int(self.cuda("cudaMemGetInfo")[0])
+
+    def synchronize(self) -> None:
+        """Wait until all work given to this GPU is done."""
+        with self.capturing:
+            self.cuda("cudaDeviceSynchronize")
+
+    def idle(self, stream: int) -> bool:
+        """Whether all work given to a stream of anybody's is done. The default stream is the current device's."""
+        driver = self.cuda.driver
+        # Another answer than 0 is an error or "not ready": take it as busy.
+        return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))
+
+    def is_pinned(self, address: int) -> bool:
+        """Whether host memory is page-locked, so that the GPU copies straight from it."""
+        kind = self.cuda("cudaPointerGetAttributes", address).type
+        return bool(kind == self.cuda.functions.cudaMemoryType.cudaMemoryTypeHost)
+
+    def buffer(self, nbytes: int) -> DeviceBuffer:
+        return DeviceBuffer(self.cuda, nbytes)
+
+    def pinned(self, nbytes: int) -> HostBuffer:
+        return HostBuffer(self.cuda, nbytes)
+
+    def stream(self) -> Stream:
+        return Stream(self.cuda)
+
+    def event(self, timing: bool = True) -> Event:
+        return Event(self.cuda, timing)

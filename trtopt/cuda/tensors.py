@@ -1,0 +1,205 @@
+"""What an engine takes and gives: names, types, shapes and profiles, and whether arrays fit them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
+
+Shape = tuple[int, ...]
+Profile = Mapping[str, ShapeRange]
+
+# TensorRT's name of an I/O type → NumPy's (through ml_dtypes where NumPy has none).
+_DTYPES = {
+    "FLOAT": "float32",
+    "HALF": "float16",
+    "BF16": "bfloat16",
+    "FP8": "float8_e4m3fn",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "BOOL": "bool",
+}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output. `on_host`: TensorRT reads or writes it in host memory (a shape tensor)."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: Shape
+    on_host: bool = False
+
+    @property
+    def info(self) -> TensorInfo:
+        return TensorInfo(self.name, self.dtype.name, self.shape)
+
+    def nbytes(self, shape: Shape) -> int:
+        return math.prod(shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Every input and output, and the shapes that each profile allows (inputs only; empty: anything fits)."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    profiles: tuple[Profile, ...] = ()
+
+    @functools.cached_property
+    def results(self) -> Mapping[str, Tensor]:
+        """The outputs by their names."""
+        return {item.name: item for item in self.outputs}
+
+    @property
+    def dynamic(self) -> bool:
+        """Whether one set of input shapes is all there is."""
+        return any(-1 in item.shape or item.on_host for item in self.inputs)
+
+    def check_names(self, inputs: Mapping[str, Any]) -> None:
+        """Raise UsageError unless exactly the inputs are there."""
+        check_mapping("inputs", inputs)
+        known = {item.name for item in self.inputs}
+        wrong = [f"unknown {name!r}" for name in inputs if name not in known]
+        wrong += [f"missing {item.name!r}" for item in self.inputs if item.name not in inputs]
+        if wrong:
+            takes = ", ".join(repr(item.name) for item in self.inputs)
+            raise UsageError(f"inputs: {', '.join(wrong)}; the engine takes {takes}")
+
+    def profile(self, shapes: Sequence[Shape]) -> int:
+        """The number of the profile for these input shapes: of those they fit, the one tuned for the nearest.
+
+        Raises:
+            UsageError: they fit none; the message gives the shapes allowed.
+        """
+        given = {item.name: shape for item, shape in zip(self.inputs, shapes)}
+        if not self.profiles:
+            return self._unranged(given)
+        fitting = [
+            index
+            for index, profile in enumerate(self.profiles)
+            if all(_inside(shape, profile[name]) for name, shape in given.items())
+        ]
+        if not fitting:
+            allowed = " or ".join(
+                "; ".join(f"{name} {x(item.min)} to {x(item.max)}" for name, item in profile.items())
+                for profile in self.profiles
+            )
+            said = "; ".join(f"{name} {x(shape)}" for name, shape in given.items())
+            raise UsageError(f"inputs {said} are outside the engine's shapes: {allowed}; build it with other --shapes")
+        return min(fitting, key=lambda index: _distance(given, self.profiles[index]))
+
+    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+        """Samples in batches as large as the profiles allow, as `Session.batches`."""
+        self.check_names(inputs)
+        counts = {name: np.shape(array)[0] if np.ndim(array) else 0 for name, array in inputs.items()}
+        count = next(iter(counts.values()))
+        if not count or len({*counts.values()}) > 1:
+            said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
+            raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
+        ranges = [profile[next(iter(inputs))] for profile in self.profiles]
+        most = max((item.max[0] for item in ranges), default=count)
+        least = min((item.min[0] for item in ranges), default=1)
+        for at in range(0, count, max(1, most)):
+            size = min(most, count - at)
+            batch = {name: array[at : at + size] for name, array in inputs.items()}
+            if size < least:
+                batch = {name: np.concatenate([part, *[part[-1:]] * (least - size)]) for name, part in batch.items()}
+            yield batch, size
+
+    def _unranged(self, given: Mapping[str, Shape]) -> int:
+        """The fixed dimensions are all that is known."""
+        for item in self.inputs:
+            if any(size not in (-1, there) for size, there in zip(item.shape, given[item.name])):
+                raise UsageError(f"input {item.name!r} has shape {x(given[item.name])}; {x(item.shape)} is needed")
+        return 0
+
+
+def check_mapping(what: str, given: Any) -> None:
+    """Raise UsageError unless `given` maps names to arrays."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what} is {type(given).__name__}; names with arrays are needed: {{'name': array, …}}")
+
+
+def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
+    """Raise UsageError unless `array` (anything with dtype and shape) has the tensor's type and rank."""
+    if array.dtype != tensor.dtype:
+        takes, then = ("takes", "convert it") if role == "input" else ("gives", "give an array of that type")
+        raise UsageError(f"{role} {tensor.name!r} is {array.dtype}; the engine {takes} {tensor.dtype}: {then}")
+    if len(array.shape) != len(tensor.shape):
+        raise UsageError(
+            f"{role} {tensor.name!r} has shape {x(array.shape)}, rank {len(array.shape)}; "
+            f"the engine {'takes' if role == 'input' else 'gives'} rank {len(tensor.shape)}, {x(tensor.shape)}"
+        )
+
+
+def signature(engine: Any) -> Signature:
+    """Read off an ICudaEngine.
+
+    Raises:
+        EngineError: an input or output has a type that arrays can't hold.
+    """
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    for name in names:
+        (inputs if engine.get_tensor_mode(name).name == "INPUT" else outputs).append(_describe(engine, name))
+    profiles = tuple(
+        {item.name: _range(engine, item, index) for item in inputs} for index in range(engine.num_optimization_profiles)
+    )
+    return Signature(tuple(inputs), tuple(outputs), profiles)
+
+
+def _describe(engine: Any, name: str) -> Tensor:
+    kind = engine.get_tensor_dtype(name).name
+    if kind not in _DTYPES:
+        raise EngineError(f"tensor {name!r} has type {kind}; allowed for inputs and outputs: {', '.join(_DTYPES)}")
+    layout = engine.get_tensor_format(name).name
+    if layout != "LINEAR":
+        raise EngineError(
+            f"tensor {name!r} is laid out as {layout}; arrays are LINEAR: build the engine with linear inputs and outputs"
+        )
+    shape = tuple(int(size) for size in engine.get_tensor_shape(name))
+    return Tensor(name, numpy_dtype(_DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # comes with onnx
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+
+
+def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:
+    low, best, high = engine.get_tensor_profile_shape(tensor.name, index)
+    return ShapeRange(*(tuple(int(size) for size in shape) for shape in (low, best, high)))
+
+
+def _inside(shape: Shape, allowed: ShapeRange) -> bool:
+    return len(shape) == len(allowed.min) and all(
+        low <= size <= high for low, size, high in zip(allowed.min, shape, allowed.max)
+    )
+
+
+def _distance(shapes: Mapping[str, Shape], profile: Profile) -> int:
+    """How far from the shapes that the profile's kernels were chosen for."""
+    return sum(abs(size - best) for name, shape in shapes.items() for size, best in zip(shape, profile[name].opt))
+
+
+def x(shape: Sequence[int]) -> str:
+    """A shape as people write it: 1x3x224x224."""
+    return "x".join(map(str, shape)) or "scalar"

@@ -1,0 +1,1 @@
+"""An engine file: its manifest, what is in it."""

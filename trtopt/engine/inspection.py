@@ -1,0 +1,197 @@
+"""What an engine file is and what it runs, from its manifest, its header and, where there is a GPU, the engine itself."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
+from trtopt.core.files import existing_file
+from trtopt.core.values import TensorInfo
+from trtopt.core.version import __version__
+from trtopt.cuda.device import probe
+from trtopt.engine.manifest import Manifest, found_precision, load_manifest
+from trtopt.graph.io import load_model
+from trtopt.graph.output_kinds import resolve
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.proto import all_nodes, tensor_size
+from trtopt.trt import installed, plan_header, select
+from trtopt.trt.layers import from_inspector
+
+_LIBRARIES = (
+    "numpy",
+    "onnx",
+    "onnxslim",
+    "onnxruntime",
+    "opencv-python-headless",
+    "torch",
+    "torchvision",
+    "cuda-bindings",
+)
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """What `inspect` found.
+
+    Attributes:
+        maker: product and version from the plan's own header; None where it doesn't say.
+        manifest: the manifest beside the plan; None where there is none.
+        precision, truth: counts of the layers that do the arithmetic, and the line that says it.
+        notes: what couldn't be found out, and why.
+    """
+
+    engine: Path
+    nbytes: int
+    maker: str | None
+    manifest: Manifest | None
+    precision: Mapping[str, int]
+    truth: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "engine": str(self.engine),
+            "bytes": self.nbytes,
+            "maker": self.maker,
+            "precision": dict(self.precision),
+            "truth": self.truth,
+            "notes": list(self.notes),
+            "manifest": asdict(self.manifest) if self.manifest else None,
+        }
+
+
+@dataclass(frozen=True)
+class ModelReport:
+    """What `inspect` found in an ONNX file.
+
+    Attributes:
+        nbytes: of the file itself.
+        weights: bytes of the weights, in the file or outside it.
+        parameters: how many numbers its weights hold.
+        operators: operator → how many nodes, the commonest first, subgraphs counted.
+        output_kinds: output → what it seems to hold.
+        quantized: it holds Q/DQ.
+    """
+
+    model: Path
+    nbytes: int
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    output_kinds: Mapping[str, str]
+    operators: Mapping[str, int]
+    parameters: int
+    weights: int
+    quantized: bool
+
+    def to_json(self) -> dict[str, Any]:
+        plain = asdict(self)
+        return {"model": str(plain.pop("model")), "bytes": plain.pop("nbytes"), **plain}
+
+
+def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
+    """Say what an engine file is, or an ONNX file.
+
+    Raises:
+        UsageError: there is no such file.
+        InvalidModel: its name ends in .onnx, and it isn't a valid model.
+        EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
+        EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
+            isn't installed.
+    """
+    path = existing_file(engine, "the engine")
+    if path.suffix == ".onnx":
+        return _model(path)
+    manifest = load_manifest(path)
+    if manifest is not None:
+        manifest.check_plan(path)
+    with path.open("rb") as file:
+        header = plan_header(file.read(64))
+    size = path.stat().st_size
+    maker = str(header) if header else None
+    if manifest is not None:
+        maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
+        return EngineReport(path, size, maker, manifest, manifest.precision, manifest.truth)
+    if header is None:
+        raise EngineError(
+            f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
+            "ends in .onnx)"
+        )
+    notes = ["no manifest beside the plan: how it was made isn't known"]
+    try:
+        generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
+        report = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
+        found = found_precision(report.layers, (), report.unread)
+        return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
+    except EngineError:  # damaged, or another's
+        raise
+    except NoBackend as error:  # its maker isn't here; what is can't read it
+        raise EngineMismatch(
+            f"{path} was made by {header}, which isn't here to read it ({error}), and there is no manifest beside it: "
+            "install that generation, or build the engine again"
+        ) from error
+    except TrtoptError as error:
+        notes.append(f"its layers can't be read here: {error}")
+        return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))
+
+
+def _model(path: Path) -> ModelReport:
+    model = load_model(path, lazy=True)
+    nodes, weights = list(all_nodes(model.proto.graph)), model.proto.graph.initializer
+    return ModelReport(
+        model=path,
+        nbytes=path.stat().st_size,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        output_kinds={name: str(kind) for name, kind in resolve(model.proto, model.outputs).items()},
+        operators=dict(Counter(node.op_type for node in nodes).most_common()),
+        parameters=sum(math.prod(item.dims) for item in weights),
+        weights=sum(map(tensor_size, weights)),
+        quantized=is_quantized(model.proto),
+    )
+
+
+@dataclass(frozen=True)
+class VersionReport:
+    """Versions of trtopt and of what it can use here."""
+
+    trtopt: str
+    python: str
+    platform: str
+    gpu: str
+    generations: Sequence[Mapping[str, Any]]
+    libraries: Mapping[str, str | None]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def version() -> VersionReport:
+    """What is installed: trtopt, the TensorRT generations, the GPU, and the libraries that matter."""
+    gpu = probe()
+    return VersionReport(
+        trtopt=__version__,
+        python=sys.version.split()[0],
+        platform=platform.platform(),
+        gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
+        generations=[generation.describe() for generation in installed()],
+        libraries={name: _installed(name) for name in _LIBRARIES},
+    )
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return package_version(name)
+    except PackageNotFoundError:
+        return None

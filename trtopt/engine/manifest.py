@@ -1,0 +1,271 @@
+"""The manifest beside a plan: what was asked, what the engine really runs, and what it was made from.
+
+A plan file is a plain TensorRT plan; `model.engine.json` beside `model.engine` says the rest. A plan without one still
+loads; a plan that doesn't match its manifest doesn't.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from trtopt.core.documents import Damaged, converted, path_in, read_json
+from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
+from trtopt.core.files import existing_file, sha256_file, write_json
+from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange
+
+FORMAT = "trtopt.engine/1"
+HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
+
+
+def manifest_path(engine: str | os.PathLike[str]) -> Path:
+    path = Path(engine)
+    return path.with_name(f"{path.name}.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the built engine computes in.
+
+    `counts` are over the layers that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine
+    itself reports them; `unknown` says why some or all of them can't be read.
+    """
+
+    counts: Mapping[str, int]
+    truth: str
+    layers: Sequence[LayerInfo] = ()
+    unknown: str = ""
+
+
+def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "") -> Found:
+    """Count what the layers run in and say it in one line.
+
+    Args:
+        unknown: why some or all of the layers aren't known.
+    """
+    if not layers and unknown:
+        none = dict.fromkeys(("int8", "fp16", "fp32", "total"), 0)
+        return Found(none, f"the engine's layers can't be read: {unknown}", (), unknown)
+    heavy = [layer for layer in layers if layer.kind in HEAVY]
+    counts = Counter(str(layer.precision) for layer in heavy)
+    plain = {name: counts.get(name, 0) for name in ("int8", "fp16", "fp32")}
+    plain |= {name: counts[name] for name in ("bf16", "fp8") if counts[name]}
+    plain["total"] = len(heavy)
+    truth = _truth(heavy, kept)
+    return Found(plain, f"{truth}; {unknown}" if unknown else truth, layers, unknown)
+
+
+def _truth(heavy: Sequence[LayerInfo], kept: Sequence[Kept]) -> str:
+    if not heavy:
+        return "no convolution or matrix product in this engine"
+    parts = []
+    for kind, plural in HEAVY.items():
+        layers = [layer for layer in heavy if layer.kind == kind]
+        if layers:
+            counts = Counter(str(layer.precision).upper() for layer in layers).most_common()
+            said = ", ".join(
+                f"{count} of {len(layers)} {plural if not index else ''}".strip() + f" {name}"
+                for index, (name, count) in enumerate(counts)
+            )
+            parts.append(said)
+    reasons = Counter(item.reason for item in kept)
+    names = {reason: next(item.node for item in kept if item.reason == reason) for reason in reasons}
+    for reason, count in reasons.most_common(3):
+        parts.append(
+            f"{count} {'node' if count == 1 else 'nodes'} kept ({names[reason]}{', …' if count > 1 else ''}): {reason}"
+        )
+    if len(reasons) > 3:
+        parts.append(f"{len(reasons) - 3} more reasons in the manifest")
+    return "; ".join(parts)
+
+
+def arithmetic(coverage: Mapping[str, float]) -> str:
+    """A line on where the multiply-accumulates run; empty where all of them run in one precision, or nothing is known."""
+    shares = sorted(coverage.items(), key=lambda item: -item[1])
+    if len(shares) < 2:
+        return ""
+    return "of the arithmetic, " + ", ".join(f"{share:.1%} {name.upper()}" for name, share in shares)
+
+
+def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) -> dict[str, Precision]:
+    """Nodes (name → precision they run in) whose layers don't compute in the precision asked for.
+
+    A node that no layer names was fused away or renamed; it counts as neither found nor lost.
+    """
+    seen: dict[str, list[Precision]] = {}
+    for layer in layers:
+        if layer.kind in HEAVY:
+            for node in layer.nodes:
+                if node in asked:
+                    seen.setdefault(node, []).append(layer.precision)
+    return {node: found[0] for node, found in seen.items() if asked[node] not in found}
+
+
+class _Maker(TypedDict):
+    family: str
+    product: str
+    version: str
+    gpu: str | None
+
+
+class _Asked(TypedDict):
+    precision: str
+
+
+class _Tensor(TypedDict):
+    name: str
+    dtype: str
+    shape: Sequence[int | str]
+
+
+class _Source(TypedDict):
+    path: str | None
+    sha256: str
+
+
+class _Plan(TypedDict):
+    sha256: str
+    bytes: int
+
+
+class _Calibration(TypedDict):
+    method: str
+    samples: int
+
+
+class _Compared(TypedDict):
+    why: str
+    gpu: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything known about a plan; every field is plain JSON.
+
+    Attributes:
+        generation: family, product and version that built it, the GPU it was built on or None.
+        targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
+        spec: the request (`BuildSpec.describe()`).
+        precision: counts of `Found`; `truth` is its line, `layers` the layers, `kept` the exceptions and why.
+        inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
+        profiles: input name → "min,opt,max", one entry a profile.
+        preprocess: how an image becomes the input; None where unknown.
+        source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
+        graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
+        graph_file: that graph's file, in the plan's folder or below it; None where it was kept elsewhere.
+        classes: names of the classes that the outputs score, in order; None where not given.
+        output_kinds: output name → what it holds ("classes", "embedding", …); None: written before there were kinds.
+        comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
+            they weren't measured.
+        coverage: precision → share of the multiply-accumulates that run in it.
+        plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
+    """
+
+    generation: Annotated[Mapping[str, Any], _Maker]
+    targets: Sequence[str]
+    spec: Annotated[Mapping[str, Any], _Asked]
+    precision: Mapping[str, int]
+    truth: str
+    layers: Sequence[Mapping[str, Any]]
+    kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
+    inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
+    outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
+    profiles: Sequence[Mapping[str, str]]
+    source: Annotated[Mapping[str, Any], _Source]
+    plan: Annotated[Mapping[str, Any], _Plan]
+    key: str
+    seconds: float
+    trtopt: str
+    preprocess: Mapping[str, Any] | None = None
+    calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
+    warnings: Sequence[str] = ()
+    graph: str | None = None
+    graph_file: str | None = None
+    classes: Sequence[str] | None = None
+    comparison: Annotated[Mapping[str, Any], _Compared] | None = None
+    coverage: Mapping[str, float] = field(default_factory=dict)
+    output_kinds: Mapping[str, str] | None = None
+    format: str = field(default=FORMAT)
+
+    def save(self, engine: str | os.PathLike[str]) -> Path:
+        path = manifest_path(engine)
+        write_json(path, asdict(self))
+        return path
+
+    def check_plan(self, engine: str | os.PathLike[str]) -> None:
+        """Raise EngineMismatch if the plan isn't the one this manifest was written for."""
+        digest = sha256_file(engine)
+        if digest != self.plan["sha256"]:
+            raise EngineMismatch(
+                f"{engine} isn't the plan its manifest describes: sha256 {digest[:16]}…, the manifest says "
+                f"{str(self.plan['sha256'])[:16]}…; build it again, or delete {manifest_path(engine)} to use it alone"
+            )
+
+
+def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
+    """The manifest beside a plan, or None where there is none.
+
+    Raises:
+        UsageError: the plan itself doesn't exist.
+        EngineError: the manifest can't be read, or is of a format this version doesn't know.
+    """
+    path = manifest_path(existing_file(engine, "the engine"))
+    if not path.is_file():
+        return None
+    try:
+        content = read_json(path)
+    except Damaged as error:
+        raise EngineError(
+            f"{path} can't be read ({error}); build the engine again, or delete it to use the plan alone"
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        said = content.get("format") if isinstance(content, dict) else None
+        raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; build the engine again")
+    try:
+        manifest = converted(content, Manifest)
+        _check(manifest, path.parent)
+    except Damaged as error:
+        raise EngineError(
+            f"{path} is damaged or incomplete: {error}; build the engine again, or delete it to use the plan alone"
+        ) from error
+    return manifest
+
+
+def _check(manifest: Manifest, folder: Path) -> None:
+    """Raise Damaged for texts that stand for something, and don't."""
+    if (graph := manifest.graph_file) is not None:
+        path_in(folder, graph)
+        if _elsewhere(graph):
+            raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+    try:
+        _ = [ShapeRange.parse(text) for profile in manifest.profiles for text in profile.values()]
+    except UsageError as error:
+        raise Damaged(f"profiles: {error}") from None
+
+
+def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:
+    """`graph` as the manifest of `engine` names it; None for one that isn't in the plan's folder or below it."""
+    try:
+        place = os.path.relpath(graph, engine.parent)
+    except ValueError:  # on another drive
+        return None
+    return None if _elsewhere(place) else place
+
+
+def _elsewhere(place: str) -> bool:
+    path = Path(place)
+    return bool(path.anchor) or ".." in path.parts
+
+
+def kept_graph(engine: Path) -> Path | None:
+    """The graph that was kept at an engine's build, where it still lies."""
+    try:
+        manifest = load_manifest(engine)
+    except TrtoptError:
+        return None
+    graph = None if manifest is None or manifest.graph_file is None else engine.parent / manifest.graph_file
+    return Path(os.path.normpath(graph)) if graph is not None and graph.is_file() else None

@@ -1,0 +1,1 @@
+"""Engines and models compared and timed: verify(), bench()."""

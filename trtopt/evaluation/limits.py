@@ -1,0 +1,85 @@
+"""How far results may be from the reference's: one judgement of every kind of output, for `verify` and `build --best`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trtopt.core.errors import UsageError
+from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
+from trtopt.graph.output_kinds import Kind
+
+MIN_AGREEMENT = 0.95
+"""What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
+class to another and back to the right one, so it falls several times as fast: the best INT8 scales of EfficientNet-Lite0
+agree for 0.97 of unseen crops and lose none of the labelled photos (docs/results/accuracy-lite0.md)."""
+MIN_SNR = 20.0
+"""dB, an error of a tenth of the signal; for outputs that agreement doesn't judge."""
+MIN_COSINE = 0.99
+"""Of every embedding: 20 dB over all of them are 0.995 in the mean, and hide one that is turned far. 0.99 is 8°: a search
+by cosine confuses neighbours that are closer than that anyway."""
+MIN_OVERLAP = 0.5
+"""Of masks, outside the commonest class: where objects are few, all of them can be lost and 99 % of the pixels agree."""
+_BY_AGREEMENT = (Kind.CLASSES, Kind.TOKENS, Kind.MASK)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How far results may be from the reference's.
+
+    Attributes:
+        min_agreement: for classes, tokens and masks: share of the samples, values or positions, and pixels that are the
+            same; a mask's overlap must be `MIN_OVERLAP`, or this where it is less.
+        min_snr: dB, for every floating output that has signal (of boxes, for each channel); None: 20 for embeddings,
+            boxes and others, where embeddings also need a cosine of `MIN_COSINE`.
+    """
+
+    min_agreement: float = MIN_AGREEMENT
+    min_snr: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_agreement <= 1:
+            raise UsageError(f"--min-agreement is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
+        if self.min_snr is not None and not math.isfinite(self.min_snr):
+            raise UsageError(f"--min-snr is {self.min_snr}; a number of dB is needed, such as 20")
+
+    def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
+        """What of `Agreement.describe()` is outside, each with the value and the limit."""
+        found = []
+        for name, output in accuracy["outputs"].items():
+            if output["nonfinite"]:
+                found.append(f"{output['nonfinite']} values of {name} aren't finite")
+            found += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
+        return found
+
+    def _of(self, output: Mapping[str, Any], samples: int) -> list[str]:
+        found = []
+        agreement, overlap = output["agreement"], output["overlap"]
+        if agreement is not None and agreement < self.min_agreement:
+            found.append(f"{measure(output, samples)}, at least {share(self.min_agreement)} is asked for")
+        least_overlap = min(MIN_OVERLAP, self.min_agreement)
+        if overlap is not None and overlap < least_overlap:
+            found.append(
+                f"overlap {overlap:.2f} outside the commonest class, at least {least_overlap:.2g} is asked for"
+            )
+        by_agreement = Kind(output["kind"]) in _BY_AGREEMENT
+        least = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
+        if least is None or output["integers"]:
+            return found
+        if output["near_zero"] == output["rows"]:  # without signal there is nothing to be relative to
+            worst = float(output["max_abs"])
+            if worst >= NEAR_ZERO and not by_agreement:
+                found.append(f"the reference is next to zero, the difference up to {worst:.3g}")
+            return found
+        channels = output["channels"]
+        lowest = channels["lowest"] if channels else None
+        snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
+        if snr < least:
+            where = "" if lowest is None else f" in channel {lowest}"
+            found.append(f"{decibels(snr)}{where}, at least {least:g} is asked for")
+        nearest = output["cosine_min"]
+        if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
+            found.append(f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for")
+        return found

@@ -1,0 +1,565 @@
+"""One output of two models compared by what it means: a measure for each kind, in all and for each sample.
+
+r is the reference, c the candidate, both in FP64; sums are over all values unless said otherwise.
+
+- every kind: 10·log10(Σ r² / Σ (r − c)²) in dB, the largest |r − c|, the cosine Σ rc / √(Σ r² · Σ c²) of all values as one
+  vector, and values that are NaN or infinite in the candidate alone.
+- classes: share of samples with the same largest class.
+- tokens: of integers the share of equal values; of scores the share of positions with the same largest class (last axis).
+- mask: share of pixels with the same class: the largest channel; of one channel, the side of 0.5 where the reference stays
+  within 0…1, else of 0. Beside it the overlap, intersection over union (Jaccard) of the pixels outside the reference's
+  commonest class: Σ [same class, not that one] / Σ [either isn't that one].
+- embedding: cosine of each sample's vector, in the mean and the lowest; of three axes, of each position's vector, and a
+  sample's is the mean of its positions'. A vector that is zero in the reference has no direction and is left out.
+- boxes: dB of each channel, the lowest of those that carry signal. Channels are the axis of 4 if there is one, else the shorter
+  of two, of more than three axes the last. A channel carries signal if its largest |r| is at least a tenth of that of the
+  strongest score (scores are channels whose reference stays within 0…1), or a thousandth of the strongest other one.
+- other: dB.
+
+dB say little where the reference is next to zero: a sample whose largest |r| is under 2⁻¹⁴, FP16's smallest normal number,
+below which FP16 loses digits and INT8 has none; or one with less than 10⁻⁶ of the samples' mean Σ r², which is −60 dB. Such a
+sample's own dB are taken against that mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DataError, UsageError
+from trtopt.graph.output_kinds import Kind
+
+Floats = NDArray[np.float64]
+NEAR_ZERO = 2.0**-14
+FAINT = 1e-6
+WEAK_SCORE, WEAK_CHANNEL = 0.1, 1e-3
+WORST = 3  # samples that are named
+_FEW = 1e-4  # of a mask's pixels: with fewer outside the commonest class, their overlap says little
+_BLOCK = 1 << 21  # values that are compared at a time
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample's figures.
+
+    Attributes:
+        snr_db: dB, against the mean sample where its own reference is `near_zero`. Of boxes, the lowest of the channels, each
+            against its mean over the samples.
+        agreement: share of its classes, tokens or pixels that are the same; None for other kinds.
+        cosine: of embeddings; None for other kinds.
+    """
+
+    name: str
+    snr_db: float
+    max_abs: float
+    agreement: float | None
+    cosine: float | None
+    near_zero: bool
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the samples differ.
+
+    Attributes:
+        figure: which of a sample's figures: "snr_db", "agreement" or "cosine"; "max_abs" where the reference has no signal.
+        lowest, median: of it.
+        worst: the samples that agree least, from the worst; none of them is equal to its reference.
+    """
+
+    figure: str
+    lowest: float
+    median: float
+    worst: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class Channels:
+    """dB of each channel of boxes; None for channels that are next to zero in the reference."""
+
+    axis: int
+    snr_db: tuple[float | None, ...]
+
+    @property
+    def lowest(self) -> int | None:
+        """The channel with the lowest; None where none carries signal."""
+        found = [(value, number) for number, value in enumerate(self.snr_db) if value is not None]
+        return min(found)[1] if found else None
+
+
+@dataclass(frozen=True)
+class OutputAgreement:
+    """One output, over all samples. The module says how each figure is made.
+
+    Attributes:
+        kind: what it holds.
+        snr_db: dB; inf where equal, -inf where nothing is right.
+        max_abs: the largest absolute difference; inf with non-finite values.
+        cosine: of the two outputs as vectors; nan where one is zero. Not a measure of quality.
+        nonfinite: NaN and infinite values of the candidate where the reference has none.
+        agreement: of classes, tokens and masks; None for other kinds.
+        overlap: of masks outside the reference's commonest class; None for other kinds, and where the rest is less than 10⁻⁴ of
+            the reference's pixels.
+        cosine_mean, cosine_min: of embeddings; None for other kinds, nan where all are zero in the reference.
+        channels: of boxes; None for other kinds.
+        integers: tokens or a mask of whole numbers, of which dB say nothing.
+        rows: how many samples it holds (entries of the first axis); near_zero: those whose reference is next to zero.
+        spread: over the samples; None where the first axis doesn't count them.
+    """
+
+    name: str
+    kind: Kind
+    snr_db: float
+    max_abs: float
+    cosine: float
+    nonfinite: int
+    agreement: float | None = None
+    overlap: float | None = None
+    cosine_mean: float | None = None
+    cosine_min: float | None = None
+    channels: Channels | None = None
+    integers: bool = False
+    rows: int = 0
+    near_zero: int = 0
+    spread: Spread | None = None
+
+    @property
+    def top1(self) -> float | None:
+        """Share of samples with the same largest class; None where the output isn't classes."""
+        return self.agreement if self.kind is Kind.CLASSES else None
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
+        found = asdict(self) | {"kind": str(self.kind), "top1_agreement": self.top1}
+        found.pop("name")
+        if self.channels is not None:
+            found["channels"]["lowest"] = self.channels.lowest
+        found["samples"] = found.pop("spread")
+        plain: dict[str, Any] = _plain(found)
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# In words ----------------------------------------------------------------------------------------------------------------
+# All from JSON values (`OutputAgreement.describe()`), as a manifest has them too.
+
+
+def measure(output: Mapping[str, Any], samples: int) -> str:
+    """What the output's kind is measured by, such as "same class for 97.0% of 64 samples"; "" for other values."""
+    kind, agreement = Kind(output["kind"]), output["agreement"]
+    if kind is Kind.CLASSES:
+        return f"same class for {share(agreement)} of {samples} samples"
+    if kind is Kind.MASK:
+        return f"same class for {share(agreement)} of the pixels"
+    if kind is Kind.TOKENS:
+        what = "of the values are the same" if output["integers"] else "of the positions have the same largest class"
+        return f"{share(agreement)} {what}"
+    if kind is Kind.EMBEDDING:
+        return f"cosine {cosine(output['cosine_mean'])} in the mean, {cosine(output['cosine_min'])} at the lowest"
+    channels = output["channels"]
+    lowest = channels["lowest"] if channels else None
+    if lowest is None:
+        return ""
+    values = channels["snr_db"]
+    silent = values.count(None)
+    others = f" ({silent} left out: next to zero in the reference)" if silent else ""
+    return f"{decibels(values[lowest])} in channel {lowest}, the lowest of {len(values)}{others}"
+
+
+def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
+    """An output in one line."""
+    start = f"{name} ({output['kind']}):"
+    if float(output["max_abs"]) == 0 and output["agreement"] in (None, 1):  # FP64 can't tell all whole numbers apart
+        return f"{start} equal"
+    parts = [part for part in (measure(output, samples),) if part]
+    if output["overlap"] is not None:
+        parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
+    near, rows = output["near_zero"], output["rows"]
+    if near == rows:
+        where = (
+            f"the reference is next to zero on {near} of {rows} samples"
+            if rows > 1
+            else "the reference is next to zero"
+        )
+        parts.append(
+            f"{where}: {decibels(output['snr_db'])} says little; largest difference {float(output['max_abs']):.3g}"
+        )
+    else:
+        if not output["integers"]:
+            parts.append(decibels(output["snr_db"]) + " in all" * (output["channels"] is not None))
+        parts.append(f"largest difference {float(output['max_abs']):.3g}")
+        if near:
+            parts.append(f"the reference is next to zero on {near} of {rows} samples")
+    if output["nonfinite"]:
+        parts.append(f"{output['nonfinite']} values not finite")
+    return f"{start} {', '.join(parts)}"
+
+
+def spread(output: Mapping[str, Any]) -> str:
+    """How the samples differ, and the worst by name; "" where that says nothing."""
+    found = output["samples"]
+    if found is None or output["rows"] < 2 or not found["worst"]:
+        return ""
+    figure = found["figure"]
+    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in found['worst'])}"
+    if figure == "max_abs":
+        return worst
+    lowest, median = (_figure(figure, found[name]) for name in ("lowest", "median"))
+    return f"per sample: {'cosine ' * (figure == 'cosine')}{lowest} at the lowest, {median} in the median; {worst}"
+
+
+def _named(sample: Mapping[str, Any], figure: str, kind: str) -> str:
+    remarks = [_figure(figure, sample[figure])]
+    if kind == Kind.CLASSES and sample["agreement"] == 0:
+        remarks.append("another class")
+    if sample["near_zero"] and figure == "snr_db":
+        remarks.append(f"next to zero in the reference, difference {float(sample['max_abs']):.3g}")
+    return f"{sample['name']} ({', '.join(remarks)})"
+
+
+def _figure(name: str, value: Any) -> str:
+    if name == "agreement":
+        return share(float(value))
+    return {"cosine": cosine, "snr_db": decibels}.get(name, lambda number: f"difference {float(number):.3g}")(value)
+
+
+def share(value: float) -> str:
+    """In per cent; never 100 % for less, as 3 pixels of a million are."""
+    return next(
+        (text for text in (f"{value:.{digits}%}" for digits in (1, 2, 3, 4)) if value == 1 or text[:3] != "100"),
+        "<100%",
+    )
+
+
+def cosine(value: Any) -> str:
+    """With as many digits as it takes to tell it from 1."""
+    return f"{float(value):.4f}" if float(value) < 0.99995 else f"{float(value):.7f}"
+
+
+def decibels(value: Any) -> str:
+    """In words; of the figure or its name in JSON."""
+    return f"{float(value):.1f} dB"
+
+
+# Sums --------------------------------------------------------------------------------------------------------------------
+
+
+class OutputSums:
+    """Adds up one output, batch by batch. Of each sample a few figures are kept."""
+
+    def __init__(self, name: str, kind: Kind) -> None:
+        self.name, self.kind = name, kind
+        self._measure: _Measure = _MEASURES[kind]()
+        # Of each block: signal, noise, the candidate's energy, product, largest difference, peak.
+        self._rows: list[Floats] = []
+        self._nonfinite = 0
+        self._apart, self._integers = True, kind in (Kind.TOKENS, Kind.MASK)
+
+    def add(self, reference: NDArray[Any], candidate: NDArray[Any], samples: int) -> None:
+        """Add a batch of `samples`: two arrays of one shape, of any numeric type.
+
+        Raises:
+            DataError: a reference value isn't finite.
+            UsageError: the channels of boxes aren't as many as before.
+        """
+        old, new = (array if array.ndim else array.reshape(1) for array in (reference, candidate))
+        self._apart = self._apart and len(old) == samples
+        self._integers = self._integers and old.dtype.kind in "iub" and new.dtype.kind in "iub"
+        step = max(1, _BLOCK * len(old) // max(1, old.size))
+        for start in range(0, len(old) if old.size else 0, step):
+            self._block(old[start : start + step], new[start : start + step])
+
+    def _block(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        exact, other = old.astype(np.float64), new.astype(np.float64)
+        odd = int(exact.size - np.isfinite(exact).sum())
+        if odd:
+            raise DataError(
+                f"the reference gives {odd} values that aren't finite in output {self.name!r}; there is nothing to compare "
+                "with: check the inputs' preprocessing"
+            )
+        self._nonfinite += int(other.size - np.isfinite(other).sum())
+        a, b = exact.reshape(len(exact), -1), other.reshape(len(other), -1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = np.abs(a - b)
+            sums = [np.square(values).sum(1) for values in (a, difference, b)]
+            largest = difference.max(1, initial=0.0)
+            self._rows.append(
+                np.stack(
+                    [*sums, (a * b).sum(1), np.where(np.isnan(largest), np.inf, largest), np.abs(a).max(1, initial=0.0)]
+                )
+            )
+            self._measure.add(*((old, new) if self._integers else (exact, other)))
+
+    def result(self, names: Sequence[str]) -> OutputAgreement:
+        """What was found; `names` are the samples'."""
+        if not self._rows:
+            return OutputAgreement(self.name, self.kind, math.inf, 0.0, math.nan, 0, integers=self._integers)
+        signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
+        size = math.sqrt(signal.sum()) * math.sqrt(energy.sum()) if energy.sum() >= 0 else math.nan
+        near_zero = (peak < NEAR_ZERO) | (signal < FAINT * signal.mean()) if len(signal) else np.zeros(0, bool)
+        if self._integers:
+            near_zero[:] = False
+        found: dict[str, Any] = self._measure.result()
+        agreement = OutputAgreement(
+            self.name,
+            self.kind,
+            _decibels(float(signal.sum()), float(noise.sum())),
+            float(largest.max(initial=0.0)),
+            float(product.sum()) / size if size else math.nan,
+            self._nonfinite,
+            integers=self._integers,
+            rows=len(signal),
+            near_zero=int(near_zero.sum()),
+            **found,
+        )
+        if not self._apart or len(names) != len(signal) or not names:
+            return agreement
+        ratios = self._measure.decibels()
+        if ratios is None:
+            ratios = _each(np.where(near_zero, signal.mean(), signal), noise)
+        return replace(agreement, spread=self._spread(names, ratios, largest, near_zero))
+
+    def _spread(self, names: Sequence[str], ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]) -> Spread:
+        agreement, cosines = self._measure.agreement(), self._measure.cosine()
+        figure, values = "snr_db", ratios
+        if self.kind in (Kind.TOKENS, Kind.MASK) and agreement is not None and (agreement < 1).any():
+            figure, values = "agreement", agreement
+        elif near_zero.all():
+            figure, values = "max_abs", largest
+        elif cosines is not None:
+            figure, values = "cosine", cosines
+        keys = [ratios, -largest if figure == "max_abs" else values]  # the last one decides first
+        if self.kind is Kind.CLASSES and agreement is not None:
+            keys.append(agreement)
+        differs = values < 1 if figure == "agreement" else largest > 0
+        order = [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]
+        worst = tuple(
+            Sample(
+                names[row],
+                float(ratios[row]),
+                float(largest[row]),
+                None if agreement is None else float(agreement[row]),
+                None if cosines is None else float(cosines[row]),
+                bool(near_zero[row]),
+            )
+            for row in order
+        )
+        known = values[~np.isnan(values)]
+        lowest, median = (float(known.min()), _median(known)) if known.size else (math.nan, math.nan)
+        return Spread(figure, lowest, median, worst)
+
+
+def _median(values: Floats) -> float:
+    """Of an even number the lower one in the middle: the mean of the two would be NaN for -inf and inf."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
+
+
+def _decibels(signal: float, noise: float) -> float:
+    return float(_each(np.array([signal]), np.array([noise]))[0])
+
+
+def _each(signal: Floats, noise: Floats) -> Floats:
+    """dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = 10 * np.log10(signal / noise)
+    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, found))
+
+
+class _Measure:
+    """The measure of a kind: batches in, what `OutputAgreement` and each sample have of it out. This one: of no kind."""
+
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        """Some samples: FP64, or both in their own type where they are integers."""
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+    def agreement(self) -> Floats | None:
+        """Of each sample."""
+        return None
+
+    def cosine(self) -> Floats | None:
+        return None
+
+    def decibels(self) -> Floats | None:
+        return None
+
+
+class _Shares(_Measure):
+    """Shares of what is the same, of samples each with as many parts as it has."""
+
+    def __init__(self) -> None:
+        self._same: list[NDArray[Any]] = []
+        self._of: list[NDArray[Any]] = []
+
+    def count(self, same: NDArray[np.bool_]) -> None:
+        parts = same.reshape(len(same), -1)
+        self._same.append(parts.sum(1))
+        self._of.append(np.full(len(parts), parts.shape[1]))
+
+    def result(self) -> dict[str, Any]:
+        same, of = np.concatenate(self._same).sum(), np.concatenate(self._of).sum()
+        return {"agreement": float(same / of) if of else 1.0}
+
+    def agreement(self) -> Floats:
+        same, of = np.concatenate(self._same), np.concatenate(self._of)
+        return np.where(of, same / np.maximum(of, 1), 1.0)
+
+
+class _Classes(_Shares):
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
+        self.count(a.argmax(1) == b.argmax(1))
+
+
+class _Tokens(_Shares):
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        whole = old.dtype.kind in "iub"
+        self.count(old == new if whole else old.argmax(-1) == new.argmax(-1))
+
+
+class _Mask(_Measure):
+    """Of one channel both sides are counted, of 0 and of 0.5: which it is shows when all was seen."""
+
+    def __init__(self) -> None:
+        self._zero, self._half = _Shares(), _Shares()
+        self._pixels: dict[_Shares, NDArray[np.int64]] = {}
+        self._within = True  # 0…1
+
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        if old.dtype.kind in "iub":  # the classes themselves
+            self._within = False
+            self._zero.count(old == new)
+            return
+        if old.ndim > 3 and old.shape[1] > 1:
+            self._count(self._zero, old.argmax(1), new.argmax(1), old.shape[1])
+            self._within = False
+            return
+        self._within = self._within and bool(((old >= 0) & (old <= 1)).all())
+        for shares, middle in ((self._zero, 0), (self._half, 0.5)):
+            self._count(shares, (old > middle).astype(np.int64), (new > middle).astype(np.int64), 2)
+
+    def _count(self, shares: _Shares, old: NDArray[np.int64], new: NDArray[np.int64], classes: int) -> None:
+        """Also, of each class: its pixels in the reference, and those that are the same in both."""
+        same = old == new
+        shares.count(same)
+        found = np.stack([np.bincount(item.ravel(), minlength=classes) for item in (old, old[same])])
+        self._pixels[shares] = self._pixels.get(shares, np.zeros_like(found)) + found
+
+    def _taken(self) -> _Shares:
+        return self._half if self._within else self._zero
+
+    def result(self) -> dict[str, Any]:
+        found = self._taken().result()
+        if self._taken() not in self._pixels:
+            return found
+        reference, both = self._pixels[self._taken()]
+        background = reference.argmax()
+        rest = reference.sum() - reference[background]
+        either = reference.sum() - both[background]  # pixels that aren't background in both
+        if rest and rest >= _FEW * reference.sum():
+            found["overlap"] = float((both.sum() - both[background]) / either)
+        return found
+
+    def agreement(self) -> Floats:
+        return self._taken().agreement()
+
+
+class _Embedding(_Measure):
+    def __init__(self) -> None:
+        self._found: list[Floats] = []  # of each sample
+
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        shape = old.shape if old.ndim == 3 else (len(old), 1, -1)
+        a, b = old.reshape(shape), new.reshape(shape)
+        with np.errstate(all="ignore"):
+            size = np.linalg.norm(a, axis=2)
+            found = np.clip((a * b).sum(2) / (size * np.linalg.norm(b, axis=2)), -1, 1)
+            found = np.where(np.isfinite(found), found, 0.0)  # zero, or not finite, in the candidate alone
+            self._found.append(np.where(size > 0, found, 0.0).sum(1) / (size > 0).sum(1))
+
+    def cosine(self) -> Floats:
+        return np.concatenate(self._found)
+
+    def result(self) -> dict[str, Any]:
+        known = self.cosine()[~np.isnan(self.cosine())]
+        if not known.size:
+            return {"cosine_mean": math.nan, "cosine_min": math.nan}
+        return {"cosine_mean": float(known.mean()), "cosine_min": float(known.min())}
+
+
+class _Boxes(_Measure):
+    def __init__(self) -> None:
+        self._axis = 0
+        self._signal: list[Floats] = []  # of each block and channel: Σ r², lowest r, highest r
+        self._noise: list[Floats] = []  # sample × channel
+
+    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
+        if not self._axis:
+            self._axis = _channel_axis(old.shape)
+        a, b = (np.moveaxis(item, self._axis, 1).reshape(len(old), old.shape[self._axis], -1) for item in (old, new))
+        if self._noise and a.shape[1] != self._noise[0].shape[1]:
+            before = self._noise[0].shape[1]
+            raise UsageError(
+                f"an output of boxes has {before} channels (axis {self._axis}), and then {a.shape[1]}: say "
+                "--output-kind NAME=other"
+            )
+        low, high = a.min((0, 2), initial=np.inf), a.max((0, 2), initial=-np.inf)
+        self._signal.append(np.stack([np.square(a).sum((0, 2)), low, high]))
+        self._noise.append(np.square(a - b).sum(2))
+
+    def _channels(self) -> tuple[Floats, NDArray[np.bool_]]:
+        """Σ r² of each, and whether it carries signal."""
+        sums = np.stack(self._signal)
+        energy, low, high = sums[:, 0].sum(0), sums[:, 1].min(0), sums[:, 2].max(0)
+        peak = np.maximum(np.abs(low), np.abs(high))
+        scores = (low >= 0) & (high <= 1)
+        carries = peak >= NEAR_ZERO
+        for group, weak in ((scores, WEAK_SCORE), (~scores, WEAK_CHANNEL)):
+            carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
+        return energy, carries & np.isfinite(peak)
+
+    def result(self) -> dict[str, Any]:
+        energy, carries = self._channels()
+        found = _each(energy, np.concatenate(self._noise).sum(0))
+        values = tuple(float(value) if live else None for value, live in zip(found, carries))
+        return {"channels": Channels(self._axis, values)}
+
+    def decibels(self) -> Floats | None:
+        energy, carries = self._channels()
+        noise = np.concatenate(self._noise)
+        if not carries.any():
+            return None
+        lowest: Floats = _each(energy[carries] / len(noise), noise[:, carries]).min(1)
+        return lowest
+
+
+def _channel_axis(shape: tuple[int, ...]) -> int:
+    """Which axis of boxes holds coordinates and scores."""
+    if len(shape) == 2 or len(shape) > 3:
+        return len(shape) - 1
+    if 4 in shape[1:]:
+        return 2 if shape[2] == 4 else 1
+    return 1 if shape[1] < shape[2] else 2
+
+
+_MEASURES: Mapping[Kind, type[_Measure]] = {
+    Kind.CLASSES: _Classes,
+    Kind.EMBEDDING: _Embedding,
+    Kind.BOXES: _Boxes,
+    Kind.MASK: _Mask,
+    Kind.TOKENS: _Tokens,
+    Kind.OTHER: _Measure,
+}

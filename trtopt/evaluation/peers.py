@@ -1,0 +1,255 @@
+"""What an engine is measured against: PyTorch, ONNX Runtime, Polygraphy. Each takes and gives NumPy arrays.
+
+Opening one either works or raises, so that nothing is measured before everything asked for is there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError, require
+from trtopt.core.foreign import essence
+from trtopt.core.values import TensorInfo
+from trtopt.frontend.modules import open_source
+from trtopt.ort import sessions
+from trtopt.runtime.timing import Spread
+
+Arrays = Mapping[str, NDArray[Any]]
+PEERS = ("torch", "onnxruntime", "polygraphy")
+_WARM = 3
+
+
+class Peer(Protocol):
+    """`name` says how it runs; `note`, what the reader should know of it."""
+
+    name: str
+    note: str
+
+    def prepare(self, inputs: Arrays) -> None:
+        """Everything that is done once for a shape: compiling, capturing."""
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        """End to end: host arrays in, host arrays out."""
+
+    def gpu(self, iterations: int) -> Spread | None:
+        """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
+
+    def close(self) -> None: ...
+
+
+class OnnxRuntime:
+    """The source model in ONNX Runtime, on a GPU where the installed package has one."""
+
+    def __init__(self, model: Path) -> None:
+        purpose = "measuring against ONNX Runtime"
+        there = sessions.providers(purpose)
+        try:
+            self._session = sessions.open_session(model, gpu=True, purpose=purpose)
+        except ModelError as error:
+            raise ModelError(f"ONNX Runtime can't load {model}: {essence(error)}") from error
+        got = self._session.get_providers()[0]
+        self.name = f"onnxruntime {sessions.version(purpose)} ({got.removesuffix('ExecutionProvider')})"
+        self.note = f"{model.name} as it is, not the engine's precision; it got {got} of {', '.join(there)}"
+        self._outputs = [item.name for item in self._session.get_outputs()]
+        self._takes = {item.name for item in self._session.get_inputs()}
+
+    def prepare(self, inputs: Arrays) -> None:
+        if self._takes != set(inputs):
+            raise UsageError(
+                f"the ONNX model takes {', '.join(sorted(self._takes))}, the engine {', '.join(sorted(inputs))}: give "
+                "--model, the one that the engine was built from"
+            )
+        self.run(inputs)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        try:
+            return dict(zip(self._outputs, self._session.run(None, dict(inputs))))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime can't run the model: {essence(error)}") from error
+
+    def gpu(self, iterations: int) -> Spread | None:
+        return None
+
+    def close(self) -> None:
+        del self._session
+
+
+class Polygraphy:
+    """Polygraphy's TrtRunner on the same plan."""
+
+    note = "TrtRunner.infer on the same plan"
+
+    def __init__(self, engine: Path, backend: str) -> None:
+        if backend == "rtx":
+            raise UsageError(
+                "Polygraphy runs plans of TensorRT; this one is TensorRT-RTX's: leave polygraphy out of --against"
+            )
+        try:
+            trt = importlib.import_module("polygraphy.backend.trt")
+            self.name = f"polygraphy {importlib.import_module('polygraphy').__version__}"
+        except ImportError as error:
+            raise MissingDependency(
+                f"measuring against Polygraphy needs polygraphy, which can't be imported ({error}): pip install polygraphy"
+            ) from error
+        self._runner = trt.TrtRunner(trt.EngineFromBytes(engine.read_bytes()))
+        self._runner.activate()
+
+    def prepare(self, inputs: Arrays) -> None:
+        self.run(inputs)
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        found: dict[str, NDArray[Any]] = self._runner.infer(dict(inputs))
+        return found
+
+    def gpu(self, iterations: int) -> Spread | None:
+        return None
+
+    def close(self) -> None:
+        self._runner.deactivate()
+
+
+class Torch:
+    """A PyTorch module in FP16, channels-last: replayed from a CUDA graph, or as torch.compile makes it.
+
+    Inputs and results cross between pinned host memory and the GPU on the stream that computes, as a careful service does it.
+    """
+
+    def __init__(self, source: str, outputs: Sequence[str], *, compiled: bool, ordinal: int = 0) -> None:
+        torch = self._torch = cuda_torch()
+        found = open_source(source, None)
+        self._device = torch.device("cuda", ordinal)
+        module = found.module.eval().to(self._device, torch.float16).to(memory_format=torch.channels_last)
+        self._compiled = compiled
+        self._module = torch.compile(module, mode="max-autotune-no-cudagraphs") if compiled else module
+        how = "torch.compile (max-autotune) + CUDA graph" if compiled else "CUDA graph"
+        self.name = f"torch {torch.__version__} ({how})"
+        self.note = f"{found.text}, weights {found.weights}; FP16, channels-last"
+        self._outputs = tuple(outputs)
+        self._stream = torch.cuda.Stream(self._device)
+        self._graph: Any = None
+
+    def prepare(self, inputs: Arrays) -> None:
+        torch = self._torch
+        self._graph = None  # before the buffers that it refers to
+        self._staging = [torch.from_numpy(np.ascontiguousarray(array)).pin_memory() for array in inputs.values()]
+        self._given = [item.to(self._device) for item in self._staging]
+
+        def infer() -> list[Any]:
+            arguments = [
+                item.to(torch.float16, memory_format=torch.channels_last if item.dim() == 4 else torch.preserve_format)
+                if item.is_floating_point()
+                else item
+                for item in self._given
+            ]
+            result = self._module(*arguments)
+            found = result.values() if isinstance(result, Mapping) else result
+            return [item.float() for item in (found if not isinstance(found, torch.Tensor) else [found])]
+
+        try:
+            with torch.inference_mode(), torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+                for _ in range(_WARM):
+                    infer()
+                self._stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=self._stream):
+                    self._results = infer()
+        except Exception as error:  # a compiler is missing, an operator can't be captured, out of memory
+            what = "torch.compile" if self._compiled else "a CUDA graph"
+            raise ModelError(f"PyTorch can't run this model under {what}: {essence(error)}") from error
+        self._graph = graph
+        self._back = [torch.empty(item.shape, dtype=item.dtype, pin_memory=True) for item in self._results]
+
+    def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
+        torch = self._torch
+        with torch.cuda.stream(self._stream):
+            for staged, given, array in zip(self._staging, self._given, inputs.values()):
+                staged.numpy()[...] = array
+                given.copy_(staged, non_blocking=True)
+            self._graph.replay()
+            for back, result in zip(self._back, self._results):
+                back.copy_(result, non_blocking=True)
+            self._stream.synchronize()
+        names = itertools.chain(self._outputs, (f"output{index}" for index in itertools.count()))
+        return {name: back.numpy().copy() for name, back in zip(names, self._back)}
+
+    def gpu(self, iterations: int) -> Spread | None:
+        torch = self._torch
+        times: list[float] = []
+        with torch.cuda.stream(self._stream):
+            while len(times) < iterations:
+                count = min(64, iterations - len(times))
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+                events[0].record()
+                for event in events[1:]:
+                    self._graph.replay()
+                    event.record()
+                self._stream.synchronize()
+                times += [first.elapsed_time(second) for first, second in itertools.pairwise(events)]
+        return Spread.of(times)
+
+    def close(self) -> None:
+        self._graph = self._module = None
+        self._staging, self._given, self._results, self._back = [], [], [], []
+        self._torch.cuda.empty_cache()
+
+
+def cuda_torch() -> Any:
+    """PyTorch that can use a GPU.
+
+    Raises:
+        MissingDependency: it isn't installed.
+        DeviceError: it is, but without CUDA or a GPU.
+    """
+    torch = require("torch", "torch", "measuring against PyTorch")
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"torch {torch.__version__} finds no GPU to measure on (built for CUDA {torch.version.cuda}): install a CUDA "
+            "build that the driver runs, or leave torch out of --against"
+        )
+    return torch
+
+
+def open_peers(
+    against: Sequence[str],
+    *,
+    engine: Path,
+    backend: str,
+    model: Callable[[], Path],
+    source: str | None,
+    outputs: Sequence[TensorInfo],
+    ordinal: int,
+) -> list[Peer]:
+    """All of them, or none.
+
+    Args:
+        model: finds the ONNX model that the engine was built from, or raises.
+        source: where PyTorch's module comes from.
+    """
+    opened: list[Peer] = []
+    try:
+        for name in against:
+            if name == "onnxruntime":
+                opened.append(OnnxRuntime(model()))
+            elif name == "polygraphy":
+                opened.append(Polygraphy(engine, backend))
+            else:
+                cuda_torch()
+                if source is None:
+                    raise UsageError(
+                        "--against torch needs the PyTorch module that the engine came from: give --source "
+                        "torchvision:NAME, package.module:factory or a recipe"
+                    )
+                names = [item.name for item in outputs]
+                opened += [Torch(source, names, compiled=compiled, ordinal=ordinal) for compiled in (False, True)]
+    except BaseException:
+        for peer in opened:
+            peer.close()
+        raise
+    return opened

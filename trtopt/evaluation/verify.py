@@ -1,0 +1,301 @@
+"""How well a candidate agrees with its reference, each output by what it means, and whether that is within limits.
+
+Cosine misranks quantizations of classifiers: calibrated with noise instead of photos, EfficientNet-Lite0 drops from 0.90 to
+0.65 top-1 while the cosine of its logits stays 0.99. It is reported, since people look for it, and judges embeddings alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.engine.manifest import kept_graph
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
+from trtopt.graph.io import load_model
+from trtopt.graph.output_kinds import Given, Kind, by_shape, parse, resolve, stated
+from trtopt.ort.runner import OnnxRunner
+from trtopt.trt import plan_header
+
+Arrays = Mapping[str, NDArray[Any]]
+Runner = Callable[[Arrays], Arrays]
+"""Input name → array to output name → array: an `OnnxRunner`, or `Session.run`."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Share of samples whose label is the largest class, or among the five largest."""
+
+    top1: float
+    top5: float
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What `verify` and `compare` found. The two accuracies are None without labels.
+
+    Attributes:
+        limits: what it was judged by; None: it wasn't.
+    """
+
+    samples: int
+    outputs: tuple[OutputAgreement, ...]
+    reference_accuracy: Accuracy | None = None
+    candidate_accuracy: Accuracy | None = None
+    limits: Limits | None = None
+
+    @property
+    def snr_db(self) -> float:
+        """The lowest over the outputs."""
+        return min(item.snr_db for item in self.outputs)
+
+    @property
+    def top1(self) -> float | None:
+        """Agreement of the first output that is classes."""
+        return next((item.top1 for item in self.outputs if item.top1 is not None), None)
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """What is outside the limits, each with the value and the limit."""
+        return () if self.limits is None else tuple(self.limits.missed(self._described()))
+
+    @property
+    def ok(self) -> bool:
+        """Nothing that was asked for is missed."""
+        return not self.missed
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
+        found = self._described()
+        if self.limits is not None:
+            found |= {"limits": asdict(self.limits), "missed": list(self.missed), "ok": self.ok}
+        return found
+
+    def _described(self) -> dict[str, Any]:
+        def plain(accuracy: Accuracy | None) -> dict[str, float] | None:
+            return None if accuracy is None else {"top1": accuracy.top1, "top5": accuracy.top5}
+
+        return {
+            "samples": self.samples,
+            "snr_db": self.snr_db if math.isfinite(self.snr_db) else str(self.snr_db),
+            "top1_agreement": self.top1,
+            "reference_accuracy": plain(self.reference_accuracy),
+            "candidate_accuracy": plain(self.candidate_accuracy),
+            "outputs": {item.name: item.describe() for item in self.outputs},
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for name, output in self._described()["outputs"].items():
+            lines.append(sentence(name, output, self.samples))
+            if more := spread(output):
+                lines.append(f"  {more}")
+        if self.reference_accuracy and self.candidate_accuracy:
+            old, new = self.reference_accuracy, self.candidate_accuracy
+            lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
+        return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
+
+
+def verify(
+    reference: str | os.PathLike[str] | ModelProto | Runner,
+    candidate: str | os.PathLike[str] | ModelProto | Runner,
+    batches: Iterable[Arrays],
+    labels: Sequence[int] | None = None,
+    threads: int | None = None,
+    *,
+    output_kind: Given = (),
+    min_agreement: float | None = None,
+    min_snr: float | None = None,
+) -> Agreement:
+    """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.outputs` has the measures).
+
+    Args:
+        reference: usually the FP32 ONNX model. ONNX models run in ONNX Runtime on the CPU.
+        candidate: usually its Q/DQ, FP16 or BF16 model, run node by node without graph optimizations; or a function
+            from inputs to outputs, such as `Session.run`.
+        batches: input name → array, the first axis counting samples; each batch is run once through both. Where they have
+            `names` (`trtopt.data.Batches`), the worst samples are named by these.
+        labels: the true class of each sample, in order.
+        threads: ONNX Runtime's threads within an operator; None: one per core.
+        output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
+            where it is a function, from type and shape.
+        min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
+
+    Raises:
+        ModelError: ONNX Runtime can't run a model.
+        DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
+        UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
+            limit can't be right.
+    """
+    given = {"min_agreement": min_agreement, "min_snr": min_snr}
+    limits = {name: value for name, value in given.items() if value is not None}
+    judged = Limits(**limits) if limits else None
+    check_graphs(reference, candidate)
+    kinds: Mapping[str, Kind] = {}
+    if callable(reference):
+        kinds = parse(output_kind)
+    else:
+        model = load_model(reference, lazy=True)
+        kinds = resolve(model.proto, model.outputs, output_kind)
+    old = reference if callable(reference) else OnnxRunner(reference, optimize=True, threads=threads)
+    new = candidate if callable(candidate) else OnnxRunner(candidate, optimize=False, threads=threads)
+    return replace(verify_all(old, {"candidate": new}, batches, labels, kinds=kinds)["candidate"], limits=judged)
+
+
+def check_graphs(reference: Any, candidate: Any) -> None:
+    """Refuse TensorRT engines, which ONNX Runtime can't run.
+
+    Raises:
+        UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
+    """
+    for given in (reference, candidate):
+        if not isinstance(given, (str, os.PathLike)) or not Path(given).is_file():
+            continue
+        path = Path(given)
+        with path.open("rb") as file:
+            if plan_header(file.read(64)) is None:
+                continue
+        graph = kept_graph(path)
+        first = f"the engine's graph is {graph}, which build --save-onnx kept:"
+        if graph is None:
+            graph = path.with_suffix(".onnx")
+            first = (
+                f"build keeps the engine's graph with --save-onnx: trtopt build … --save-onnx {graph} -o {path}, then"
+            )
+        both = (graph if item is given else item for item in (reference, candidate))
+        typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
+        raise UsageError(
+            f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
+        )
+
+
+def verify_all(
+    reference: Runner,
+    candidates: Mapping[str, Runner],
+    batches: Iterable[Arrays],
+    labels: Sequence[int] | None = None,
+    *,
+    kinds: Mapping[str, Kind] | None = None,
+) -> dict[str, Agreement]:
+    """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
+
+    Args:
+        kinds: of the outputs; those that it lacks go by type and shape.
+
+    Raises: DataError and UsageError, as `verify`.
+    """
+    comparisons = {name: _Comparison(labels, kinds) for name in candidates}
+    for batch in batches:
+        samples = next((len(array) for array in batch.values() if array.ndim), 1)
+        expected = reference(batch)
+        for name, run in candidates.items():
+            comparisons[name].add(expected, run(batch), samples)
+    names = tuple(getattr(batches, "names", ()))
+    return {name: comparison.result(names) for name, comparison in comparisons.items()}
+
+
+def compare(
+    reference: Arrays,
+    candidate: Arrays,
+    labels: Sequence[int] | None = None,
+    *,
+    kinds: Mapping[str, Kind] | None = None,
+) -> Agreement:
+    """Compare outputs that were computed already, such as an engine's on a GPU with the FP32 model's.
+
+    Args:
+        reference, candidate: output name → array, the first axis counting samples.
+        labels: the true class of each sample, in order.
+        kinds: as for `verify_all`.
+
+    Raises: DataError and UsageError, as `verify`.
+    """
+    comparison = _Comparison(labels, kinds)
+    comparison.add(reference, candidate, next((len(array) for array in reference.values() if array.ndim), 1))
+    return comparison.result()
+
+
+class _Comparison:
+    """Adds batches up."""
+
+    def __init__(self, labels: Sequence[int] | None, kinds: Mapping[str, Kind] | None) -> None:
+        self.labels, self.kinds = labels, dict(kinds or {})
+        self.samples = 0
+        self.sums: dict[str, OutputSums] = {}
+        self.hits: dict[str, Counter[str]] = {}
+
+    def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
+        if set(reference) != set(candidate):
+            names = (", ".join(sorted(outputs)) for outputs in (reference, candidate))
+            raise UsageError("the reference has outputs {}; the candidate {}".format(*names))
+        labels = None if self.labels is None else np.asarray(self.labels[self.samples : self.samples + samples])
+        if labels is not None and len(labels) < samples:
+            raise UsageError(f"{len(labels) + self.samples} labels were given; there are more samples")
+        found = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
+        if not self.sums:
+            self._start({name: old for name, (old, _) in found.items()}, samples)
+        for name, (old, new) in found.items():
+            if old.shape != new.shape:
+                raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
+            self.sums[name].add(old, new, samples)
+            if labels is not None and self.sums[name].kind is Kind.CLASSES and len(old) == samples:
+                self.hits.setdefault(name, Counter()).update(_hits(name, old, new, labels))
+        self.samples += samples
+
+    def _start(self, outputs: Arrays, samples: int) -> None:
+        """Decide what the outputs are."""
+        infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in outputs.items()]
+        shaped = by_shape(infos)
+        stated(self.kinds, infos)
+        for info in infos:
+            kind = self.kinds.get(info.name, shaped[info.name])
+            if info.name not in self.kinds and kind is Kind.CLASSES and info.shape[0] != samples:
+                kind = Kind.OTHER
+            self.sums[info.name] = OutputSums(info.name, kind)
+
+    def result(self, names: Sequence[str] = ()) -> Agreement:
+        if not self.samples:
+            raise DataError("there are no samples to compare")
+        if len(names) != self.samples:
+            names = [f"sample {number}" for number in range(self.samples)]
+        outputs = tuple(sums.result(names) for sums in self.sums.values())
+        if self.labels is None:
+            return Agreement(self.samples, outputs)
+        if len(self.labels) != self.samples:
+            raise UsageError(f"{len(self.labels)} labels were given for {self.samples} samples")
+        if not self.hits:
+            kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
+            raise UsageError(
+                f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
+                f"(--output-kind {outputs[0].name}=classes)"
+            )
+        hits = next(iter(self.hits.values()))
+        share = {key: hits[key] / self.samples for key in ("old1", "old5", "new1", "new5")}
+        return Agreement(
+            self.samples, outputs, Accuracy(share["old1"], share["old5"]), Accuracy(share["new1"], share["new5"])
+        )
+
+
+def _hits(name: str, old: NDArray[Any], new: NDArray[Any], labels: NDArray[Any]) -> dict[str, int]:
+    """How often the label is the best class, or one of the five best, of both."""
+    hits = {}
+    for key, array in (("old", old), ("new", new)):
+        scores = array.astype(np.float64).reshape(len(array), -1)
+        if labels.min() < 0 or labels.max() >= scores.shape[1]:
+            allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
+            raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
+        best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
+        hits[f"{key}1"] = int((best[:, 0] == labels).sum())
+        hits[f"{key}5"] = int((best == labels[:, None]).any(1).sum())
+    return hits

@@ -1,0 +1,682 @@
+"""PyTorch → ONNX by the torch.export-based exporter, compared with PyTorch on real inputs before it is written.
+
+What is exported comes from `trtopt.frontend.modules`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.calibration.trained import Trained, producer_of, record
+from trtopt.core.errors import (
+    DataError,
+    ExportMismatch,
+    MissingDependency,
+    ModelError,
+    UnsupportedOperator,
+    UsageError,
+    require,
+)
+from trtopt.core.files import check_writable
+from trtopt.core.foreign import chain, essence, place, quiet
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.temporary import scratch
+from trtopt.core.values import TensorInfo
+from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
+from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
+from trtopt.frontend.forward import output_names as named_outputs
+from trtopt.frontend.modules import Source, opened
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.naming import rename_values
+from trtopt.graph.passes.expand import written_out
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.opset import lower_opset
+from trtopt.graph.synthetic import synthetic_inputs
+from trtopt.ort.difference import Difference, difference
+from trtopt.ort.sessions import OnnxSession
+from trtopt.recipes.loader import check_shape, package_file
+
+if TYPE_CHECKING:
+    import torch  # noqa: TID251
+
+GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
+DEFAULT_OPSET = 17  # every generation's parser reads it
+NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
+TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
+THREADS = 4
+SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
+
+SAMPLES = 4
+PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
+
+InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo]
+Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """PyTorch against ONNX Runtime on the same inputs, at one batch size.
+
+    Attributes:
+        sizes: of the other open dimensions, by name, where they aren't those of the sample.
+    """
+
+    batch: int
+    absolute: float
+    relative: float
+    output: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """What `export` made.
+
+    Attributes:
+        path: the ONNX file.
+        source, weights: where the model came from; weights is a path, "random (seed 0)", or "the module's own".
+        opset: of the file.
+        inputs, outputs: with dynamic dimensions by name.
+        verified: False if it wasn't compared (the reason is in `notes`).
+        sample: what it was compared on: "photos…", a path, or "synthetic (seed 0)".
+        comparisons: one per batch size.
+        notes: what the user should know.
+    """
+
+    path: Path
+    source: str
+    weights: str
+    opset: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    verified: bool
+    sample: str
+    comparisons: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "path": str(self.path)}
+
+
+def export(
+    source: str | os.PathLike[str] | torch.nn.Module,
+    output: str | os.PathLike[str],
+    *,
+    opset: int | None = None,
+    for_generation: str | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    factory_arg: Mapping[str, Any] | None = None,
+    inputs: InputSpec | None = None,
+    dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    sample: Sample | None = None,
+    preprocess: Any = None,
+    tolerance: float = TOLERANCE,
+    verify: bool = True,
+    reporter: Reporter = SILENT,
+) -> ExportResult:
+    """Export a PyTorch model and check that ONNX Runtime computes the same.
+
+    Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
+
+    Args:
+        source: "torchvision:NAME", "package.module:FACTORY" or "FILE.py:FACTORY" (a class or function that gives the module;
+            a module is looked for in the current folder, too), the name or path of a model recipe, or a module.
+        opset: of the file; default: the newest that `for_generation` reads, else 17, which all read.
+        for_generation: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
+        weights: a state dict (.pth, loaded with weights_only=True, or .safetensors).
+        factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
+        inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
+            in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
+            equal names are equal sizes: {"input": ("batch", 3, "H", "W")}. Default: the recipe's, or batch×3×H×W float32 for
+            torchvision with the size its own preprocessing gives.
+        dynamic: input name → {axis: dimension name}, on top of `inputs`.
+        input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
+            outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
+        sample: real inputs to compare on: .npz (one array per input, first axis = samples), .npy, a folder of
+            images (with `preprocess`), or arrays. Default: photos of an installed package where the model takes images
+            and its preprocessing is known, else seeded synthetic values, which the result says.
+        preprocess: for images, as for `calibrate`; a mapping without `preset` changes what the recipe says.
+        tolerance: largest accepted difference, relative to the largest output.
+        verify: False skips the comparison (the result says so).
+
+    Raises:
+        UsageError: a source, name, shape or option that can't be right.
+        MissingDependency: torch, onnxscript or another package isn't there.
+        ModelError: the exporter fails (with the essential cause), or the opset can't express the model.
+        ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
+        OutputError: the file can't be written.
+    """
+    check_writable(output)
+    target = _opset(opset, for_generation)
+    with contextlib.ExitStack() as stack:
+        with reporter.phase(
+            "load the PyTorch model"
+        ):  # a source that can't be right is refused before torch is asked for
+            found = stack.enter_context(opened(source, weights, factory_arg))
+        torch = require("torch", "torch", "export")
+        require("onnxscript", "torch", "export")
+        stack.enter_context(_threads(torch))
+        if opset is None and for_generation is None and found.opset:
+            target = found.opset
+        infos, keywords = _inputs(found, inputs, dynamic, input_names)
+        if isinstance(preprocess, Mapping):
+            preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
+        arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
+        notes = [*found.notes]
+        for note in notes:
+            reporter.warn(note)
+        stack.enter_context(_evaluating(torch, found.module))
+        module = called(torch, found.module, keywords)
+        with reporter.phase("run the PyTorch model"):
+            values, uses_nms = _first_run(torch, found, module, infos, arrays)
+        tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
+        for name, value in values:
+            if not isinstance(value, torch.Tensor):
+                notes.append(
+                    f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
+                )
+                reporter.warn(notes[-1])
+        names = named_outputs(tensors, output_names or found.outputs, [info.name for info in infos], found.text)
+        with reporter.phase("export to ONNX"):
+            model = _export(torch, found.text, module, infos, arrays, names, target, uses_nms)
+            _record_training(torch, module, infos, arrays, model)
+        comparisons: list[Comparison] = []
+        if verify:
+            with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
+                path = stack.enter_context(scratch()) / "model.onnx"
+                save_model(model.proto, path)
+                session = OnnxSession(path)
+                for size in _batch_sizes(infos, arrays):
+                    batch = _cut(infos, arrays, size)
+                    expected = _run(torch, module, infos, batch, model)
+                    gap = difference(expected, session(batch))
+                    comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
+                    phase.detail(f"batch {size}: {gap}")
+                    notes += _judge(gap, size, tolerance, sampled, found.text)
+                elsewhere, note = _elsewhere(torch, module, infos, arrays, model, session, tolerance, found.text)
+                comparisons += elsewhere
+                if note:
+                    notes.append(note)
+                    reporter.warn(note)
+        else:
+            notes.append("not compared with PyTorch, as asked")
+        save_model(model.proto, output)
+    if verify and sampled.startswith("synthetic"):
+        notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
+    return ExportResult(
+        path=Path(output),
+        source=found.text,
+        weights=found.weights,
+        opset=model.opset,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        verified=verify,
+        sample=sampled if verify else "none",
+        comparisons=tuple(comparisons),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def parse_input(text: str) -> TensorInfo:
+    """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x).
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    parts = text.split(":")
+    if len(parts) not in (2, 3) or not all(parts):
+        raise UsageError(f"--inputs {text!r} can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
+    pieces = parts[1].split("," if "," in parts[1] else "x")
+    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"--inputs {parts[0]}")
+    return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
+
+
+def _opset(opset: int | None, generation: str | None) -> int:
+    if generation is not None and generation not in GENERATION_OPSETS:
+        raise UsageError(f"for_generation is {generation!r}; allowed: {', '.join(GENERATION_OPSETS)}")
+    limit = GENERATION_OPSETS[generation] if generation else None
+    if opset is None:
+        return limit or DEFAULT_OPSET
+    if not 16 <= opset <= 23:
+        raise UsageError(f"--opset is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
+    if generation == "tensorrt8" and opset > 17:
+        raise UsageError(f"--opset is {opset}; TensorRT 8.6 reads 17 and older: leave --opset out")
+    return opset
+
+
+def _inputs(
+    found: Source,
+    inputs: InputSpec | None,
+    dynamic: Mapping[str, Mapping[int, str]] | None,
+    names: Sequence[str] | None,
+) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
+    """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
+    takes = Arguments(found.module)
+    if isinstance(inputs, Mapping):
+        infos = [
+            shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
+            for name, shape in inputs.items()
+        ]
+    else:
+        infos = list(inputs or found.inputs)
+    if not infos:
+        typed = " ".join(f"--inputs {name}:{example(name)}" for name in takes.needed or ["input"])
+        raise UsageError(
+            f"{found.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
+        )
+    infos, keywords = takes.order(infos, found.text)
+    former = [info.name for info in infos]
+    if names:
+        if len(names) != len(infos) or len(set(names)) < len(names):
+            raise UsageError(
+                f"input names {', '.join(names)}: {len(infos)} different ones are needed, for {', '.join(former)}"
+            )
+        infos = [replace(info, name=name) for info, name in zip(infos, names)]
+    for name, axes in (dynamic or {}).items():
+        index = next((index for index, info in enumerate(infos) if name in (info.name, former[index])), None)
+        if index is None:
+            raise UsageError(f"dynamic names the input {name!r}; there are: {', '.join(info.name for info in infos)}")
+        shape = list(infos[index].shape)
+        for axis, dimension in axes.items():
+            if not -len(shape) <= axis < len(shape):
+                raise UsageError(f"dynamic: the input {name!r} has {len(shape)} dimensions, no axis {axis}")
+            shape[axis] = dimension
+        infos[index] = replace(infos[index], shape=tuple(shape))
+    return tuple(map(_info, infos)), keywords
+
+
+def _info(info: TensorInfo) -> TensorInfo:
+    check_shape(info.shape, f"input {info.name}")
+    try:
+        np.dtype(info.dtype)
+    except TypeError:
+        raise UsageError(f"input {info.name}: the dtype is {info.dtype!r}; write such as float32 or int64") from None
+    return info
+
+
+def _samples(
+    infos: tuple[TensorInfo, ...], sample: Sample | None, preprocess: Any
+) -> tuple[dict[str, NDArray[Any]], str]:
+    """Inputs to trace and compare with, and what they are."""
+    if sample is None:
+        photos = _photos(infos, preprocess)
+        if photos is not None:
+            said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
+            return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
+        return synthetic_inputs(infos, _sizes(infos)), "synthetic (seed 0)"
+    if isinstance(sample, Mapping):
+        arrays, text = {name: np.asarray(value) for name, value in sample.items()}, "arrays"
+    elif isinstance(sample, np.ndarray):
+        arrays, text = {infos[0].name: sample}, "an array"
+    else:
+        arrays, text = _read_sample(infos, Path(sample), preprocess), os.fspath(sample)
+    for info in infos:
+        if info.name not in arrays:
+            raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
+        found = arrays[info.name]
+        fits = found.ndim == len(info.shape) and all(
+            isinstance(want, str) or axis == 0 or want == size
+            for axis, (want, size) in enumerate(zip(info.shape, found.shape))
+        )
+        if not fits or not len(found):
+            raise DataError(f"the sample's {info.name} has the shape {list(found.shape)}; needed: {list(info.shape)}")
+        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            raise DataError(f"the sample's {info.name} holds NaN or infinity")
+        arrays[info.name] = np.ascontiguousarray(found.astype(info.dtype))
+    return {info.name: arrays[info.name] for info in infos}, text
+
+
+def _read_sample(infos: tuple[TensorInfo, ...], path: Path, preprocess: Any) -> dict[str, NDArray[Any]]:
+    if not path.exists():
+        raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
+    if path.suffix in (".npz", ".npy"):
+        return _gathered(open_data(infos, data=path, limit=SAMPLES))
+    return _gathered(
+        open_data(_sized(infos), images=[path] if path.is_file() else path, preprocess=preprocess, limit=SAMPLES)
+    )
+
+
+def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
+    """Real photos of an installed package, where the model takes one image and its preprocessing is known."""
+    if preprocess is None or len(infos) != 1 or len(infos[0].shape) != 4:
+        return None
+    try:
+        files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
+        return _gathered(open_data(_sized(infos), images=files, preprocess=preprocess))
+    except MissingDependency:
+        return None
+
+
+def _gathered(batches: Batches) -> dict[str, NDArray[Any]]:
+    parts = list(batches)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _sized(infos: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+    """With the sizes that dynamic dimensions have while exporting, the batch apart: images are resized to them."""
+    sizes = _sizes(infos)
+    return tuple(
+        replace(info, shape=(info.shape[0], *(sizes.get(str(size), size) for size in info.shape[1:]))) for info in infos
+    )
+
+
+def _sizes(infos: Sequence[TensorInfo]) -> dict[str, int]:
+    """What each dynamic dimension is while exporting. All differ from 1 and, where they can, from each other."""
+    names = [size for info in infos for size in info.shape if isinstance(size, str)]
+    return {name: SIZES.get(name, 8) for name in names}
+
+
+def _batch_sizes(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:
+    """Two batch sizes where the first dimension is dynamic and there are samples for it."""
+    first = infos[0].shape[0]
+    if isinstance(first, int):
+        return (first,)
+    return tuple(dict.fromkeys((1, min(len(array) for array in arrays.values()))))
+
+
+def _cut(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str, NDArray[Any]]:
+    """The first `size` samples, repeated if there are fewer; inputs that don't start with the batch stay whole."""
+    batch, cut = infos[0].shape[0], dict(arrays)
+    for info in infos:
+        if info.shape[0] == batch:
+            cut[info.name] = arrays[info.name][np.arange(size) % len(arrays[info.name])]
+    return cut
+
+
+def _elsewhere(
+    torch: Any,
+    module: Any,
+    infos: tuple[TensorInfo, ...],
+    arrays: Mapping[str, NDArray[Any]],
+    model: Model,
+    session: OnnxSession,
+    tolerance: float,
+    what: str,
+) -> tuple[list[Comparison], str]:
+    """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
+
+    A trace may hold the sizes that it was made at, and give other results, or none, at any other.
+    """
+    batch = infos[0].shape[0]
+    traced = {
+        size: arrays[info.name].shape[axis]
+        for info in infos
+        for axis, size in enumerate(info.shape)
+        if isinstance(size, str) and size != batch
+    }
+    tried = []
+    for scale in (2, 0.5) if traced else ():
+        sizes = {name: max(1, int(size * scale)) for name, size in traced.items()}
+        if sizes == traced:
+            continue
+        said = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        tried.append(said)
+        made = {}
+        for info in infos:
+            array = _cut(infos, arrays, 1)[info.name]
+            for axis, name in enumerate(info.shape):
+                if name in sizes:
+                    array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
+            made[info.name] = np.ascontiguousarray(array)
+        try:
+            expected = _run(torch, module, infos, made, model)
+        except Exception:  # whatever a model raises at a size that it doesn't take
+            continue
+        problem = ""
+        try:
+            gap = difference(expected, session(made))
+            problem = "" if gap.within(tolerance) else f"they disagree there: {gap}"
+        except ModelError:
+            problem = "ONNX Runtime can't run it there"
+        if problem:
+            at = ", ".join(f"{name} {size}" for name, size in traced.items())
+            raise ExportMismatch(
+                f"{what}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with {said}, "
+                f"but {problem}. Nothing was written; give sizes instead of names in --inputs"
+            )
+        return [Comparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
+    if not tried:
+        return [], ""
+    return [], f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"
+
+
+def _first_run(
+    torch: Any, found: Source, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]
+) -> tuple[list[tuple[str, Any]], bool]:
+    """What forward returns, and whether NMS has part in it; a fault of the model shows here, before the exporter hides it."""
+    batch, seen = _cut(infos, arrays, _batch_sizes(infos, arrays)[-1]), []
+    taken = []
+    hook = found.module.register_forward_hook(lambda _, __, result: taken.append(result))
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if "nms" in str(function):
+                seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    try:
+        with torch.no_grad(), quiet(), Watch():
+            module(*_tensors(torch, module, infos, batch))
+    except (Exception, SystemExit) as error:
+        given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in infos)
+        raise ModelError(
+            f"{found.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}{_input_hint(error)}"
+        ) from error
+    finally:
+        hook.remove()
+    values = list(leaves(taken[-1]))
+    if not any(isinstance(value, torch.Tensor) for _, value in values):
+        raise ModelError(f"{found.text}: forward returns {type(taken[-1]).__name__}, which holds no tensor")
+    return values, bool(seen)
+
+
+def _export(
+    torch: Any,
+    text: str,
+    module: Any,
+    infos: tuple[TensorInfo, ...],
+    arrays: Mapping[str, NDArray[Any]],
+    names: Sequence[str],
+    target: int,
+    uses_nms: bool,
+) -> Model:
+    # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
+    size = infos[0].shape[0] if isinstance(infos[0].shape[0], int) else max(2, min(map(len, arrays.values())))
+    batch = _cut(infos, arrays, size)
+    shapes = tuple(
+        {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
+    )
+    # Names that nothing else has: torch's exporter doesn't see that a wished one is another value's.
+    asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
+    given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
+    try:
+        with quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                module,
+                _tensors(torch, module, infos, batch),
+                input_names=list(asked),
+                output_names=list(given),
+                dynamic_shapes=(shapes,) if any(shapes) else None,
+                opset_version=max(target, NATIVE_OPSET),
+                dynamo=True,
+                verbose=False,
+            )
+            proto = program.model_proto
+    except Exception as error:
+        raise ModelError(
+            f"{text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
+        ) from error
+    rename_values(proto.graph, {**asked, **given}, f"{INNER}.")
+    model = load_model(proto)
+    found = [info.name for info in model.inputs]
+    if found != [info.name for info in infos]:
+        raise ModelError(
+            f"the exported model has the inputs {found}; wanted {[i.name for i in infos]}: an argument is unused"
+        )
+    for info, made in zip(infos, model.inputs):
+        fixed = [name for name, size in zip(info.shape, made.shape) if isinstance(name, str) and isinstance(size, int)]
+        if fixed:
+            raise ModelError(
+                f"the model fixes the dimension(s) {', '.join(fixed)} of {info.name} (exported as {list(made.shape)}); "
+                "export with sizes in their place"
+            )
+    if model.opset > target:
+        try:
+            model = load_model(lower_opset(model.proto, target))
+        except ModelError:
+            model = load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
+    return model
+
+
+def _lowered(proto: ModelProto, target: int) -> ModelProto:
+    """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
+    try:
+        return lower_opset(proto, target)
+    except UnsupportedOperator as error:
+        parts = written_out(proto, error.issues)
+        if parts is None:
+            raise
+    return _lowered(parts, target)
+
+
+def _record_training(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], model: Model
+) -> None:
+    """Keep what the first BatchNorm knows of its input: the export folds it away, and calibration compares with it."""
+    seen: list[tuple[Any, Any]] = []
+    norms = [item for item in module.modules() if isinstance(item, torch.nn.BatchNorm2d) and item.track_running_stats]
+    hooks = [item.register_forward_hook(lambda norm, _, output: seen.append((norm, output))) for item in norms]
+    try:
+        if norms:
+            batch = _cut(infos, arrays, _batch_sizes(infos, arrays)[0])
+            with quiet(), torch.no_grad():
+                module(*_tensors(torch, module, infos, batch))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        return
+    norm, output = seen[0]
+    trained = norm.num_batches_tracked is None or bool(norm.running_mean.any()) or bool((norm.running_var != 1).any())
+    if not trained or norm.weight is None:
+        return
+    tensor = producer_of(model.proto, batch, output.float().cpu().numpy())
+    if tensor is not None:
+        deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
+        mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
+        record(model.proto, Trained(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
+
+
+def _tensors(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]]
+) -> tuple[Any, ...]:
+    first = next(module.parameters(), None)
+    device = "cpu" if first is None else first.device
+    return tuple(torch.from_numpy(batch[info.name].copy()).to(device) for info in infos)
+
+
+def _run(
+    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]], model: Model
+) -> dict[str, NDArray[Any]]:
+    """PyTorch's outputs under the ONNX file's names."""
+    with torch.no_grad(), quiet():
+        outputs = module(*_tensors(torch, module, infos, batch))
+    if len(outputs) != len(model.outputs):
+        raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
+    return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}
+
+
+def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:
+    if not gap.within(tolerance):
+        raise ExportMismatch(
+            f"{what}: PyTorch and ONNX Runtime disagree on {sampled} at batch {batch}: {gap}; allowed: relative "
+            f"{tolerance:g}. Nothing was written. If the model computes something random, or in lower precision than "
+            "FP32, give a larger tolerance"
+        )
+    return ["every output is zero, so that the comparison says little"] if not gap.scale else []
+
+
+_STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
+
+
+def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> str:
+    """The class of the failure in our words: what, where in the user's code, what to do."""
+    told = "".join(str(item) for item in chain(error))
+    fixed = [
+        f"{infos[int(which)].shape[int(axis)]} of {infos[int(which)].name} is always {size}"
+        for size, which, axis in _STATIC.findall(told)
+        if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
+    ]
+    if fixed:
+        return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in --inputs"
+    signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
+    if any(sign in told for sign in signs):
+        return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in --inputs"
+    if uses_nms:
+        return (
+            f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
+            "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
+            "NMS after the engine"
+        )
+    if "data-dependent" in told or "GuardOnDataDependent" in told:
+        return (
+            f": {_at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
+            "on tensors (torch.where chooses by value), or leave it out of the exported model"
+        )
+    return f": {where}" if (where := _at(error).removesuffix(": ")) else ""
+
+
+def _at(error: BaseException) -> str:
+    where = place(error)
+    return f"at {where}: " if where else ""
+
+
+def _input_hint(error: BaseException) -> str:
+    told = str(error)
+    if re.search(r"scalar type|dtype|indices|Half|Double|Long", told):
+        return ". Where a tensor of another type is needed, say so: --inputs NAME:batchx16:int64 (or :float16)"
+    if "index out of range" in told:
+        return ". Integer inputs were made up of 0 and 1: give real ones by --sample, or other shapes by --inputs"
+    return ". Are the shapes and types of --inputs right?"
+
+
+@contextlib.contextmanager
+def _evaluating(torch: Any, module: Any) -> Iterator[None]:
+    """Eval mode for the time of the export; every submodule's own mode afterwards.
+
+    Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
+    """
+    modes = [(item, item.training) for item in module.modules()]
+    fused = torch.backends.mha.get_fastpath_enabled()
+    module.eval()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+        for item, mode in modes:
+            item.training = mode
+
+
+@contextlib.contextmanager
+def _threads(torch: Any) -> Iterator[None]:
+    """A bounded number of PyTorch threads: its default is one per core, whatever the container allows."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(before, THREADS))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

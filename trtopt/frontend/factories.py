@@ -1,0 +1,251 @@
+"""A user's own module: found by its name or file, made by its class or factory, its faults told by file and line."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import functools
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
+from trtopt.core.foreign import essence, offline, place, quiet
+
+SEED = 0
+_ENDINGS = {"true": "True", "false": "False", "null": "None", "none": "None"}
+
+
+def parse_argument(text: str) -> tuple[str, Any]:
+    """Read `NAME=VALUE`: the value as Python writes it, else as text.
+
+    Raises:
+        UsageError: there is no NAME, or the value looks like another language's True, False or None.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(
+            f"--factory-arg {text!r} can't be read; write NAME=VALUE, such as num_classes=10 or weights=None"
+        )
+    if value in _ENDINGS:
+        raise UsageError(f"--factory-arg {text}: write {name}={_ENDINGS[value]}, or {name}='\"{value}\"' for the text")
+    with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return name, ast.literal_eval(value)
+    return name, value
+
+
+@contextlib.contextmanager
+def own_imports() -> Iterator[None]:
+    """Give sys.path back as it was, and forget the modules that came from folders which were on it only meanwhile.
+
+    Otherwise another folder's module of the same name couldn't be opened afterwards.
+    """
+    path, modules = list(sys.path), set(sys.modules)
+    try:
+        yield
+    finally:
+        folders = {os.path.realpath(folder) for folder in sys.path if folder not in path}
+        sys.path[:] = path
+        new = set(sys.modules) - modules
+        gone = {name for name in new if "." not in name and folders & _folders(sys.modules[name])}
+        for name in new:
+            if name.partition(".")[0] in gone:
+                del sys.modules[name]
+
+
+def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder: Path | None = None) -> Any:
+    """The torch.nn.Module of "package.module:FACTORY" or "FILE.py:FACTORY"; use it inside `own_imports`.
+
+    Args:
+        folder: where a relative FILE.py lies; default: the current folder.
+
+    Raises:
+        UsageError, MissingDependency: it isn't there, or can't be called so.
+        ModelError: the user's code failed.
+    """
+    left, _, attribute = text.rpartition(":")
+    torch = require("torch", "torch", "export")
+    if not left or not attribute:
+        raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
+    with torch.random.fork_rng(devices=[]), offline() as asked:
+        torch.manual_seed(SEED)
+        try:
+            with quiet():
+                module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
+            found = _attribute(module, attribute, text)
+            if not isinstance(found, torch.nn.Module):
+                call = _callable(found, text, arguments, options)
+                with quiet():
+                    found = call()
+            elif arguments or options:
+                raise UsageError(f"{text} is a ready {type(found).__name__}: it takes no factory arguments")
+        except TrtoptError:
+            raise
+        except (Exception, SystemExit) as error:
+            if asked:
+                raise ModelError(no_downloads(text, asked)) from error
+            raise _told(text, left, error) from error
+    if not isinstance(found, torch.nn.Module):
+        raise UsageError(
+            f"{text} gave {_kind(found)}; a torch.nn.Module is needed: name a class or function that gives the model alone"
+        )
+    return found
+
+
+def no_downloads(text: str, asked: Sequence[str]) -> str:
+    return (
+        f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its published "
+        "weights (--factory-arg weights=None, or pretrained=False, as the factory calls it) and give them as a file: "
+        "--weights FILE"
+    )
+
+
+def bare_file(text: str) -> str | None:
+    """What to type where only a Python file was named; None if `text` names none."""
+    path = Path(text if text.endswith(".py") else f"{text}.py")
+    if not path.is_file():
+        return None
+    names, modules = [], []
+    with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        for item in ast.parse(path.read_bytes()).body:
+            if isinstance(item, (ast.ClassDef, ast.FunctionDef)) and item.name[0] != "_":
+                names.append(item.name)
+                if any(isinstance(part, ast.FunctionDef) and part.name == "forward" for part in item.body):
+                    modules.append(item.name)
+    return (
+        f"{text} is a Python file: say which class or function of it gives the model, as in "
+        f"{path}:{[*modules[-1:], *names, 'NAME'][0]}{f'; there are: {_some(names)}' if names else ''}"
+    )
+
+
+def _file(path: Path) -> ModuleType:
+    """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
+    if not path.is_file():
+        near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
+        raise UsageError(f"the file {path} doesn't exist{f'; there is: {_some(near)}' if near else ''}")
+    path = path.resolve()
+    sys.path.insert(0, str(path.parent))
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    return module
+
+
+def _module(name: str) -> ModuleType:
+    """A module by name; the current folder is looked through last, so that nothing there hides what is installed."""
+    here = str(Path.cwd())
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        near = _near(f"{name}.py", Path())
+        hint = f"; there is: {_some(near)}" if near else ""
+        if Path(f"{name}.py").is_file():  # a path without its ending
+            hint = f"; write {name}.py"
+        raise UsageError(
+            f"the module {error.name} isn't installed, and the current folder has no {error.name.split('.')[0]}.py{hint}. For "
+            "a file elsewhere: path/to/FILE.py:FACTORY"
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise UsageError(
+            f"{name!r} is no module's name; write package.module:FACTORY or path/to/FILE.py:FACTORY"
+        ) from error
+
+
+def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
+    try:
+        return functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        origin = getattr(module, "__file__", None)
+        beside = Path(f"{module.__name__}.py")
+        if beside.is_file() and not (origin and beside.samefile(origin)):
+            hint = f"; for the file in the current folder write {beside}:{attribute}"
+        else:
+            own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+            public = [name for name in own if callable(vars(module)[name]) and name[0] != "_"]
+            hint = f"; it has: {_some(difflib.get_close_matches(attribute, public) or public)}" if public else ""
+        raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
+
+
+def _callable(found: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """What makes the module, its arguments checked: a wrong name shall not look like a fault of the user's code."""
+    if not callable(found):
+        raise UsageError(
+            f"{text} is {_kind(found)}; a torch.nn.Module, or a class or function that gives one, is needed"
+        )
+    with contextlib.suppress(ValueError):  # built-in: it has no signature
+        signature = inspect.signature(found)
+        try:
+            signature.bind(*arguments, **options)
+        except TypeError as error:
+            takes = ", ".join(str(item).partition(":")[0].partition("=")[0] for item in signature.parameters.values())
+            unknown = next((name for name in options if name not in signature.parameters), None)
+            told = f"it has no argument {unknown!r}" if unknown else str(error)
+            raise UsageError(
+                f"{text}: {told}; it takes: {takes or 'nothing'}. Give arguments as --factory-arg NAME=VALUE"
+            ) from error
+    return lambda: found(*arguments, **options)
+
+
+def _told(text: str, left: str, error: BaseException) -> TrtoptError:
+    where = place(error) or text
+    if isinstance(error, SystemExit):
+        return ModelError(
+            f"{where}: the file ends the program while it is imported: put what a script does under "
+            "if __name__ == '__main__':"
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        return MissingDependency(
+            f"{where}: it needs {error.name}, which isn't installed beside trtopt ({sys.executable})"
+        )
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        folder = Path(left).resolve().parent
+        top = folder
+        while (top.parent / "__init__.py").is_file():
+            top = top.parent
+        dotted = ".".join([*folder.relative_to(top.parent).parts, Path(left).stem])
+        return UsageError(
+            f"{where}: relative imports need the file's package: in the folder {top.parent}, type "
+            f"trtopt export {dotted}:{text.rpartition(':')[2]}"
+        )
+    return ModelError(f"{text} failed at {where}: {type(error).__name__}: {essence(error)}")
+
+
+def _folders(module: ModuleType) -> set[str]:
+    """Where a top-level module lies: the folders of its file or of its package."""
+    places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
+    return {str(Path(item).resolve().parent) for item in places if item}
+
+
+def _kind(value: Any) -> str:
+    name = type(value).__name__
+    if isinstance(value, (tuple, list)):
+        name += f" ({', '.join(type(item).__name__ for item in value[:4])}{', …' if len(value) > 4 else ''})"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+def _near(name: str, folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return difflib.get_close_matches(name, sorted(item.name for item in folder.glob("*.py")), 3)
+    return []
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

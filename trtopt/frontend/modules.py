@@ -1,0 +1,247 @@
+"""PyTorch modules to export: torchvision's, a factory's, a recipe's or the caller's; nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import inspect
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
+from trtopt.core.files import existing_file
+from trtopt.core.foreign import essence, offline, quiet
+from trtopt.core.values import TensorInfo
+from trtopt.frontend import checkpoints
+from trtopt.frontend.factories import SEED, bare_file, make, no_downloads, own_imports
+from trtopt.recipes.loader import Recipe, load_recipe
+
+VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
+
+
+@dataclass(frozen=True)
+class Source:
+    """A module ready to export, and what is known about it.
+
+    Attributes:
+        module: a torch.nn.Module.
+        text: what messages call it.
+        weights: a path, "random (seed 0)", "the factory's own" or "the module's own".
+        notes: what the user should know.
+    """
+
+    module: Any
+    text: str
+    weights: str
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[str, ...] = ()
+    opset: int | None = None
+    preprocess: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@contextlib.contextmanager
+def opened(
+    source: Any, weights: str | os.PathLike[str] | None, factory_arg: Mapping[str, Any] | None = None
+) -> Iterator[Source]:
+    """Find and make the module; while it is in use, modules beside the user's own can be imported."""
+    with own_imports():
+        yield _found(source, weights, factory_arg or {})
+
+
+def open_source(source: Any, weights: str | os.PathLike[str] | None) -> Source:
+    """Find and make the module, for use without imports of its own."""
+    with opened(source, weights) as found:
+        return found
+
+
+def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
+    if not isinstance(source, (str, os.PathLike)):
+        if not hasattr(source, "state_dict"):
+            raise UsageError(
+                f"the source is a {type(source).__name__}; needed: a torch.nn.Module, or a name such as "
+                "torchvision:resnet50"
+            )
+        if arguments:
+            raise UsageError("factory arguments are for a factory's name; the source is a ready module")
+        name = type(source).__name__
+        return _weighted(Source(_without_end(source, name), name, "the module's own"), weights)
+    text = os.fspath(source)
+    if text.endswith(".onnx"):
+        raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
+    if text.endswith(checkpoints.ENDINGS):
+        raise UsageError(checkpoints.advice(Path(text)))
+    kind, colon, name = text.partition(":")
+    if kind == "torchvision" and colon:
+        return _weighted(_torchvision(name, arguments), weights)
+    if colon and not text.endswith(".toml"):
+        return _weighted(_own(text, (), arguments), weights)
+    missing = None if text.endswith(".toml") else bare_file(text)
+    if missing:
+        raise UsageError(missing)
+    return _from_recipe(load_recipe(text), weights, arguments)
+
+
+def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
+    return Source(_without_end(make(text, positional, arguments, folder), text), text, "the factory's own")
+
+
+def _without_end(module: Any, text: str) -> Any:
+    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS."""
+    if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
+        raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
+    return module
+
+
+def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, arguments: Mapping[str, Any]) -> Source:
+    if recipe.onnx:
+        raise UsageError(f"the recipe {recipe.name} is an ONNX model already: use {recipe.onnx}")
+    kind, _, name = recipe.source.partition(":")
+    options = {**recipe.options, **arguments}
+    if kind == "torchvision":
+        found = _torchvision(name, options)
+    else:
+        recipe.check_installed()  # before torch is asked for, which is larger
+        found = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
+    found = replace(
+        found,
+        text=f"{recipe.name} ({recipe.source})",
+        inputs=recipe.inputs or found.inputs,
+        outputs=recipe.outputs,
+        opset=recipe.opset,
+        preprocess=recipe.preprocess,
+    )
+    return _weighted(found, weights or recipe.weights)
+
+
+def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
+    require("torchvision", "torch", "a torchvision model")
+    from torchvision import models
+
+    known, text = models.list_models(), f"torchvision:{name}"
+    if name not in known:
+        close = ", ".join(difflib.get_close_matches(name, known, 3)) or "see torchvision.models.list_models()"
+        raise UsageError(f"torchvision has no model {name!r}; close: {close}")
+    if name in models.list_models(models.detection):
+        raise UsageError(_without_nms(text, two_stages="rcnn" in name))
+    if name in models.list_models(models.quantization):
+        plain = name.removeprefix("quantized_")
+        raise UsageError(
+            f"{text} is made of PyTorch's own INT8 operators for CPUs, which ONNX lacks: export torchvision:{plain} and let "
+            "trtopt build --int8 quantize it"
+        )
+    torch = require("torch", "torch", "export")
+    builder = models.get_model_builder(name)
+    # No weights of any kind: a backbone's default would be downloaded.
+    nothing = {key: None for key in inspect.signature(builder).parameters if key.startswith("weights")}
+    try:
+        with torch.random.fork_rng(devices=[]), offline() as asked, quiet():
+            torch.manual_seed(SEED)
+            module = builder(**{**nothing, **options})
+            trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
+            filled = 0 if trained else _fill_zero_heads(torch, module)
+    except Exception as error:
+        if asked:
+            raise ModelError(no_downloads(text, asked)) from error
+        told = f"{text}: {type(error).__name__}: {essence(error)}"
+        raise UsageError(f"{told}; given: {dict(options)}" if options else told) from error
+    notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
+    if filled:
+        notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
+    size, preprocess = 224, None
+    with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
+        preset = models.get_model_weights(name).DEFAULT.transforms()
+        size = int((getattr(preset, "crop_size", None) or preset.resize_size)[0])
+        preprocess = "imagenet" if size == 224 else None
+    shape: tuple[int | str, ...] = ("batch", 3, size, size)
+    if name in models.list_models(models.video):
+        shape, preprocess = ("batch", 3, VIDEO_FRAMES, size, size), None
+    flow = name in models.list_models(models.optical_flow)  # of two images, in a size that is the user's choice
+    return Source(
+        module,
+        text,
+        "as its arguments say" if trained else f"random (seed {SEED})",
+        () if flow else (TensorInfo("input", "float32", shape),),
+        preprocess=preprocess,
+        notes=tuple(notes),
+    )
+
+
+def _without_nms(text: str, *, two_stages: bool) -> str:
+    if two_stages:
+        part = "of a two-stage detector, which has NMS between its stages, too, that is the backbone: model.backbone"
+    else:
+        part = "write a module whose forward returns model.head(list(model.backbone(images).values()))"
+    return (
+        f"{text} ends in NMS (non-maximum suppression): how many boxes it gives depends on the image, and torch's exporter "
+        f"can't follow that. Export what comes before NMS, and do the rest after the engine: {part}. docs/export.md shows it"
+    )
+
+
+def _fill_zero_heads(torch: Any, module: Any) -> int:
+    """Some classifiers start with a last layer of zeros (ViT): every output would be zero and agree with anything."""
+    filled = 0
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):
+            torch.nn.init.normal_(layer.weight, std=0.02)
+            filled += 1
+    return filled
+
+
+def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
+    """Load a state dict, strictly."""
+    if weights is None:
+        return found
+    torch = require("torch", "torch", "export")
+
+    path = existing_file(weights, "the weights file")
+    try:
+        if path.suffix == ".safetensors":
+            state = require("safetensors.torch", "torch", "a .safetensors file").load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except TrtoptError:
+        raise
+    except Exception as error:
+        if checkpoints.model_class(path):
+            raise ModelError(
+                f"the weights {path} can't be loaded safely (weights_only=True): {checkpoints.advice(path)}"
+            ) from error
+        raise ModelError(
+            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; "
+            "save the state dict alone: torch.save(model.state_dict(), path)"
+        ) from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
+    state = _unwrapped(state, set(found.module.state_dict()))
+    try:
+        found.module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ModelError(
+            f"the weights {path} don't fit {found.text}: {essence(error, 6)}. If the model was trained with other arguments, "
+            "give them as --factory-arg NAME=VALUE"
+        ) from error
+    notes = tuple(note for note in found.notes if "random weights" not in note and "start" not in note)
+    return replace(found, weights=str(path), notes=notes)
+
+
+def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
+    """With the module's own beginning of all names in place of the file's: DataParallel's "module.", a wrapper's "model."."""
+    if wanted & set(state):
+        return state
+    ours, theirs = _beginning(wanted), _beginning(state)
+    return {f"{ours}{key.removeprefix(theirs)}": value for key, value in state.items()}
+
+
+def _beginning(names: Iterable[str]) -> str:
+    """What all names begin with, up to a dot."""
+    split = sorted(name.split(".")[:-1] for name in names)
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(split[0], split[-1])) if split else ()
+    return "".join(f"{part}." for part, _ in shared)

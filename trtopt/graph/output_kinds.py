@@ -1,0 +1,472 @@
+"""What an output means, which decides how two results of it are compared: guessed from the graph, or said by the user.
+
+The guess looks at the type, the shape and the operators that the graph ends in, and at the output's name only where these
+leave it open. It is made on the model as it is given, not on the folded one, and steps over what folding, typed casts and
+Q/DQ change, so that the folded, the FP16 and the INT8 form of a model end alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from onnx import AttributeProto, ModelProto, NodeProto
+
+from trtopt.core.errors import UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.graph.proto import infer_shapes, opset_version, tensor_info
+
+
+class Kind(str, enum.Enum):
+    """What an output holds. The first axis counts samples; `trtopt.evaluation.outputs` has each one's measure.
+
+    Attributes:
+        CLASSES: a score for each class, samples × classes.
+        EMBEDDING: vectors that are compared by their direction, samples × width, or samples × positions × width.
+        BOXES: what a detector finds: coordinates, with or without scores, as channels along one axis.
+        MASK: a score for each class and pixel, samples × classes × height × width; one channel: object or not.
+        TOKENS: integers, or a score for each class and position, samples × positions × classes.
+        OTHER: values.
+    """
+
+    CLASSES = "classes"
+    EMBEDDING = "embedding"
+    BOXES = "boxes"
+    MASK = "mask"
+    TOKENS = "tokens"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+Given = Mapping[str, str] | Sequence[str]
+"""Kinds as users say them: {"NAME": "embedding"} or ["NAME=embedding"]."""
+
+_LEAST_AXES = {
+    Kind.CLASSES: (2, "samples × classes"),
+    Kind.EMBEDDING: (2, "samples × width"),
+    Kind.BOXES: (2, "samples × channels"),
+    Kind.MASK: (3, "samples × height × width"),
+    Kind.TOKENS: (2, "samples × classes, or integers"),
+}
+
+
+# What is said ------------------------------------------------------------------------------------------------------------
+
+
+def parse(given: Given) -> dict[str, Kind]:
+    """Read `NAME=KIND`.
+
+    Raises:
+        UsageError: it can't be read, the kind isn't one, or an output is named twice.
+    """
+    kinds: dict[str, Kind] = {}
+    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(text) for text in _listed(given)]
+    allowed = [str(kind) for kind in Kind]
+    for name, kind in pairs:
+        if str(kind) not in allowed:
+            close = difflib.get_close_matches(str(kind), allowed, 1, 0.5)
+            meant = f"; did you mean {name}={close[0]}?" if close else ""
+            raise UsageError(
+                f"--output-kind {name}={kind}: {str(kind)!r} isn't a kind; allowed: {', '.join(allowed)}{meant}"
+            )
+        if name in kinds:
+            raise UsageError(f"--output-kind names the output {name!r} twice; give it one kind")
+        kinds[name] = Kind(str(kind))
+    return kinds
+
+
+def _listed(given: Sequence[str]) -> Sequence[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, kind = text.rpartition("=")
+    if not equals or not name:
+        kinds = ", ".join(str(item) for item in Kind)
+        raise UsageError(f"--output-kind {text!r} can't be read; write NAME=KIND, KIND one of {kinds}")
+    return name, kind
+
+
+def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
+    """Output name → kind, as the user says.
+
+    Raises:
+        UsageError: as `parse`; or a name that is no output, or a kind that an output's shape doesn't allow.
+    """
+    kinds, known = parse(given), {info.name: info for info in outputs}
+    for name, kind in kinds.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1, 0.5)
+            meant = f"; did you mean {close[0]}={kind}?" if close else ""
+            raise UsageError(
+                f"--output-kind {name}={kind}: there is no output {name!r}; there is {', '.join(known)}{meant}"
+            )
+        if known[name].shape:
+            check(kind, known[name])
+    return kinds
+
+
+def check(kind: Kind, output: TensorInfo) -> None:
+    """Refuse a kind that an output of this shape can't be.
+
+    Raises:
+        UsageError: both are named.
+    """
+    least, needed = _LEAST_AXES.get(kind, (0, ""))
+    if len(output.shape) >= least or (kind is Kind.TOKENS and not _floating(output)):
+        return
+    shape = "x".join(map(str, output.shape)) or "scalar"
+    raise UsageError(
+        f"--output-kind {output.name}={kind}: output {output.name!r} is {output.dtype} {shape}; {kind} needs {needed}: say "
+        f"{output.name}={Kind.OTHER}"
+    )
+
+
+def resolve(
+    proto: ModelProto, outputs: Sequence[TensorInfo], given: Given = (), classes: Sequence[str] | None = None
+) -> dict[str, Kind]:
+    """Output name → kind: as the user says; classes, where there are as many names of classes as scores; else the guess.
+
+    Args:
+        proto: the model as it was given, for the guess; outputs: its outputs.
+        given: see `stated`.
+        classes: names of the classes, which their user has for some output.
+
+    Raises:
+        UsageError: see `stated`.
+    """
+    kinds = guess(proto, outputs)
+    for info in outputs:
+        if classes and _floating(info) and len(info.shape) == 2 and info.shape[1] == len(classes):
+            kinds[info.name] = Kind.CLASSES
+    return {**kinds, **stated(given, outputs)}
+
+
+# The guess ---------------------------------------------------------------------------------------------------------------
+
+# Words of a name, by how they begin.
+_EMBEDDING_WORDS = ("emb", "pool", "feat", "sentence")
+_CLASS_WORDS = ("logit", "prob", "class", "score")
+_BOX_WORDS = ("box", "bbox")
+_MASK_WORDS = ("mask", "seg")
+
+_SOFTMAX = ("Softmax", "LogSoftmax")
+_SIGMOID = ("Sigmoid", "HardSigmoid")
+_NORMS = (
+    "LpNormalization",
+    "LayerNormalization",
+    "RMSNormalization",
+    "SimplifiedLayerNormalization",
+    "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization",
+)
+_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum")
+# Operators that give the values of their first input in another place, type or scale.
+_CARRIERS = (
+    "Identity",
+    "Cast",
+    "Reshape",
+    "Flatten",
+    "Squeeze",
+    "Unsqueeze",
+    "Transpose",
+    "Dropout",
+    "QuantizeLinear",
+    "DequantizeLinear",
+    "Slice",
+    "Split",
+    "Gather",
+    "GatherND",
+    "BatchNormalization",
+)
+_AFFINE = ("Add", "Sub", "Mul", "Div")
+# What lies between a sum over an axis and the division by it.
+_DIVISOR = (
+    *("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "QuantizeLinear", "DequantizeLinear"),
+    *("Sqrt", "Pow", "Reciprocal", "Clip", "Max", "Abs", "Add", "Mul", "Div"),
+)
+_DEPTH = 16  # steps that a divisor is followed for
+_WIDTH = 64
+_WIDEST = 4096
+
+
+def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
+    """Output name → kind where there is no graph to look at: integers are tokens, samples × classes scores of classes."""
+    return {info.name: _by_shape(info) for info in outputs}
+
+
+def _by_shape(info: TensorInfo) -> Kind:
+    if _integer(info):
+        return Kind.TOKENS
+    return Kind.CLASSES if _floating(info) and len(info.shape) == 2 and info.shape[1] != 1 else Kind.OTHER
+
+
+def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
+    """Output name → kind.
+
+    Integers are tokens. Floating outputs go by what they end in, stepping over casts, Q/DQ, reshapes, slices and constant
+    factors and biases:
+
+    - samples × N: a softmax or a matrix product with a weight gives classes; a normalization (a layer's, or a division by a
+      norm or by a count), a Tanh layer or a pooled one whose width is a multiple of 16 an embedding. The name may say
+      "embedding" of the product, and "logits" of the pooled layer. So does a width between 128 and 4096 that is a multiple
+      of 64: embeddings have one, and of numbers of classes one in 64.
+    - samples × positions × N: the same, of each position; classes of positions are tokens.
+    - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
+      transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
+      channel without a sigmoid isn't: depths end like that, and are all on one side of 0.
+    - boxes: a name that says so and an axis of 4; or samples × (4 + classes) × anchors, joined from parts of which one has 4
+      channels, or two have 2.
+
+    Args:
+        proto: any form of the model; weights may be stored in files. It isn't changed.
+        outputs: the network's outputs.
+    """
+    graph = _Graph(proto)
+    return {info.name: graph.kind(info) for info in outputs}
+
+
+def _floating(info: TensorInfo) -> bool:
+    return info.dtype.startswith(("float", "bfloat"))
+
+
+def _integer(info: TensorInfo) -> bool:
+    return info.dtype.startswith(("int", "uint", "bool"))
+
+
+def _says(name: str, beginnings: tuple[str, ...]) -> bool:
+    """Whether a word of `name` ("poolerOutput": pooler, output) begins so."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)
+    return any(word.lower().startswith(beginnings) for word in words)
+
+
+@dataclass(frozen=True)
+class _End:
+    """What gives an output its values.
+
+    Attributes:
+        op: "softmax", "sigmoid", "linear", "norm" or "pool", whatever operators they are made of; else the operator's name.
+        node: the operator; None where the output is an input or a weight.
+        perms: what the transpositions behind it do.
+    """
+
+    op: str
+    node: NodeProto | None
+    perms: tuple[tuple[int, ...], ...]
+
+    def keeps(self, axis: int) -> bool:
+        """Whether no transposition moves this axis; -1: the last one."""
+        return all(perm and perm[axis] == axis % len(perm) for perm in self.perms)
+
+
+class _Graph:
+    def __init__(self, proto: ModelProto) -> None:
+        self.opset = opset_version(proto)
+        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.constants = {tensor.name for tensor in proto.graph.initializer}
+        for node in proto.graph.node:  # in topological order
+            inputs = [name for name in node.input if name]
+            if node.op_type == "Constant" or (inputs and self.constants.issuperset(inputs)):
+                self.constants.update(node.output)
+        self.shapes: dict[str, tuple[int | str, ...]] = {}
+        inferred = infer_shapes(proto).graph
+        for value in (*inferred.input, *inferred.value_info, *inferred.output):
+            self.shapes[value.name] = tensor_info(value).shape
+        self.images = [self.shapes[value.name] for value in proto.graph.input if len(self.shapes[value.name]) == 4]
+
+    # Kinds -------------------------------------------------------------------------------------------------------------
+
+    def kind(self, info: TensorInfo) -> Kind:
+        if _integer(info):
+            return Kind.TOKENS
+        shape = info.shape or self.shapes.get(info.name, ())
+        if not _floating(info):
+            return Kind.OTHER
+        if len(shape) > 3 and all(size == 1 for size in shape[2:]):
+            shape = shape[:2]
+        end = self.end(info.name)
+        if len(shape) in (2, 3) and 4 in shape[1:] and _says(info.name, _BOX_WORDS):
+            return Kind.BOXES
+        if len(shape) == 2 and shape[1] != 1:
+            return self._vector(info.name, shape[1], end)
+        if len(shape) == 3 and shape[2] != 1:
+            return self._positions(info.name, shape, end)
+        return self._image(info.name, shape, end) if len(shape) == 4 else Kind.OTHER
+
+    def _vector(self, name: str, width: int | str, end: _End) -> Kind:
+        if end.op == "softmax":
+            return Kind.CLASSES
+        if end.op in ("norm", "Tanh"):
+            return Kind.EMBEDDING
+        if end.op == "sigmoid":
+            return Kind.OTHER  # of classes that don't exclude each other: the largest says little
+        if _says(name, _EMBEDDING_WORDS):
+            return Kind.EMBEDDING
+        if _says(name, _CLASS_WORDS):
+            return Kind.CLASSES
+        if end.op == "linear":
+            return Kind.EMBEDDING if _embedding_width(width) else Kind.CLASSES
+        if end.op == "pool":  # a fully convolutional classifier's has any width, feature maps a multiple of 16
+            return Kind.CLASSES if isinstance(width, int) and width % 16 else Kind.EMBEDDING
+        return Kind.OTHER
+
+    def _positions(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
+        if end.op == "Concat" and self._detects(shape, end):
+            return Kind.BOXES
+        if not end.keeps(-1):
+            return Kind.OTHER
+        if end.op == "softmax":
+            return Kind.TOKENS if self._axis(end) == -1 else Kind.OTHER
+        if end.op == "norm" or _says(name, _EMBEDDING_WORDS):
+            return Kind.EMBEDDING
+        if end.op == "linear":
+            named = _says(name, _CLASS_WORDS)
+            return Kind.EMBEDDING if _embedding_width(shape[-1]) and not named else Kind.TOKENS
+        return Kind.OTHER
+
+    def _image(self, name: str, shape: tuple[int | str, ...], end: _End) -> Kind:
+        channels, size = shape[1], shape[2:]
+        if not end.keeps(1):
+            return Kind.OTHER
+        if end.op == "softmax":
+            return Kind.MASK if channels != 1 and self._axis(end) == 1 else Kind.OTHER
+        if end.op == "sigmoid" or _says(name, _MASK_WORDS):
+            return Kind.MASK
+        if not isinstance(channels, int) or channels < 2:
+            return Kind.OTHER
+        if end.op == "ConvTranspose" or (end.op in ("Resize", "Upsample") and self._enlarges(end)):
+            return Kind.MASK
+        same = any(image[2:] == size and image[1] != channels for image in self.images if -1 not in size)
+        return Kind.MASK if end.op == "Conv" and same else Kind.OTHER
+
+    def _axis(self, end: _End) -> int:
+        """The axis of a softmax: 1 or -1, which is the last; else 0."""
+        assert end.node is not None
+        if end.node.op_type not in _SOFTMAX:
+            return -1  # written out, as attention writes it
+        axis = _integer_attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
+        rank = len(self.shapes.get(end.node.input[0], ()) or self.shapes.get(end.node.output[0], ()))
+        if rank and axis % rank == rank - 1:
+            return -1
+        return 1 if axis == 1 or (rank and axis % rank == 1) else -1 if axis == -1 else 0
+
+    def _enlarges(self, end: _End) -> bool:
+        """False where both sizes are known and the output's is no larger."""
+        assert end.node is not None
+        before, after = (self.shapes.get(name, ()) for name in (end.node.input[0], end.node.output[0]))
+        pairs = [
+            (a, b)
+            for a, b in zip(before[2:], after[2:])
+            if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0
+        ]
+        return not pairs or any(b > a for a, b in pairs)
+
+    def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
+        """Whether four coordinates, or two times two, are among what is joined on the way to the output."""
+        if 4 in shape[1:]:
+            return True
+        nodes, seen = [end.node], set[str]()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node.output[0] in seen or len(seen) > 64:
+                continue
+            seen.add(node.output[0])
+            if node.op_type == "Concat":
+                axis = _integer_attribute(node, "axis", 0)
+                parts = [self.shapes.get(name, ()) for name in node.input]
+                sizes = [part[axis] for part in parts if part and -len(part) <= axis < len(part)]
+                if axis != 0 and (4 in sizes or sizes.count(2) == 2):
+                    return True
+                nodes += [self.made.get(name) for name in node.input]
+            elif (name := self._through(node)) is not None or node.op_type in _AFFINE:
+                nodes += [self.made.get(name)] if name else [self.made.get(item) for item in node.input]
+        return False
+
+    # The walk ------------------------------------------------------------------------------------------------------------
+
+    def end(self, name: str) -> _End:
+        """What gives the output `name` its values."""
+        perms: list[tuple[int, ...]] = []
+        node = self.made.get(name)
+        while node is not None and (op := self._op(node)) == node.op_type:
+            before = self._through(node)
+            if before is None:
+                return _End(op, node, tuple(perms))
+            if node.op_type == "Transpose":
+                perms.append(_perm(node))
+            node = self.made.get(before)
+        return _End("" if node is None else self._op(node), node, tuple(perms))
+
+    def _through(self, node: NodeProto) -> str | None:
+        """The input whose values the node hands on; None: it makes its own."""
+        fixed = [name in self.constants for name in node.input]
+        if node.op_type in _CARRIERS:
+            return None if fixed[0] else str(node.input[0])
+        if node.op_type not in _AFFINE or sum(fixed) != 1 or (node.op_type == "Div" and fixed[0]):
+            return None
+        return str(node.input[fixed.index(False)])
+
+    def _op(self, node: NodeProto) -> str:
+        """What a node does, in the words of `_End`."""
+        op, inputs = node.op_type, [name for name in node.input if name]
+        if op in _SOFTMAX or (op == "Div" and self._made_by(inputs[0]) == "Exp"):
+            return "softmax"
+        if op in _SIGMOID:
+            return "sigmoid"
+        fixed = not self.constants.isdisjoint(inputs[:2])
+        if op in ("Gemm", "MatMul") and fixed:
+            return "linear"
+        size = self.shapes.get(node.output[0], ())[2:]
+        if op == "Conv" and size and all(item == 1 for item in size):
+            return "linear"
+        if op in _NORMS or (op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :]))):
+            return "norm"
+        if op in _POOLS or (op == "AveragePool" and size and all(item == 1 for item in size)):
+            return "pool"
+        return op
+
+    def _made_by(self, name: str) -> str:
+        node = self.made.get(name)
+        return (
+            self._made_by(node.input[0])
+            if node and node.op_type in ("Cast", "Identity")
+            else node.op_type
+            if node
+            else ""
+        )
+
+    def _sums(self, name: str) -> bool:
+        """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
+        for _ in range(_DEPTH):
+            node = self.made.get(name)
+            if node is None:
+                return False
+            if node.op_type.startswith("Reduce"):
+                return True
+            if node.op_type not in _DIVISOR:
+                return False
+            several = node.op_type == "Max" or node.op_type in _AFFINE
+            changing = [item for item in node.input[: None if several else 1] if item not in self.constants]
+            if len(changing) != 1:
+                return False
+            name = changing[0]
+        return False
+
+
+def _embedding_width(width: int | str) -> bool:
+    return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
+
+
+def _perm(node: NodeProto) -> tuple[int, ...]:
+    found = next((item for item in node.attribute if item.name == "perm"), None)
+    return tuple(found.ints) if found is not None else ()
+
+
+def _integer_attribute(node: NodeProto, name: str, default: int) -> int:
+    found = [item.i for item in node.attribute if item.name == name and item.type == AttributeProto.INT]
+    return found[0] if found else default

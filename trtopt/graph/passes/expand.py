@@ -1,0 +1,71 @@
+"""Operators that ONNX defines as functions, written out: what a parser has no kernel for it often takes in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import onnx.inliner
+from onnx import ModelProto, TensorProto
+from onnx.defs import SchemaError, get_schema
+
+from trtopt.core.errors import ModelError
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import Issue
+from trtopt.graph.guard import fault
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.proto import LARGE, name_nodes, opset_version, skeleton
+
+
+def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter = SILENT) -> ModelProto | None:
+    """A graph with the refused operators written out and folded; None where ONNX defines none of them by others."""
+    operators = expandable(graph, {issue.op for issue in issues})
+    if not operators:
+        return None
+    try:
+        made, _ = fold(expand(graph, operators))
+    except ModelError:
+        return None
+    if any(node.op_type in operators for node in made.graph.node):  # folding made it whole again
+        return None
+    reporter.note(f"{', '.join(operators)} written out by ONNX's own definition: this TensorRT takes it only in parts")
+    return made
+
+
+def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:
+    """Those of `operators` that stand in the main graph of a model and that ONNX defines by others."""
+    present = {node.op_type for node in proto.graph.node if node.domain in ("", "ai.onnx")}
+    return tuple(op for op in sorted({*operators} & present) if _is_function(op, opset_version(proto)))
+
+
+def _is_function(op: str, opset: int) -> bool:
+    try:
+        schema: Any = get_schema(op, opset, "")
+    except SchemaError:
+        return False
+    return bool(schema.has_function or schema.has_context_dependent_function)
+
+
+def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
+    """A copy with every node of these operators replaced by the nodes that ONNX defines it by.
+
+    Raises:
+        ModelError: ONNX fails to write them out, or what it writes isn't the same.
+    """
+    light = skeleton(proto, LARGE, external="weights")
+    try:
+        made = onnx.inliner.inline_selected_functions(
+            light, [("", op) for op in operators], inline_schema_functions=True
+        )
+    except Exception as error:  # the inliner's errors have no common base
+        raise ModelError(
+            f"{', '.join(operators)} can't be written out: {' '.join(str(error).split())[:300]}"
+        ) from error
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in made.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(weights[tensor.name])
+    name_nodes(made)
+    if problem := fault(proto, made):
+        raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")
+    return made

@@ -1,0 +1,518 @@
+"""Constant folding and clean-up: the graph that inference would optimise, before anything is calibrated or quantized.
+
+Two libraries share the work, because neither does all of it (measured on the tests' models): onnxscript folds constants
+and shape arithmetic with ONNX's reference evaluator, so the result doesn't depend on ONNX Runtime being there, but
+leaves BatchNormalization behind a Pad, Conv + Add and partly known shapes; onnxslim fuses those, but folds constants
+only with ONNX Runtime and misses CastLike and Expand (17 Pads and 49 BatchNormalizations stay in a raw
+EfficientNet-Lite0). They are repeated until nothing changes, which also makes folding idempotent. What both cost is mostly
+copying weights, which few models need: heavy ones are folded without first (ResNet-50: 0.35 s instead of 1.3 to 2.0).
+
+Kept as they are: what TensorRT fuses itself (Conv → activation, GELU, LayerNormalization, attention) and Q/DQ pairs.
+
+Neither library is believed: what they give is validated and, where that is cheap, compared (`guard`). Where it won't do, the
+model's opset is raised first, then one of the two is left out, then both: check, calibrate and build go on with the same graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import gc
+import string
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from onnx import ModelProto, NodeProto, TensorProto
+
+from trtopt.core.errors import ModelError
+from trtopt.core.library_output import quiet
+from trtopt.core.progress import SILENT, Phase, Reporter
+from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
+from trtopt.graph.carried import carries_little
+from trtopt.graph.guard import fault
+from trtopt.graph.passes.opset import upgraded
+from trtopt.graph.proto import (
+    LARGE,
+    all_nodes,
+    all_tensors,
+    fingerprint,
+    infer_shapes,
+    opset_version,
+    skeleton,
+    tensor_size,
+    whole_copy,
+)
+from trtopt.graph.stored import point
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+ROUNDS = 12  # every model seen settles in two or three
+# Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
+HEAVY = 32 << 20
+APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
+_NOWHERE = "weights that were left out"  # a file's name, which nothing reads
+KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
+OLDEST = (
+    7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
+)
+PIECES = 1024  # of a sequence that are made nodes' outputs
+_HIDDEN = "trtopt.later"  # a domain that no library knows
+SLICES = 1 << 20  # Slices times nodes that a rule may look at
+RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
+
+_Step = Callable[[ModelProto], ModelProto]
+
+
+@dataclass(frozen=True)
+class FoldReport:
+    """What folding did.
+
+    Attributes:
+        before, after: number of nodes by operator.
+        fingerprint: of the folded graph (`trtopt.graph.proto.fingerprint`).
+        problem: why the graph isn't folded, or not wholly; empty: it is.
+    """
+
+    before: dict[str, int]
+    after: dict[str, int]
+    fingerprint: str
+    problem: str = ""
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """Nodes that went, by operator, most first."""
+        gone = {op: count - self.after.get(op, 0) for op, count in self.before.items()}
+        return {op: count for op, count in sorted(gone.items(), key=lambda item: (-item[1], item[0])) if count > 0}
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+    @property
+    def warning(self) -> str:
+        """What to tell the user where there is a problem."""
+        return f"the graph isn't folded as far as it could be: {self.problem}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"before": self.before, "after": self.after, "removed": self.removed, "problem": self.problem}
+
+    def __str__(self) -> str:
+        before, after = sum(self.before.values()), sum(self.after.values())
+        removed = ", ".join(f"{count} {op}" for op, count in self.removed.items())
+        return f"{before} nodes → {after}" + (f" (removed: {removed})" if removed else " (nothing to fold)")
+
+
+def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto, FoldReport]:
+    """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
+
+    Input and output names, their dimension names, and the model's own metadata stay. Nodes keep their names where they
+    live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
+    same in every process, and folding it again gives the same bytes. Where a library fails on the model, or changes it,
+    less is folded, down to nothing, and the report says why.
+
+    Args:
+        proto: a valid model (see `load_model`); it isn't changed.
+
+    Raises:
+        ModelError: not even a copy of it can be made.
+    """
+    problem, result = "", None
+    with reporter.phase("fold constants", None) as phase, _young_heap():
+        for original, steps in _attempts(proto):
+            try:
+                result, mark = _settled(original, steps, phase)
+                found = fault(original, result)
+            except Exception as error:
+                result = None
+                found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            if not found:
+                break
+            problem = problem or found
+    if result is None:
+        raise ModelError(f"the model can't be read as a graph: {problem}")
+    return result, FoldReport(_count(proto), _count(result), mark, problem if len(steps) < 2 else "")
+
+
+def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
+    """What to fold and with which libraries; the last attempt, without any, always succeeds."""
+    opset = opset_version(proto)
+    if 0 < opset < OLDEST:
+        proto = _raised(proto, OLDEST) or proto
+    evaluate = functools.partial(_evaluate, most=max(TOTAL, 2 * _constant_bytes(proto)))
+    yield proto, (evaluate, _fuse)
+    if 0 < opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
+        yield raised, (evaluate, _fuse)
+    yield proto, (_fuse,)
+    yield proto, (evaluate,)
+    yield proto, ()
+
+
+def _constant_bytes(proto: ModelProto) -> int:
+    return sum(tensor_size(tensor) for tensor in all_tensors(proto.graph) if tensor.data_type != TensorProto.STRING)
+
+
+def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
+    """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
+    try:
+        raised = upgraded(whole_copy(proto), opset)
+    except ModelError:
+        return None
+    raised.ir_version = max(raised.ir_version, proto.ir_version)
+    return None if fault(proto, raised) else raised
+
+
+def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> tuple[ModelProto, str]:
+    """`proto` after as many rounds of `steps` as change it, and its fingerprint.
+
+    Raises:
+        ModelError: it doesn't settle; and whatever the libraries raise.
+    """
+    heavy = bool(steps) and sum(map(tensor_size, proto.graph.initializer)) > HEAVY
+    result = (_lightly(proto, steps, LARGE) or _lightly(proto, steps, APART)) if heavy else None
+    if result is not None:
+        return result, fingerprint(result)
+    current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
+    mark = "" if heavy else fingerprint(_restored(current, proto))
+    for _ in range(ROUNDS):
+        with quiet():
+            for step in steps:
+                current = step(current)
+                if heavy:
+                    gc.collect()  # the libraries' graphs are cycles with all weights in them
+        _restore(current, proto)
+        earlier, mark = mark, fingerprint(current)
+        result = current if mark == earlier else _lightly(current, steps, APART, proto) if heavy else None
+        if result is not None:
+            return result, mark if result is current else fingerprint(result)
+        phase.advance()
+    raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes")
+
+
+def _lightly(
+    proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto | None = None
+) -> ModelProto | None:
+    """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
+
+    None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
+    """
+    light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
+    for tensor in light.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
+            large.append((tensor.name, *tensor.dims))
+    large.sort()
+    before, now = b"", _content(_restored(light, original or proto))
+    try:
+        with quiet():
+            for _ in range(ROUNDS):
+                for step in steps:
+                    light = step(light)
+                _restore(light, original or proto)
+                before, now = now, _content(light)
+                constants = {tensor.name for tensor in light.graph.initializer}
+                computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
+                if any(node.input and constants.issuperset(node.input) for node in computed):
+                    return None
+                if now == before:
+                    break
+            else:
+                return None
+    except Exception:  # it looked into a weight
+        return None
+    left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    if sorted((tensor.name, *tensor.dims) for tensor in left) != large:  # was one taken for another's copy?
+        return None
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in left:
+        tensor.CopyFrom(weights[tensor.name])
+        del tensor.metadata_props[:]
+        tensor.ClearField("doc_string")
+    return light
+
+
+def _content(proto: ModelProto) -> bytes:
+    """What is in a light model, whatever the order of its nodes: the libraries sort them, and their order settles at once."""
+    nodes = sorted(node.SerializeToString(deterministic=True) for node in proto.graph.node)
+    rest = whole_copy(proto)
+    del rest.graph.node[:]
+    return b"".join([rest.SerializeToString(deterministic=True), *nodes])
+
+
+def _count(proto: ModelProto) -> dict[str, int]:
+    return dict(sorted(Counter(node.op_type for node in all_nodes(proto.graph)).items()))
+
+
+def _evaluate(proto: ModelProto, most: int) -> ModelProto:
+    """Fold constants with ONNX's reference evaluator; remove identities, duplicates and dead nodes.
+
+    Args:
+        most: bytes of all constants together, at the end.
+    """
+    import onnx_ir
+    from onnx_ir.passes import common
+    from onnxscript import optimizer, rewriter
+
+    model = onnx_ir.from_proto(proto)
+    if model.functions:
+        common.InlinePass()(model)
+        proto = onnx_ir.to_proto(model)
+    _refuse(proto)
+    _cast_as_written(model)
+    _spell_einsums(model)
+    lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
+    common.RemoveInitializersFromInputsPass()(model)
+    budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
+    splits = [
+        node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"
+    ]
+    for node in splits:
+        node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
+    for _ in range(ROUNDS):
+        lift(model)
+        folded = optimizer.fold_constants(
+            model,
+            onnx_shape_inference=True,
+            should_fold=budget,
+            input_size_limit=sys.maxsize,  # the budget judges
+            output_size_limit=sys.maxsize,
+        )
+        lift(model)
+        _remove_identities(model)
+        for cleanup in (
+            common.CommonSubexpressionEliminationPass(),
+            common.DeduplicateInitializersPass(),
+            common.RemoveUnusedNodesPass(),
+        ):
+            cleanup(model)
+        known = [node for node in splits if node.domain and 0 <= _pieces(node) <= PIECES]
+        for node in known:
+            node.domain = ""
+        if not folded.modified and not known:
+            break
+    for node in splits:
+        node.domain = ""
+    rewriter.rewrite(model, list(_rules(model)))
+    lift(model)
+    common.RemoveUnusedNodesPass()(model)
+    common.TopologicalSortPass()(model)
+    result: ModelProto = onnx_ir.to_proto(model)
+    for value in model.graph.initializers.values():
+        value.const_value = (
+            None  # onnxscript's rules remember what they matched last, which would keep all weights alive
+        )
+    return result
+
+
+def _refuse(proto: ModelProto) -> None:
+    """Raise ModelError for what the libraries don't come to an end with, or change."""
+    if joins_much(proto):
+        raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
+    if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
+        raise ModelError(
+            "FlexAttention's bodies don't see the graph around them, where their constants would be lifted to"
+        )
+
+
+def _pieces(node: onnx_ir.Node) -> int:
+    """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
+    data, split = (*node.inputs, None, None)[:2]
+    if data is None or data.shape is None or split is None or split.shape is None:
+        return -1
+    sizes = split.shape
+    if len(sizes) == 1:
+        return sizes[0] if isinstance(sizes[0], int) else -1
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    size = data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else -1
+    if not isinstance(size, int) or split.const_value is None:
+        return -1
+    return size // max(1, int(split.const_value.numpy()))
+
+
+def _rules(model: onnx_ir.Model) -> Iterator[Any]:
+    """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
+
+    The rule for two Slices reads the whole graph each time; where that would take long it is left out.
+    """
+    import onnx_ir
+    from onnxscript import rewriter
+
+    nodes = [node.op_type for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)]
+    for rule in rewriter._DEFAULT_REWRITE_RULES:
+        ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
+        if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
+            yield rule if None in ends else _selective(rule, ends[0])
+
+
+def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
+    quick = copy.copy(rule)
+    quick.match = lambda model, graph, node, **options: (
+        rule.match(model, graph, node, **options) if node.op_identifier() == operator else None
+    )
+    return quick
+
+
+def _cast_as_written(model: onnx_ir.Model) -> None:
+    """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
+    import onnx_ir
+
+    nodes = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
+    for node in nodes:
+        saturate, like = node.attributes.get("saturate"), node.inputs[1]
+        if saturate is not None and not saturate.as_int() and like is not None and like.dtype is not None:
+            attributes = [onnx_ir.AttrInt64("to", int(like.dtype)), saturate]
+            cast = onnx_ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
+            onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+
+
+def _spell_einsums(model: onnx_ir.Model) -> None:
+    """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
+    import onnx_ir
+
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type == "Einsum" and "equation" in node.attributes:
+            equation = node.attributes["equation"].as_string()
+            letters = sorted({letter for letter in equation if letter.isalpha()})
+            if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
+                small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
+                node.attributes["equation"] = onnx_ir.AttrString("equation", equation.translate(small))
+
+
+def _remove_identities(model: onnx_ir.Model) -> None:
+    """Drop Identity nodes, but for those that a graph needs to give one value under two names, or another graph's value.
+
+    onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
+    """
+    import onnx_ir
+
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
+            continue
+        (result,) = node.outputs
+        if result.is_graph_output():
+            taken = source.is_graph_input() or source.is_initializer() or source.is_graph_output()
+            if taken or source.graph is not node.graph:
+                continue
+            name = result.name
+            result.name = None
+            source.name = name
+        source.type = source.type or result.type
+        if source.shape is None:
+            source.shape = result.shape
+        onnx_ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        assert node.graph is not None
+        node.graph.remove(node, safe=True)
+
+
+def _fuse(proto: ModelProto) -> ModelProto:
+    """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
+    import onnxslim
+
+    _refuse(proto)
+    inferred = _infer_symbolic(proto)
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(inferred.graph.value_info)
+    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference,
+    # which serializes the whole model several times, is run on a light copy instead.
+    result = onnxslim.slim(
+        proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS, no_shape_infer=True
+    )
+    assert isinstance(result, ModelProto)
+    return result
+
+
+def _infer_symbolic(proto: ModelProto) -> ModelProto:
+    """A light copy with inferred shapes, as expressions of the dynamic dimensions where onnxslim's inference can."""
+    from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
+
+    inferred = infer_shapes(proto)
+    if not carries_little(inferred):
+        return inferred
+    try:
+        result = SymbolicShapeInference.infer_shapes(inferred, auto_merge=True)
+        assert isinstance(result, ModelProto)
+        return result
+    except Exception:  # it gives up on operators it doesn't know; onnx's own inference stands
+        return inferred
+
+
+def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
+    """What a round gives that has nothing to do."""
+    result = whole_copy(proto)
+    _restore(result, original)
+    return result
+
+
+def _restore(proto: ModelProto, original: ModelProto) -> None:
+    """What the libraries lose or vary: the model's own fields, its inputs and outputs, node names; drop debris."""
+    graph = proto.graph
+    # Initializers that aren't inputs too came with version 4.
+    proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version
+    proto.producer_name, proto.producer_version = original.producer_name, original.producer_version
+    proto.domain, proto.doc_string = original.domain, original.doc_string
+    graph.name, graph.doc_string = original.graph.name or "graph", original.graph.doc_string
+    used = {node.domain for node in all_nodes(graph)}
+    for field in ("metadata_props", "opset_import"):
+        content = [item for item in getattr(original, field) if field != "opset_import" or item.domain in {"", *used}]
+        del getattr(proto, field)[:]
+        getattr(proto, field).extend(content)
+    initializers = {tensor.name for tensor in original.graph.initializer}
+    inputs = [value for value in original.graph.input if value.name not in initializers]
+    outputs = list(original.graph.output)
+    del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
+    graph.input.extend(inputs)
+    graph.output.extend(outputs)
+    graph.initializer.sort(
+        key=lambda tensor: tensor.name
+    )  # in place: a message's memory grows with what is put in anew
+    for tensor in graph.initializer:
+        del tensor.metadata_props[:]
+        tensor.ClearField("doc_string")
+    for node in all_nodes(graph):
+        del node.metadata_props[:]  # the exporter's stack traces: paths of one machine
+        node.ClearField("doc_string")
+    _name_nodes(proto, original)
+
+
+def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
+    """Give every node its name in the original graph, or one made from its output; all different."""
+    producer = {name: node for node in all_nodes(original.graph) for name in node.output}
+    taken: set[str] = set()
+    for node in all_nodes(proto.graph):
+        name = _ancestor(node, producer) or node.name or f"{node.op_type}_{next(iter(node.output), '')}"
+        unique, number = name, 0
+        while unique in taken:
+            number += 1
+            unique = f"{name}_{number}"
+        taken.add(unique)
+        node.name = unique
+
+
+def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
+    """The name of the original node this one stands for: same operator, reached back through what was fused into it."""
+    found = producer.get(next(iter(node.output), ""))
+    for _ in range(8):
+        if found is None:
+            return ""
+        if found.op_type == node.op_type or (node.op_type == "Gemm" and found.op_type == "MatMul"):
+            return str(found.name)
+        steps = [producer[name] for name in found.input if name in producer]
+        found = next((step for step in steps if step.op_type != "Constant"), None)
+    return ""
+
+
+@contextlib.contextmanager
+def _young_heap() -> Iterator[None]:
+    """Let the garbage collector pass over all that is there already: the libraries' own modules cost it 0.1 s each time."""
+    ours = not gc.get_freeze_count()
+    if ours:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()

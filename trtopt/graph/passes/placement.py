@@ -1,0 +1,363 @@
+"""Where Q/DQ pairs go: decided once, used by calibration (what to observe) and by the build (what to insert).
+
+The rules are those that TensorRT fuses (TensorRT Developer Guide, "Working with Quantized Types"; measured on 8.6:
+docs/results/): activations per tensor, weights per output channel, symmetric; a layer reads its input quantized *after*
+the activation; in `Conv + Add(skip)` only the skip is quantized so that the convolution, the Add and its ReLU stay one
+kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is quantized at the network's outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+import onnx_ir as ir
+
+from trtopt.core.values import Kept, Override, Precision, overriding
+from trtopt.graph.view import constant, int_attribute, ints_attribute, is_float, linked, read_once, sizes
+
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+SCALE_PRESERVING = frozenset(
+    (
+        "MaxPool",
+        "Reshape",
+        "Transpose",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Split",
+        "Pad",
+        "Resize",
+        "Identity",
+        "DepthToSpace",
+        "SpaceToDepth",
+    )
+)
+POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
+_ATTENTION = "quantizing them costs accuracy; to do it all the same: --precision-override NAME"
+MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant operand to quantize: who reads it, and its output-channel axis (None: one scale a tensor)."""
+
+    node: str
+    slot: int
+    name: str
+    axis: int | None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Which tensors get Q/DQ pairs and who reads them.
+
+    Attributes:
+        reads: tensor name → the (node name, input slot) pairs that read it quantized, in graph order.
+        weights: constant operands to quantize.
+        groups: sets of tensors that must share one scale.
+        quantized: names of the nodes that compute on quantized operands.
+        kept: Conv/ConvTranspose/Gemm/MatMul nodes that don't, with the reason.
+    """
+
+    reads: Mapping[str, tuple[tuple[str, int], ...]]
+    weights: tuple[Weight, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
+    quantized: tuple[str, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    precision: Precision = Precision.INT8
+
+    @property
+    def activations(self) -> tuple[str, ...]:
+        return tuple(self.reads)
+
+
+@dataclass
+class _Search:
+    model: ir.Model
+    precision: Precision
+    base: Precision
+    overrides: Sequence[Override]
+    excluded: Mapping[str, str]
+    barred: Mapping[str, str]
+    reads: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
+    weights: list[Weight] = field(default_factory=list)
+    quantized: list[ir.Node] = field(default_factory=list)
+    kept: list[Kept] = field(default_factory=list)
+    groups: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def points(self) -> Points:
+        order = {value.name: index for index, value in enumerate(_values(self.model.graph))}
+        reads = {name: tuple(self.reads[name]) for name in sorted(self.reads, key=lambda name: order.get(name, -1))}
+        quantized = tuple(str(node.name) for node in self.quantized)
+        return Points(reads, tuple(self.weights), self.groups, quantized, tuple(self.kept), self.precision)
+
+    def read(self, node: ir.Node, slot: int) -> None:
+        value = node.inputs[slot]
+        assert value is not None and value.name is not None and node.name is not None
+        reader = (node.name, slot)
+        if reader not in (readers := self.reads.setdefault(value.name, [])):
+            readers.append(reader)
+
+
+def find_points(
+    proto: onnx.ModelProto,
+    precision: Precision = Precision.INT8,
+    *,
+    base: Precision = Precision.FP16,
+    overrides: Sequence[Override] = (),
+    excluded: Mapping[str, str] | None = None,
+    grouped: str = "",
+) -> Points:
+    """Decide the Q/DQ placement for a folded graph (every node named, every weight constant).
+
+    Args:
+        precision: INT8 or FP8.
+        base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
+        overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
+        excluded: operator → why the target can't run it quantized.
+        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can.
+    """
+    model, barred = linked(proto), dict[str, str]()
+    while True:
+        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred))
+        giving = {str(node.name) for node in search.quantized if grouped and _gives_floats(search, node)}
+        if giving <= barred.keys():  # what is left of them was asked for by name
+            return search.points
+        barred.update(dict.fromkeys(giving, grouped))
+
+
+def _searched(search: _Search) -> _Search:
+    first = next((node for node in search.model.graph if node.op_type == "Conv"), None)
+    for node in search.model.graph:
+        if node.op_type in WEIGHTED and node.domain == "" and is_float(node.inputs[0]):
+            _weighted(search, node, first=node is first)
+    if search.precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
+        _residuals(search)
+        _poolings(search)
+        search.groups = _concats(search)
+    return search
+
+
+def _gives_floats(search: _Search, node: ir.Node) -> bool:
+    """Whether it is a grouped convolution whose result, behind its activation if it has one, anybody reads unquantized."""
+    if node.op_type != "Conv" or int_attribute(node, "group", 1) == 1:
+        return False
+    value = node.outputs[0]
+    while read_once(value) and (user := value.uses()[0].node).op_type in ("Relu", "Clip"):
+        value = user.outputs[0]
+    quantized = search.reads.get(str(value.name), [])
+    return value.is_graph_output() or any((str(use.node.name), use.idx) not in quantized for use in value.uses())
+
+
+def _values(graph: ir.Graph) -> Iterable[ir.Value]:
+    yield from graph.inputs
+    for node in graph:
+        yield from node.outputs
+
+
+def _override(search: _Search, node: ir.Node) -> Precision | None:
+    return overriding(search.overrides, node.name or "", node.op_type)
+
+
+def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
+    asked = _override(search, node)
+    forced = asked is not None and asked.quantized
+    kept_in = search.base
+    weight = constant(node.inputs[1])
+    if asked is not None and not asked.quantized:
+        reason, kept_in = f"--precision-override asks for {asked}", asked
+    elif node.op_type in search.excluded:
+        reason = search.excluded[node.op_type]
+    elif not forced and str(node.name) in search.barred:
+        reason = search.barred[str(node.name)]
+    elif constant(node.inputs[0]) is not None:
+        reason = "its left operand is constant"
+    elif weight is None and node.op_type != "MatMul":
+        reason = "its weight is computed at run time; only constant weights are quantized"
+    elif weight is None:
+        reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}={search.precision}"
+    elif weight.ndim < 2 or (node.op_type in ("Gemm", "MatMul") and weight.ndim != 2):
+        reason = f"its weight has rank {weight.ndim}; 2 is needed"
+    elif node.op_type == "Gemm" and int_attribute(node, "transA", 0):
+        reason = "Gemm with transA=1"
+    else:
+        reason = "" if forced else _too_small(search.precision, node, weight.shape, first)
+    if reason:
+        search.kept.append(Kept(str(node.name), node.op_type, kept_in, reason))
+        return
+    search.quantized.append(node)
+    search.read(node, 0)
+    if weight is None:
+        search.read(node, 1)
+    else:
+        operand = node.inputs[1]
+        assert operand is not None
+        axis = _channel_axis(node) if search.precision is Precision.INT8 else None  # FP8 weights: one scale a tensor
+        search.weights.append(Weight(str(node.name), 1, str(operand.name), axis))
+
+
+def _channel_axis(node: ir.Node) -> int | None:
+    if node.op_type == "Conv":
+        return 0
+    if node.op_type == "ConvTranspose":
+        return 1 if int_attribute(node, "group", 1) == 1 else None
+    return 0 if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else 1
+
+
+def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
+    """Why quantizing doesn't pay for this layer, or an empty string."""
+    useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
+    if node.op_type == "Conv":
+        out_channels, in_channels = weight[0], weight[1] * int_attribute(node, "group", 1)
+        depthwise = int_attribute(node, "group", 1) > 1
+        shape = sizes(node.inputs[0])
+        if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
+            return "its input is 1×1 (squeeze-and-excite): memory-bound"
+        worthwhile = (
+            first and precision is Precision.INT8
+        )  # FP8 convolutions of fewer channels run in FP16 all the same
+        if not worthwhile and not depthwise and min(out_channels, in_channels) < MIN_CHANNELS:
+            return f"{in_channels} → {out_channels} channels: {useless}"
+        return ""
+    if node.op_type == "ConvTranspose":
+        channels = min(weight[0], weight[1] * int_attribute(node, "group", 1))
+        return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
+    k, n = (weight[1], weight[0]) if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else weight[-2:]
+    shape = sizes(node.inputs[0])
+    rows = shape[:-1] if shape else (None,)
+    if all(size == 1 for size in rows):
+        return "one row (matrix × vector): memory-bound"
+    return f"K={k}, N={n}: {useless}" if min(k, n) < MIN_CHANNELS else ""
+
+
+def _residuals(search: _Search) -> None:
+    """In Add(conv, skip) quantize the skip; the convolution of the other branch then adds it in its epilogue."""
+    quantized = {node.name for node in search.quantized}
+    depth = _depths(search.model.graph)
+
+    def straight_from_conv(value: ir.Value) -> bool:
+        producer = value.producer()
+        return producer is not None and producer.op_type == "Conv" and producer.name in quantized and read_once(value)
+
+    for node in search.model.graph:
+        if node.op_type != "Add" or node.domain or _override(search, node) is not None:
+            continue
+        branches = [value for value in node.inputs if value is not None and constant(value) is None]
+        if len(branches) != 2 or branches[0] is branches[1] or not all(map(is_float, branches)):
+            continue
+        if sizes(branches[0]) != sizes(branches[1]):  # a broadcast (squeeze-and-excite, bias), not a residual
+            continue
+        candidates = [value for value in branches if straight_from_conv(value)]
+        if candidates:
+            main = max(candidates, key=lambda value: depth[value])
+            skip = branches[0] if main is branches[1] else branches[1]
+            search.read(node, 0 if node.inputs[0] is skip else 1)
+
+
+def _depths(graph: ir.Graph) -> dict[ir.Value, int]:
+    """Longest path, in nodes, from the inputs to each value."""
+    depth: dict[ir.Value, int] = {}
+    for node in graph:
+        level = 1 + max((depth.get(value, 0) for value in node.inputs if value is not None), default=0)
+        depth.update(dict.fromkeys(node.outputs, level))
+    return depth
+
+
+def _poolings(search: _Search) -> None:
+    """Average pooling reads INT8 when nobody else needs the tensor in floating point.
+
+    Behind a residual too: read in FP16 there, it makes the Add and its skip FP16, which costs ResNet-50 on an H200 two
+    conversions, 2 % of its time.
+    """
+    quantized = {node.name for node in search.quantized}
+    residuals = {name for readers in search.reads.values() for name, _ in readers} - quantized
+
+    def pools(node: ir.Node) -> bool:
+        if node.op_type not in POOLING or _override(search, node) is not None:
+            return False
+        shape = sizes(node.inputs[0])
+        if shape is None or len(shape) != 4:
+            return False
+        if node.op_type != "ReduceMean":
+            return True
+        given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
+        axes = ints_attribute(node, "axes", [] if given is None else [int(axis) for axis in given.ravel()])
+        return sorted(axis % 4 for axis in axes) == [2, 3]
+
+    for node in search.model.graph:
+        if not pools(node):
+            continue
+        value = node.inputs[0]
+        assert value is not None
+        source = value
+        while (producer := source.producer()) is not None and producer.op_type in (
+            "Relu",
+            "Clip",
+            "HardSwish",
+            "LeakyRelu",
+        ):
+            first = producer.inputs[0]
+            assert first is not None
+            source = first
+        computed_in_int8 = producer is not None and (producer.name in quantized or producer.name in residuals)
+        others = {use.node for use in value.uses() if not pools(use.node)}
+        if value.name in search.reads or (computed_in_int8 and not others):
+            search.read(node, 0)
+
+
+def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
+    """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output."""
+    values = {value.name: value for value in _values(search.model.graph)}
+    leader: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while leader.setdefault(name, name) != name:
+            name = leader[name]
+        return name
+
+    def join(names: Sequence[str]) -> None:
+        root = find(names[0])
+        for name in names[1:]:
+            leader[find(name)] = root
+
+    pending = list(search.reads)
+    seen: set[ir.Node] = set()
+    while pending:
+        point = pending.pop()
+        value = values[point]
+        while (node := value.producer()) is not None and _preserves(node):
+            source = node.inputs[0]
+            assert source is not None
+            value = source
+        if node is None or node.op_type != "Concat" or _override(search, node) is not None:
+            continue
+        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and constant(item) is None]
+        if len(slots) < 2:
+            continue
+        names = [str(item.name) for slot, item in enumerate(node.inputs) if slot in slots and item is not None]
+        join([point, *names])
+        if node not in seen:
+            seen.add(node)
+            for slot in slots:
+                search.read(node, slot)
+            pending += names
+    members: dict[str, list[str]] = {}
+    for name in search.reads:
+        if name in leader:
+            members.setdefault(find(name), []).append(name)
+    return tuple(tuple(sorted(group)) for group in members.values() if len(group) > 1)
+
+
+def _preserves(node: ir.Node) -> bool:
+    """Whether the node only moves or selects values, so that its input and output fit one scale."""
+    if node.op_type == "Resize":
+        mode = node.attributes.get("mode")
+        return mode is None or mode.as_string() == "nearest"
+    if node.op_type == "Pad":
+        mode, value = node.attributes.get("mode"), constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        return (mode is None or mode.as_string() == "constant") and (value is None or not value.any())
+    return node.op_type in SCALE_PRESERVING

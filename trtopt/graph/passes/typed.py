@@ -1,0 +1,492 @@
+"""FP16 and BF16 in the graph itself: every tensor gets the type it will really have, with casts where types meet.
+
+TensorRT 10's strongly typed mode, 11 and TensorRT-RTX take precision from here and from nowhere else; 8.6 takes the
+same decisions (`keep_fp32`) as layer precisions beside its flags.
+
+Only tensors that are FP32 in the model change: what is FP16, BF16 or FP64 there is what its author wanted. Which of a node's
+tensors may change, and which go together, is read off ONNX's own operator schemas.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from trtopt.core.values import Kept, Override, Precision, overriding
+from trtopt.graph.passes.opset import upgraded
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.view import constant, fresh_names, int_attribute, is_float, linked, outer_values, read_once, subgraphs
+
+FP16_MAX = 65504.0
+# Beyond these a constant means "minus infinity" (attention masks), not a quantity: models write -3.4e38, -1e9, -1e12.
+SENTINEL = 1e30
+MASK = -1e8
+
+_OVERFLOWS = {
+    "Exp": "e^x passes 65504 at x = 11.1",
+    "Pow": "powers pass 65504 early (256² does)",
+    "ReduceSum": "sums pass 65504",
+    "ReduceSumSquare": "sums of squares pass 65504",
+    "ReduceL1": "sums pass 65504",
+    "ReduceL2": "sums of squares pass 65504",
+    "ReduceProd": "products pass 65504",
+    "ReduceLogSum": "sums pass 65504",
+    "ReduceLogSumExp": "sums of exponentials pass 65504",
+    "CumSum": "sums pass 65504",
+    "LpNormalization": "sums of squares pass 65504",
+    "LayerNormalization": "its variance sums squares, which pass 65504",
+    "InstanceNormalization": "its variance sums squares, which pass 65504",
+    "GroupNormalization": "its variance sums squares, which pass 65504",
+    "RMSNormalization": "sums of squares pass 65504",
+    "MeanVarianceNormalization": "its variance sums squares, which pass 65504",
+    "BatchNormalization": "not folded into a convolution, and its scale isn't constant or doesn't fit FP16",
+}
+# Refused in that type by the parser or builder of TensorRT-RTX 1.7, each tried alone.
+_WITHOUT = {
+    Precision.BF16: frozenset(
+        (
+            "HardSwish",
+            "Mish",
+            "LpNormalization",
+            "GlobalLpPool",
+            "MeanVarianceNormalization",
+            "Shrink",
+            "ConvTranspose",
+            "GRU",
+        )
+    ),
+    Precision.FP16: frozenset(("Celu", "TensorScatter")),
+}
+_PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
+_VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
+_CONTROL_FLOW = ("If", "Loop", "Scan")
+_RECURRENT = ("RNN", "GRU", "LSTM")
+_MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
+_PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
+    "Resize": (1, 2),
+    "Upsample": (1,),
+    "NonMaxSuppression": (0, 1, 2, 3, 4),
+    "Multinomial": (0,),
+    "Bernoulli": (),
+}
+_CAST_OPSET = 17  # for models that import none: what every generation reads
+_ONNX_NAMES = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+_IR_TYPES = {
+    Precision.FP32: ir.DataType.FLOAT,
+    Precision.FP16: ir.DataType.FLOAT16,
+    Precision.BF16: ir.DataType.BFLOAT16,
+}
+
+
+class Typed(NamedTuple):
+    """What `to_typed` gives.
+
+    Attributes:
+        proto: the typed graph.
+        kept: nodes that were kept FP32, each with its reason.
+        reduced: names of the nodes of the main graph that compute in the reduced type.
+    """
+
+    proto: onnx.ModelProto
+    kept: tuple[Kept, ...] = ()
+    reduced: frozenset[str] = frozenset()
+
+
+def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
+    """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
+
+    For weakly typed builds, which choose among the types that TensorRT has for a layer: what ONNX says of them doesn't count.
+    """
+    return tuple(_kept(linked(proto), base, overrides, typed=False).values())
+
+
+def to_typed(
+    proto: onnx.ModelProto, base: Precision, *, io_fp32: bool = True, overrides: Sequence[Override] = ()
+) -> Typed:
+    """A copy of `proto` whose FP32 tensors are `base`, with FP32 kept where `keep_fp32` says.
+
+    Args:
+        proto: FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need).
+        base: FP16 or BF16; FP32 returns the graph as it is.
+        io_fp32: leave the network's inputs and outputs FP32, with casts inside.
+    """
+    if base is Precision.FP32:
+        return Typed(proto)
+    if base is Precision.BF16:
+        proto = upgraded(proto, 22)  # first opset whose Conv and pooling take BF16
+    elif is_quantized(proto):
+        proto = upgraded(proto, 19)  # first opset whose Q/DQ take FP16 scales
+    model = linked(proto)
+    model.opset_imports.setdefault("", _CAST_OPSET)
+    kept = _kept(model, base, overrides, typed=True)
+    typing = _Typing(model, base, io_fp32, kept)
+    typing.apply()
+    return Typed(ir.to_proto(model), tuple(kept.values()), frozenset(typing.reduced))
+
+
+def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, typed: bool) -> dict[str, Kept]:
+    kept: dict[str, Kept] = {}
+
+    def keep(node: ir.Node, reason: str) -> None:
+        kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+
+    from_shape = _shape_arithmetic(model.graph)
+    for node in model.graph:
+        asked = overriding(overrides, node.name or "", node.op_type)
+        if asked is Precision.FP32:
+            keep(node, "--precision-override asks for fp32")
+            continue
+        if node.op_type in _CONTROL_FLOW:
+            keep(node, "control flow: its body stays as it is")
+            continue
+        if not any(map(_is_fp32, node.outputs)):
+            continue
+        if typed and (reason := _untyped(node, base, model.opset_imports)):
+            keep(node, reason)
+        elif node in from_shape:
+            keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
+        elif node.op_type in _WITHOUT.get(base, ()) or (
+            base is Precision.FP16 and node.op_type == "LSTM" and _given(node, _PEEPHOLES)
+        ):
+            keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
+        elif asked is not None or base is not Precision.FP16:
+            continue
+        elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
+            continue  # one multiplication and addition per channel, whose factors fit
+        elif node.op_type in _OVERFLOWS:
+            keep(node, _OVERFLOWS[node.op_type])
+        elif node.op_type == "Mul" and node.inputs[0] is node.inputs[1]:
+            keep(node, "squares pass 65504 early (256² does)")
+        elif (largest := _largest_constant(node)) > FP16_MAX:
+            keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
+    if base is Precision.FP16:
+        _extend_over_variance(model.graph, kept, overrides)
+    if typed:
+        for node in model.graph:
+            if node.op_type in _RECURRENT and node.name in kept:
+                for mover in _feeding(node):
+                    keep(mover, f"moves what {node.name} reads, which stays in FP32")
+    return kept
+
+
+def _feeding(node: ir.Node) -> Iterator[ir.Node]:
+    """What only moves a node's inputs: TensorRT's recurrent layers can't read through a cast in front of it."""
+    for value in node.inputs:
+        while value is not None and (mover := value.producer()) is not None and mover.op_type in _MOVERS:
+            if not read_once(value):
+                break
+            yield mover
+            value = mover.inputs[0]
+
+
+def _is_fp32(value: ir.Value | None) -> bool:
+    return is_float(value) and value is not None and value.dtype is ir.DataType.FLOAT
+
+
+def _given(node: ir.Node, slot: int) -> bool:
+    return len(node.inputs) > slot and node.inputs[slot] is not None
+
+
+class _Slots(NamedTuple):
+    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+
+    def may_be(self, kind: str, base: Precision) -> bool:
+        return f"tensor({_ONNX_NAMES[base]})" in self.allowed.get(kind, frozenset((kind,)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _schema(domain: str, op: str, opset: int, inputs: int, outputs: int) -> _Slots | None:
+    """None: ONNX has no such operator."""
+    try:
+        schema = onnx.defs.get_schema(op, opset, domain)
+    except onnx.defs.SchemaError:
+        return None
+
+    def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
+        return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
+
+    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+    return _Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
+
+
+def _slots(node: ir.Node, opsets: Mapping[str, int]) -> _Slots | None:
+    return _schema(node.domain, node.op_type, opsets.get(node.domain, 1), len(node.inputs), len(node.outputs))
+
+
+def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
+    """Why the node's FP32 results can't be of type `base`, or an empty string."""
+    slots = _slots(node, opsets)
+    if slots is None or node.domain not in ("", "ai.onnx"):
+        return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
+    if any(value is not None and not isinstance(value.type, (ir.TensorType, type(None))) for value in node.inputs):
+        return "works on sequences, which TensorRT hasn't"
+    unknown = [value.name for value in node.inputs if value is not None and value.dtype is None]
+    if unknown:
+        return f"the type of {unknown[0]} isn't known"
+    if node.op_type in ("Cast", "CastLike", "Constant", "ConstantOfShape", "Einsum"):
+        return ""  # ONNX has Einsum in FP16 only; TensorRT runs it in BF16 as well
+    given = {kind for value, kind in zip(node.inputs, slots.inputs) if value is not None}
+    for value, kind in zip(node.outputs, slots.outputs):
+        if _is_fp32(value) and not slots.may_be(kind, base):
+            return f"ONNX gives {node.op_type} no {str(base).upper()} type here"
+        if _is_fp32(value) and kind not in given and node.op_type != "DequantizeLinear":
+            return f"the type of what {node.op_type} gives doesn't follow its inputs"
+    return ""
+
+
+def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Factor and summand per channel that a BatchNormalization comes to, each of shape (C,).
+
+    None: they aren't constant, or FP16 can't hold them.
+    """
+    mode = node.attributes.get("training_mode")
+    if len(node.outputs) > 1 or (mode is not None and mode.as_int()):
+        return None
+    constants = [constant(value) for value in node.inputs[1:5]]
+    if len(constants) < 4 or any(content is None for content in constants):
+        return None
+    gain, bias, mean, variance = (np.asarray(content, np.float64) for content in constants)
+    attribute = node.attributes.get("epsilon")
+    with np.errstate(all="ignore"):
+        factor = gain / np.sqrt(variance + (1e-5 if attribute is None else attribute.as_float()))
+        summand = bias - mean * factor
+    if not (np.abs(factor) <= FP16_MAX).all() or not (np.abs(summand) <= FP16_MAX).all():
+        return None
+    return factor.astype(np.float32), summand.astype(np.float32)
+
+
+def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
+    """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
+    chain = {node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept}
+    for node in graph:
+        if overriding(overrides, node.name or "", node.op_type) is not None:
+            continue
+        producers = (value.producer() for value in node.inputs if value is not None)
+        if node.op_type in _VARIANCE_TAIL and any(item in chain and item.op_type != "Div" for item in producers):
+            chain.add(node)
+            reason = "follows a square (variance or norm); its input may pass 65504"
+            kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+
+
+def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
+    """Nodes that compute with sizes in floating point: casts of what comes from Shape, and what is made of those."""
+    integers: set[ir.Value] = set()
+    floats: set[ir.Node] = set()
+    for node in graph:
+        varying = [value for value in node.inputs if value is not None and constant(value) is None]
+        from_floats = [value for value in varying if is_float(value)]
+        if node.op_type in ("Shape", "Size") or (
+            varying and all(value in integers or value.producer() in floats for value in varying)
+        ):
+            if not any(map(is_float, node.outputs)):
+                integers.update(node.outputs)
+            elif node.op_type == "Cast" or from_floats:
+                floats.add(node)
+    return floats
+
+
+def _largest_constant(node: ir.Node) -> float:
+    largest = 0.0
+    for slot, value in enumerate(node.inputs):
+        if slot in _PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
+            continue
+        content = constant(value)
+        if content is not None and content.size:
+            numbers = content.astype(np.float32)
+            counted = np.isfinite(numbers) & (numbers > MASK) & (numbers < SENTINEL)
+            magnitudes = np.abs(numbers[counted])
+            largest = max(largest, float(magnitudes.max(initial=0.0)))
+    return largest
+
+
+class _Typing:
+    """Assigns a type to every value, then writes casts and converted constants.
+
+    Attributes:
+        narrow: values that were FP32 and are of the reduced type now.
+        reduced: names of the nodes that compute in it.
+    """
+
+    def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
+        self.model, self.graph, self.io_fp32, self.kept = model, model.graph, io_fp32, kept
+        self.precision, self.base = base, _IR_TYPES[base]
+        self.fresh = fresh_names(model.graph)
+        self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self.converted: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
+        self.narrow: set[ir.Value] = set()
+        self.reduced: set[str] = set()
+
+    def apply(self) -> None:
+        outputs = list(self.graph.outputs)
+        narrowed = {value for value in (*self.graph.inputs, *outputs) if _is_fp32(value)}
+        if not self.io_fp32:
+            for value in self.graph.inputs:
+                if _is_fp32(value):
+                    self._narrow(value)
+        for node in list(self.graph):
+            self._node(node)
+        for index, value in enumerate(outputs):
+            if self.io_fp32 and value in narrowed and value in self.narrow:
+                self._keep_output(index, value, ir.DataType.FLOAT)
+        for name in [
+            name for name, value in self.graph.initializers.items() if not value.uses() and not value.is_graph_output()
+        ]:
+            del self.graph.initializers[name]
+
+    def _narrow(self, value: ir.Value) -> None:
+        value.dtype = self.base
+        self.narrow.add(value)
+
+    def _flexible(self, value: ir.Value | None) -> bool:
+        """Whether the value's type is ours to choose: it was FP32 in the model."""
+        return _is_fp32(value) or value in self.narrow
+
+    def _type_of(self, node: ir.Node) -> ir.DataType:
+        if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
+            return ir.DataType.FLOAT
+        if any(
+            value is not None and value.name and not isinstance(value.type, ir.TensorType)
+            for value in (*node.inputs, *node.outputs)
+        ):
+            return ir.DataType.FLOAT  # sequences hold what they held
+        if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
+            return self.base
+        # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
+        varying = [value for value in node.inputs if self._flexible(value) and constant(value) is None]
+        return ir.DataType.FLOAT if not varying or any(map(_is_fp32, varying)) else self.base
+
+    def _node(self, node: ir.Node) -> None:
+        wanted = self._type_of(node)
+        slots = _slots(node, self.model.opset_imports)
+        if node.op_type in _CONTROL_FLOW:
+            self._body(node)
+        if node.op_type == "BatchNormalization" and wanted is not ir.DataType.FLOAT:
+            self._plain_norm(node)
+        followed = set[str]()  # types of the schema that are the reduced one in this node
+        for slot, value in enumerate(node.inputs):
+            if value is None or not self._flexible(value):
+                continue
+            kind = slots.inputs[slot] if slots and slot < len(slots.inputs) else ""
+            pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (slots and slots.may_be(kind, self.precision))
+            needed = ir.DataType.FLOAT if pinned else wanted
+            if needed is self.base:
+                followed.add(kind)
+            if value.dtype is not needed or value.is_initializer():
+                node.replace_input_with(slot, self._as(value, needed, node))
+        if followed:
+            self.reduced.add(str(node.name))
+        if wanted is ir.DataType.FLOAT:
+            return
+        if node.op_type == "Cast" and _is_fp32(node.outputs[0]):
+            node.attributes["to"] = ir.AttrInt64("to", int(wanted))
+            self._narrow(node.outputs[0])
+        elif node.op_type in ("Constant", "ConstantOfShape") and _is_fp32(node.outputs[0]):
+            self._constant_node(node, wanted)
+            self._narrow(node.outputs[0])
+        elif slots is not None:
+            if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
+                followed |= {slots.outputs[0]} if followed and not int_attribute(node, "output_dtype", 0) else set()
+            for output, kind in zip(node.outputs, slots.outputs):
+                if _is_fp32(output) and kind in followed:
+                    self._narrow(output)
+
+    def _plain_norm(self, node: ir.Node) -> None:
+        """A BatchNormalization that multiplies and adds, with factors that the reduced type holds: what remains of it."""
+        found = _scale_and_shift(node)
+        if found is None:
+            return
+        factor, summand = found
+        for slot, content in enumerate((factor, summand, np.zeros_like(factor), np.ones_like(factor)), 1):
+            name = self.fresh(f"{node.name}_{('scale', 'shift', 'mean', 'variance')[slot - 1]}")
+            tensor = ir.tensor(content, name=name)
+            value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
+            self.graph.register_initializer(value)
+            node.replace_input_with(slot, value)
+        node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
+
+    def _body(self, node: ir.Node) -> None:
+        """Bodies keep reading FP32: outer values that changed type are cast back for them."""
+        for value in list(outer_values(node)):
+            if value in self.narrow:
+                replacement = self._as(value, ir.DataType.FLOAT, node)
+                for graph in subgraphs(node):
+                    for inner in ir.traversal.RecursiveGraphIterator(graph):
+                        for slot, item in enumerate(inner.inputs):
+                            if item is value:
+                                inner.replace_input_with(slot, replacement)
+
+    def _constant_node(self, node: ir.Node, wanted: ir.DataType) -> None:
+        attribute = node.attributes.get("value")
+        if attribute is not None:
+            content = attribute.as_tensor().numpy().astype(np.float32)
+        elif node.op_type == "ConstantOfShape":
+            content = np.zeros(1, np.float32)
+        else:
+            given = constant(node.outputs[0])
+            assert given is not None
+            content = given.astype(np.float32)
+        for name in [name for name in node.attributes if name.startswith("value")]:
+            node.attributes.pop(name)
+        node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, wanted), dtype=wanted))
+
+    def _as(self, value: ir.Value, wanted: ir.DataType, reader: ir.Node) -> ir.Value:
+        """`value` in another type: a converted constant, or a cast shared by its readers."""
+        if value.is_initializer():
+            return value if value.dtype is wanted else self._initializer(value, wanted)
+        key = (value, wanted)
+        if key not in self.casts:
+            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
+            output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
+            cast = ir.Node(
+                "", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast"
+            )
+            producer = value.producer()
+            if producer is not None:
+                self.graph.insert_after(producer, [cast])
+            else:
+                self.graph.insert_before(self.graph[0], [cast])
+            self.casts[key] = output
+        return self.casts[key]
+
+    def _initializer(self, value: ir.Value, wanted: ir.DataType) -> ir.Value:
+        key = (value, wanted)
+        if key not in self.converted:
+            assert value.const_value is not None
+            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
+            content = value.const_value.numpy()
+            tensor = ir.tensor(_narrowed(content.astype(np.float32), wanted), dtype=wanted, name=name)
+            copy = ir.Value(name=name, const_value=tensor, type=ir.TensorType(wanted), shape=tensor.shape)
+            self.graph.register_initializer(copy)
+            self.converted[key] = copy
+        return self.converted[key]
+
+    def _keep_output(self, index: int, value: ir.Value, wanted: ir.DataType) -> None:
+        """Cast back behind the producer, under the output's own name."""
+        name, producer = str(value.name), value.producer()
+        assert producer is not None
+        value.name = self.fresh(f"{name}_{self.base.name.lower()}")
+        output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
+        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast")
+        self.graph.insert_after(producer, [cast])
+        self.graph.outputs[index] = output
+
+
+def _narrowed(content: NDArray[np.float32], wanted: ir.DataType) -> NDArray[np.generic]:
+    """Only sentinels reach past the type's largest number here; infinite, they would make NaN of 0 (FP32's own does)."""
+    if wanted is ir.DataType.FLOAT:
+        return content
+    dtype: Any = np.float16 if wanted is ir.DataType.FLOAT16 else ml_dtypes.bfloat16
+    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+    limited = np.where(np.isfinite(content), np.clip(content, -largest, largest), content)
+    return np.asarray(limited, dtype)

@@ -1,0 +1,51 @@
+"""Inputs made up from a seed: for comparing two forms of one model, never for calibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import ModelError
+from trtopt.core.values import TensorInfo
+
+SYNTHETIC = 1 << 26  # numbers in a made-up input
+
+
+def is_numeric(info: TensorInfo) -> bool:
+    """Whether it is a tensor of numbers or truths."""
+    return info.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+
+
+def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Seeded inputs that exercise a graph; for comparing two forms of one model, never for calibration.
+
+    Floats are normal; integers are 0 or 1 (a valid index or mask everywhere).
+
+    Args:
+        sizes: what a dynamic dimension becomes, by its name, else by "INPUT:AXIS".
+
+    Raises:
+        ModelError: an input isn't a tensor of numbers, or a very large one.
+    """
+    generator = np.random.default_rng(seed)
+    arrays: dict[str, NDArray[Any]] = {}
+    for info in inputs:
+        shape = [
+            size if isinstance(size, int) and size >= 0 else sizes.get(str(size), sizes.get(f"{info.name}:{axis}", 2))
+            for axis, size in enumerate(info.shape)
+        ]
+        if not is_numeric(info):
+            raise ModelError(f"the input {info.name} is of type {info.dtype}; made-up inputs are tensors of numbers")
+        if math.prod(shape) > SYNTHETIC:
+            raise ModelError(
+                f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}"
+            )
+        if info.dtype.startswith(("float", "bfloat")):
+            arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
+        else:
+            arrays[info.name] = generator.integers(0, 2, shape).astype(info.dtype)
+    return arrays

@@ -1,0 +1,1 @@
+"""What is wrong with a model, and what will be: check()."""

@@ -1,0 +1,383 @@
+"""check(): is this model valid, will the installed TensorRT take it, and what may go wrong in FP16 or INT8?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, numpy_helper
+
+from trtopt import trt
+from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
+from trtopt.core.files import check_writable
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
+from trtopt.core.temporary import scratch
+from trtopt.core.values import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
+from trtopt.graph.guard import invalid
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.origin import Origins
+from trtopt.graph.passes.expand import written_out
+from trtopt.graph.passes.fold import FoldReport, fold
+from trtopt.graph.passes.listing import ListedNode, listed
+from trtopt.graph.passes.old_parser import readable
+from trtopt.graph.proto import whole_copy
+from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
+from trtopt.ort.comparison import compare
+
+__all__ = ["CheckReport", "Finding", "check"]
+
+TOLERANCE = 1e-3  # of the largest output: folding rounds differently, it doesn't compute something else
+TRIED_SIZES = (64, 224, 320, 48, 16, 8)  # of dynamic dimensions that aren't the batch, until the model runs
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found.
+
+    Attributes:
+        model: the path, or "the model".
+        findings: errors first.
+        inputs, outputs, opset, fingerprint: of the model as given; empty and 0 where it isn't valid.
+        folding: nodes before and after folding; None where the model isn't valid.
+        parser: the TensorRT whose parser was asked, or None (a finding says why not).
+        fixed: the cleaned model that was written, if any.
+        verified: None: nothing was written; True: the cleaned model's outputs are the same in ONNX Runtime; False: that
+            couldn't be tried (a finding says why).
+        shapes: the --shapes option to build with, and what of it is a guess; empty where build needs none or one was given.
+        nodes: of the folded graph, if they were asked for: the names that --precision-override takes.
+    """
+
+    model: str
+    findings: tuple[Finding, ...]
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    opset: int = 0
+    fingerprint: str = ""
+    folding: FoldReport | None = None
+    parser: str | None = None
+    fixed: Path | None = None
+    verified: bool | None = None
+    shapes: Suggestion = NOTHING
+    nodes: tuple[ListedNode, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """No errors."""
+        return not any(finding.level == "error" for finding in self.findings)
+
+    @property
+    def summary(self) -> str:
+        return "\n".join(self.summary_lines)
+
+    @property
+    def summary_lines(self) -> tuple[str, ...]:
+        counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
+        text = ", ".join(
+            f"{count} {level}{'s' if count != 1 and level != 'info' else ''}" for level, count in counts.items()
+        )
+        text = f"{self.model}: {text}; parser asked: {self.parser or 'none'}"
+        if self.folding:
+            text += f"; {self.folding}"
+        if self.fixed:
+            text += f"; wrote {self.fixed}, " + ("outputs unchanged" if self.verified else "not verified")
+        lines = [text]
+        if self.shapes.option:
+            lines.append(f"build needs the range of what is left open: {self.shapes.option}")
+        if self.shapes.guesses:
+            lines.append(f"  adapt these guesses (min,opt,max): {'; '.join(self.shapes.guesses)}")
+        return tuple(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "ok": self.ok,
+            "findings": [finding.to_json() for finding in self.findings],
+            "inputs": [asdict(info) for info in self.inputs],
+            "outputs": [asdict(info) for info in self.outputs],
+            "opset": self.opset,
+            "fingerprint": self.fingerprint,
+            "folding": self.folding.to_json() if self.folding else None,
+            "parser": self.parser,
+            "fixed": str(self.fixed) if self.fixed else None,
+            "verified": self.verified,
+            "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
+            "nodes": [node.to_json() for node in self.nodes],
+        }
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.findings), self.summary])
+
+
+def check(
+    model: str | os.PathLike[str] | ModelProto,
+    *,
+    fix: str | os.PathLike[str] | None = None,
+    backend: str = "auto",
+    target: str | Iterable[str] = (),
+    shapes: Sequence[str] | str | Sequence[Profile] = (),
+    nodes: bool = False,
+    reporter: Reporter = SILENT,
+) -> CheckReport:
+    """Check a model: validity, operators the installed parser refuses, precision hazards.
+
+    An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
+
+    Args:
+        fix: write the cleaned model here: folded, opset lowered to what the backend reads, open ends of Slice within
+            int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
+        backend: whose parser to ask: "auto", "tensorrt" or "rtx".
+        target: compute capabilities to build for, such as "sm89".
+        shapes: profiles, as for `build`, to check against the inputs.
+        nodes: list the nodes too, and what an INT8 build makes of each.
+
+    Raises:
+        UsageError: the file doesn't exist, or an option can't be right.
+        NoBackend: `backend` names one that isn't installed ("auto" only says that no parser was asked).
+        OutputError: `fix` can't be written.
+    """
+    choice(backend, BACKENDS, "--backend")
+    targets = parse_targets(target)
+    profiles = parse_profiles(shapes)
+    if fix is not None:
+        check_writable(fix)
+    name = "the model" if isinstance(model, ModelProto) else os.fspath(model)
+    try:
+        with reporter.phase("read and validate"):
+            loaded = load_model(model, lazy=True)
+            fingerprint = loaded.fingerprint  # now: `fix` may be the model's own file
+    except InvalidModel as error:
+        return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
+    findings: list[Finding] = []
+    folded, folding = fold(loaded.proto, reporter=reporter)
+    findings += _folding(folding)
+    findings += find(folded)
+    generation, reason = _generation(backend)
+    findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
+    with reporter.phase("ask the parser"):
+        asked, refused, values = _ask(generation, reason, loaded.proto, folded)
+    findings += refused
+    findings += _request(generation, loaded, targets, profiles)
+    suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
+    if suggestion.option and batch_alone(loaded.inputs) and not values:
+        low, best, high = DEFAULT_BATCH
+        said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
+        findings.append(Finding("info", "batch-range", "", "", said, "--shapes for another range"))
+        suggestion = NOTHING
+    written, verified = None, None
+    if fix is not None:
+        with reporter.phase("clean and compare"):
+            limit = generation.capabilities.max_opset if generation else None
+            problems, verified = _fix(loaded, folded, Path(fix), limit, profiles)
+            findings += problems
+            written = None if any(item.level == "error" for item in problems) else Path(fix)
+    return CheckReport(
+        model=name,
+        findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
+        inputs=loaded.inputs,
+        outputs=loaded.outputs,
+        opset=loaded.opset,
+        fingerprint=fingerprint,
+        folding=folding,
+        parser=str(generation) if asked else None,
+        fixed=written,
+        verified=verified if written else None,
+        shapes=suggestion,
+        nodes=_nodes(folded, generation) if nodes else (),
+    )
+
+
+def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
+    can = generation.capabilities if generation else None
+    return listed(folded, can.float_only, can.grouped) if can else listed(folded)
+
+
+def _folding(report: FoldReport) -> Iterator[Finding]:
+    removed = report.removed
+    if pads := removed.get("Pad"):
+        yield Finding("info", "pad-chain", "", "Pad", f"{pads} Pad nodes fold into the convolutions after them")
+    if norms := removed.get("BatchNormalization"):
+        yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
+    if report.problem:
+        yield Finding(
+            "warning", "folding-incomplete", "", "", report.warning, "it is built as it is; please report the model"
+        )
+    if report.changed:
+        yield Finding(
+            "info", "foldable", "", "", str(report), "building does this by itself; --fix OUT writes the result"
+        )
+
+
+def _generation(backend: str) -> tuple[trt.Generation | None, str]:
+    try:
+        return trt.select(backend), ""
+    except NoBackend as error:
+        if backend != "auto":
+            raise
+        return None, str(error)
+
+
+def _ask(
+    generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
+) -> tuple[bool, list[Finding], dict[str, int]]:
+    """Whether the installed parser was asked, what it refuses, and the inputs whose values decide shapes, with their lengths.
+
+    Operators that a build would write out aren't refused.
+    """
+    if generation is None:
+        return False, [_not_asked(reason)], {}
+    graph, notes = folded, _Cautions()
+    with contextlib.suppress(ModelError):  # `opset_findings` has said it
+        graph = readable(graph, generation.capabilities.max_opset)
+    with scratch() as folder:
+        path = folder / "model.onnx"
+        while True:
+            save_model(graph, path)
+            try:
+                issues = generation.unsupported(path)
+            except BackendError as error:
+                return False, [_not_asked(str(error))], {}
+            parts = written_out(graph, issues, notes) if issues else None
+            if parts is None:
+                break
+            graph = parts
+        values = () if issues else generation.shape_inputs(path)
+    origins = Origins(original, graph)
+    hint = "replace it, build with another --backend, or move that part outside the engine"
+    refused = []
+    for issue in issues:
+        origin = origins.of(issue.node)
+        text = f"{issue.reason} ({origin})" if origin else issue.reason
+        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, f"{generation}: {text}", hint))
+    written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
+    wanted = [
+        Finding(
+            "info",
+            "shape-input",
+            name,
+            "",
+            "its values decide shapes inside, so --shapes bounds them, not its own shape",
+        )
+        for name, _ in values
+    ]
+    return True, [*refused, *written, *wanted], dict(values)
+
+
+def _not_asked(reason: str) -> Finding:
+    return Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
+
+
+class _Cautions(Reporter):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.notes: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.texts.append(text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def _request(
+    generation: trt.Generation | None, model: Model, targets: tuple[int, ...], profiles: Sequence[Profile]
+) -> Iterator[Finding]:
+    """Targets and shapes, as a build would see them."""
+    for problem in trt.profile_problems(model.inputs, profiles) if profiles else ():
+        line = suggested_shapes(model.inputs, profiles[0])
+        yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
+    if targets and generation is not None:
+        cautions = _Cautions()
+        try:
+            generation.refuse(BuildSpec(targets=targets), cautions)
+        except UnsupportedRequest as error:
+            yield Finding("error", "target", "", "", str(error))
+        with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
+            generation.refuse(
+                BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True), cautions
+            )
+        for text in dict.fromkeys(cautions.texts):
+            yield Finding("warning", "target", "", "", text)
+
+
+def _fix(
+    model: Model, folded: ModelProto, output: Path, limit: int | None, profiles: Sequence[Profile]
+) -> tuple[list[Finding], bool]:
+    """Write the cleaned model if it computes the same; findings, and whether that was tried."""
+    cleaned = whole_copy(folded)
+    findings = []
+    try:
+        cleaned = readable(cleaned, limit)
+    except ModelError as error:
+        findings.append(Finding("warning", "opset-kept", "", "", str(error)))
+    _bound_slices(cleaned)
+    if problem := invalid(cleaned):
+        text = f"the cleaned model isn't valid ({problem}); it wasn't written"
+        return [*findings, Finding("error", "fix-invalid", "", "", text, "report the model; build it as it is")], True
+    try:
+        gap = _unchanged(model, cleaned, profiles)
+    except MissingDependency as error:
+        findings.append(Finding("warning", "fix-not-verified", "", "", f"the cleaned model wasn't compared: {error}"))
+        verified = False
+    except ModelError as error:
+        text = f"the cleaned model wasn't compared: the original wasn't run ({str(error)[:200]})"
+        findings.append(Finding("warning", "fix-not-verified", "", "", text, "give --shapes"))
+        verified = False
+    else:
+        verified = True
+        if gap:
+            text = f"the cleaned model computes something else ({gap}); it wasn't written"
+            return [
+                *findings,
+                Finding("error", "fix-changed-outputs", "", "", text, "report the model; build it as it is"),
+            ], True
+    save_model(cleaned, output)
+    return findings, verified
+
+
+def _bound_slices(proto: ModelProto) -> None:
+    """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
+    users: dict[str, set[str]] = {}
+    for node in proto.graph.node:
+        for name in node.input:
+            users.setdefault(name, set()).add(node.op_type)
+    for tensor in proto.graph.initializer:
+        if users.get(tensor.name) == {"Slice"}:
+            values = numpy_helper.to_array(tensor)
+            bounded = np.clip(values, -INT32_MAX, INT32_MAX)
+            if not np.array_equal(values, bounded):
+                tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))
+
+
+def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
+    """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
+    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
+    return compare(model.proto, cleaned, model.inputs, list(_trials(model.inputs, profiles)), TOLERANCE, bounded)
+
+
+def _trials(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Mapping[str, int]]:
+    """Sizes of the dynamic dimensions to try: the profiles' own, else guesses; each at batch 1 and 2."""
+    for profile in profiles:
+        for which in ("min", "opt"):
+            sizes: dict[str, int] = {}
+            for info in inputs:
+                if info.name in profile:
+                    given: tuple[int, ...] = getattr(profile[info.name], which)
+                    sizes |= {f"{info.name}:{axis}": size for axis, size in enumerate(given)}
+                    sizes |= {str(name): size for name, size in zip(info.shape, given) if isinstance(name, str)}
+            yield sizes
+    for guess in TRIED_SIZES:
+        for batch in (1, 2):
+            sizes = {}
+            for info in inputs:
+                for axis, size in enumerate(info.shape):
+                    if isinstance(size, str):
+                        sizes[size] = batch if axis == 0 else sizes.get(size, guess)
+                    elif size < 0:
+                        sizes[f"{info.name}:{axis}"] = batch if axis == 0 else guess
+            yield sizes

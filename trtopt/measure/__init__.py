@@ -1,1 +1,0 @@
-"""Measuring what came out: agreement with the original model."""

@@ -1,0 +1,182 @@
+"""Running an ONNX model on the CPU as it is written, to measure it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from trtopt.core.errors import DataError, ModelError
+from trtopt.core.files import existing_file
+from trtopt.graph.io import load_model
+from trtopt.graph.proto import infer_shapes, subgraphs
+from trtopt.ort.sessions import OnnxSession
+
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+# ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
+_DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(int16)": "int16",
+    "tensor(uint16)": "uint16",
+    "tensor(int32)": "int32",
+    "tensor(uint32)": "uint32",
+    "tensor(int64)": "int64",
+    "tensor(uint64)": "uint64",
+    "tensor(bool)": "bool",
+}
+
+
+class OnnxRunner:
+    """Maps input arrays to output arrays by name, through ONNX Runtime's CPU provider.
+
+    FP16 and BF16 models are widened (`widen`): ONNX Runtime's CPU has no BF16 kernels, and runs FP16 chains in FP32
+    without the rounding between the nodes, so that an overflow wouldn't show.
+
+    Args:
+        model: a file or a model in memory.
+        optimize: False runs the nodes as they stand. Q/DQ models need that: ONNX Runtime otherwise fuses them into
+            INT8 kernels whose intermediate sums saturate on CPUs without VNNI.
+        threads: threads within an operator; None: ONNX Runtime's default, one per core.
+
+    Raises:
+        InvalidModel: it isn't a valid ONNX model.
+        ModelError: ONNX Runtime can't run it; its message is quoted.
+        UsageError: the file doesn't exist.
+        MissingDependency: ONNX Runtime isn't installed.
+    """
+
+    def __init__(
+        self, model: str | os.PathLike[str] | ModelProto, *, optimize: bool, threads: int | None = None
+    ) -> None:
+        self._what = _name(model)
+        self._session = OnnxSession(_widened(model), threads=threads, optimize=optimize)
+        self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
+        self.inputs, self.outputs = tuple(self._types), self._session.outputs
+
+    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
+
+        Raises:
+            DataError: an input is missing, or its kind or shape doesn't fit.
+        """
+        missing = [name for name in self.inputs if name not in inputs]
+        if missing:
+            raise DataError(f"{self._what} needs {', '.join(missing)}; the data has {', '.join(inputs)}")
+        feed: dict[str, NDArray[Any]] = {}
+        for name, dtype in self._types.items():
+            array = np.asarray(inputs[name])
+            if dtype is not None and array.dtype != dtype:
+                widening = array.dtype.name == "bfloat16"  # of NumPy's kind V: not castable by its rules
+                if not widening and not np.can_cast(array.dtype, dtype, "same_kind"):
+                    raise DataError(f"input {name!r} of {self._what} is {dtype}; the data has {array.dtype}")
+                array = array.astype(dtype)
+            feed[name] = array
+        try:
+            return self._in_pieces(feed) if self._session.batch else self._session(feed)
+        except ModelError as error:
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
+            raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
+
+    def _in_pieces(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run a model of a fixed batch on any number of samples: the last piece is filled up, and what that gives dropped."""
+        size, count = self._session.batch or 1, len(next(iter(feed.values())))
+        results: dict[str, list[NDArray[Any]]] = {name: [] for name in self.outputs}
+        for start in range(0, count, size):
+            piece = {name: array[start : start + size] for name, array in feed.items()}
+            real = min(size, count - start)
+            piece = {name: np.concatenate([array, *[array[-1:]] * (size - real)]) for name, array in piece.items()}
+            for name, array in self._session(piece).items():
+                results[name].append(array[:real] if array.ndim and len(array) == size else array)
+        return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in results.items()}
+
+
+def _name(model: str | os.PathLike[str] | ModelProto) -> str:
+    return f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
+
+
+def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
+    """`model` without FP16 and BF16; its path where it has none."""
+    if not isinstance(model, ModelProto):
+        loaded = load_model(model)  # says what is wrong with a file by name, which ONNX Runtime often doesn't
+        if not has_half(loaded.proto):
+            return existing_file(model, "the model")
+        model = loaded.proto
+    return widen(model) if has_half(model) else model
+
+
+def has_half(proto: ModelProto) -> bool:
+    """Whether anything in it is FP16 or BF16."""
+    graph = proto.graph
+    return (
+        any(tensor.data_type in _HALVES for tensor in graph.initializer)
+        or any(value.type.tensor_type.elem_type in _HALVES for value in (*graph.input, *graph.output))
+        or any(_cast_to(node) in _HALVES for node in graph.node)
+    )
+
+
+def _cast_to(node: onnx.NodeProto) -> int | None:
+    return next((item.i for item in node.attribute if item.name == "to"), None) if node.op_type == "Cast" else None
+
+
+def widen(proto: ModelProto) -> ModelProto:
+    """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
+
+    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32.
+
+    Raises:
+        ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
+    """
+    widened = ModelProto()
+    widened.CopyFrom(proto)
+    graph = widened.graph
+    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(proto).graph.value_info}
+    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for tensor in graph.initializer:
+        if tensor.data_type in _HALVES:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if any(subgraphs(node)):
+            raise ModelError(
+                f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
+                "compare the engine's outputs on a GPU instead"
+            )
+        read = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
+        cast = _cast_to(node)
+        _widen_attributes(node)
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            made = cast or types.get(name, read)  # without an inferred type: what goes in comes out
+            if name and made in _HALVES:
+                types[name] = made
+                exact, short = f"{name}/exact", f"{name}/rounded"
+                node.output[index] = exact
+                nodes.append(helper.make_node("Cast", [exact], [short], to=made))
+                nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+    return widened
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    """Casts to, and constants of, a half type become FP32."""
+    for item in node.attribute:
+        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
+            item.i = TensorProto.FLOAT
+        elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
+            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))

@@ -1,0 +1,124 @@
+"""Sessions of ONNX Runtime: made here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto
+
+from trtopt.core.errors import ModelError, require
+from trtopt.core.files import write_bytes
+from trtopt.core.host import cores
+from trtopt.core.temporary import scratch
+from trtopt.graph.io import save_model
+
+THREADS = 4  # at most: comparisons are short, and the machine may be shared
+# Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
+INLINE = 8 << 20
+
+
+CPU = "CPUExecutionProvider"
+GPU = "CUDAExecutionProvider"
+
+
+def version(purpose: str) -> str:
+    """Of the ONNX Runtime that is installed.
+
+    Raises:
+        MissingDependency: there is none; the message says what `purpose` needs it.
+    """
+    return str(require("onnxruntime", "ort", purpose).__version__)
+
+
+def providers(purpose: str) -> tuple[str, ...]:
+    """The execution providers that the installed package has."""
+    return tuple(require("onnxruntime", "ort", purpose).get_available_providers())
+
+
+def open_session(
+    model: ModelProto | str | os.PathLike[str],
+    *,
+    outputs: Sequence[str] | None = None,
+    threads: int | None = None,
+    optimize: bool = True,
+    memory_pattern: bool = True,
+    gpu: bool = False,
+    purpose: str = "running an ONNX model",
+) -> Any:
+    """An `onnxruntime.InferenceSession`.
+
+    Args:
+        outputs: tensors of a model in memory to compute, and nothing that they don't need; None: its own outputs.
+        threads: within an operator; None: ONNX Runtime's choice. One also keeps operators from running side by side.
+        optimize: False runs the nodes as they stand.
+        memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
+        gpu: on a GPU where the installed package has one; else on the CPU.
+
+    Raises:
+        MissingDependency: ONNX Runtime isn't installed.
+        ModelError: it can't load the model; its message is quoted.
+    """
+    ort = require("onnxruntime", "ort", purpose)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised, too
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    if threads == 1:
+        options.inter_op_num_threads = 1
+    levels = ort.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
+    options.enable_mem_pattern = memory_pattern
+    wanted = [GPU, CPU] if gpu and GPU in ort.get_available_providers() else [CPU]
+    with scratch() as folder:
+        path = folder / "model.onnx"
+        if isinstance(model, ModelProto):
+            save_model(model, path, inline_limit=INLINE)
+        if outputs is not None:
+            light = ModelProto()
+            light.ParseFromString(path.read_bytes())
+            del light.graph.output[:]
+            light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+            write_bytes(path, light.SerializeToString())
+        try:
+            source = os.fspath(path if isinstance(model, ModelProto) else model)
+            return ort.InferenceSession(source, options, providers=wanted)
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+
+
+class OnnxSession:
+    """A model in ONNX Runtime on the CPU.
+
+    Args:
+        threads: within an operator, at most; None: one per core.
+        optimize: False runs the nodes as they stand.
+
+    Attributes:
+        inputs: name → ONNX Runtime's name of the type.
+        outputs: names.
+        batch: the size that every input's first axis is fixed to; None: dynamic, or not the same for all.
+
+    Raises:
+        MissingDependency: ONNX Runtime isn't installed.
+        ModelError: it can't load the model; its message is quoted.
+    """
+
+    def __init__(
+        self, model: ModelProto | str | os.PathLike[str], *, threads: int | None = THREADS, optimize: bool = True
+    ) -> None:
+        most = cores()
+        self._session = open_session(model, threads=min(threads or most, most), optimize=optimize)
+        self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
+        first = {item.shape[0] if item.shape else None for item in self._session.get_inputs()}
+        size = first.pop() if len(first) == 1 else None
+        self.batch = size if isinstance(size, int) and size > 0 else None
+        self.outputs = tuple(item.name for item in self._session.get_outputs())
+
+    def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        try:
+            return dict(zip(self.outputs, self._session.run(None, dict(inputs))))
+        except Exception as error:
+            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error

@@ -1,0 +1,1 @@
+"""Models and data sets by name, and the names of classes."""

@@ -1,0 +1,170 @@
+"""An engine opened on GPUs: the TensorRT that made it, the checks of its manifest, its weights on each GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
+from trtopt.core.files import cache_folder, sha256_json, write_bytes
+from trtopt.cuda.device import Device, DeviceInfo, probe
+from trtopt.cuda.memory import Memory
+from trtopt.cuda.tensors import Signature, signature
+from trtopt.engine.manifest import Manifest
+from trtopt.runtime.lane import Lane
+from trtopt.runtime.turns import CLOSED
+from trtopt.trt import Generation, LoadedEngine, plan_header, select
+
+
+def ordinals(devices: str | Sequence[int]) -> list[int]:
+    """GPU numbers, from "all" or a list of them."""
+    if devices == "all":
+        return [info.ordinal for info in probe().devices] or [0]
+    numbers = not isinstance(devices, str) and all(isinstance(number, int) for number in devices)
+    if not numbers or not devices or len(set(devices)) != len(devices):
+        raise UsageError(f"devices is {devices!r}; 'all' or different GPU numbers are needed, such as [0, 1]")
+    return [int(number) for number in devices]
+
+
+def open_gpus(
+    engine: Path, manifest: Manifest | None, ordinals: Sequence[int], backend: str, graphs: int, limit: int | None
+) -> tuple[str, list[GpuEngine]]:
+    """The family of TensorRT that runs the plan `engine`, and it on each GPU.
+
+    Args:
+        backend: "auto" (whoever made the plan), "tensorrt" or "rtx".
+        graphs, limit: see `GpuEngine`.
+
+    Raises:
+        DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
+    """
+    found = probe()
+    if not found:
+        raise DeviceError(
+            f"running {engine.name} needs an NVIDIA GPU: {found.reason}. To develop without one, ask for the graph "
+            "that build --save-onnx kept, on the CPU: backend='onnxruntime' (trtopt run … --backend onnxruntime); it is "
+            "never taken by itself"
+        )
+    plan = engine.read_bytes()
+    header = plan_header(plan)
+    if backend == "auto" and header is not None:
+        backend = "rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+    generation = select(backend)
+    if manifest is not None:
+        _check_made(manifest, generation, engine)
+    opened = []
+    for ordinal in ordinals:
+        device = Device(ordinal)
+        if manifest is not None:
+            _check_gpu(manifest, device.info, engine)
+        opened.append(GpuEngine(device, generation, plan, engine, graphs, limit))
+    return generation.family, opened
+
+
+class GpuEngine:
+    """An engine on one GPU: its weights, and what lanes are made of.
+
+    Args:
+        graphs: shapes that keep a context and CUDA graphs of their own, in each lane.
+        limit: bytes of GPU memory for scratch and buffers; None: what there is.
+
+    Attributes:
+        shares: several contexts may use one profile.
+        notes: what the user should know.
+    """
+
+    def __init__(
+        self, device: Device, generation: Generation, plan: bytes, path: Path, graphs: int, limit: int | None
+    ) -> None:
+        self.device, self._graphs = device, graphs
+        self.notes: list[str] = []
+        self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
+        self.memory = Memory(device, limit)
+        with device.current():
+            self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept, capture=graphs > 0)
+            self.signature: Signature = signature(self._loaded.engine)
+            self.shares = not self.signature.dynamic or self._second_context()
+
+    def _kept(self, plan: bytes) -> tuple[Path | None, bytes | None]:
+        """Where TensorRT-RTX's compiled kernels are kept, and those that are there. A service runs without them, too."""
+        try:
+            store = _cache_file(plan, self.device.info)
+            return store, store.read_bytes() if store.is_file() else None
+        except (OSError, OutputError) as error:
+            self.notes.append(f"kernels are compiled again in every process: {error}")
+            return None, None
+
+    def _second_context(self) -> bool:
+        """Whether a second context can be used: TensorRT 8.6 crashes where it can't."""
+        loaded = self._loaded
+        assert loaded is not None
+        with self.memory.gpu(loaded.scratch_bytes) as scratch:
+            contexts = [loaded.context(scratch.handle, scratch.nbytes) for _ in range(2)]
+            shares = loaded.shares_profiles(contexts[1])
+            contexts.clear()
+        return shares
+
+    def lane(self) -> Lane:
+        if self._loaded is None:
+            raise DeviceError(CLOSED)
+        with self.device.current():
+            return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+
+    def close(self) -> list[str]:
+        """Let go of the engine; what went wrong with keeping its kernels."""
+        with self.device.current():
+            cache = self._loaded.runtime_cache() if self._loaded is not None and self._store is not None else None
+            self._loaded = None
+        if self._store is not None and cache:
+            try:
+                write_bytes(self._store, cache)
+            except OutputError as error:
+                return [f"kernels are compiled again in the next process: {error}"]
+        return []
+
+
+def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
+    """Where TensorRT-RTX's compiled kernels for this plan and GPU are kept."""
+    key = {"plan": hashlib.sha256(plan).hexdigest(), "gpu": info.name, "cc": info.compute_capability}
+    return cache_folder("rtx") / f"{sha256_json(key)}.cache"
+
+
+def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
+    here = f"sm{info.compute_capability}"
+    if manifest.targets and here not in manifest.targets and manifest.generation["family"] == "rtx":
+        raise EngineMismatch(
+            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with --target {here}"
+        )
+    built = manifest.generation.get("gpu")
+    made = re.search(r"\(sm(\d+),", str(built))
+    if manifest.targets or made is None:
+        return
+    level = manifest.spec.get("hardware_compatibility", "none")
+    if level == "ampere_plus":
+        if info.compute_capability < 80:
+            raise EngineMismatch(
+                f"{engine} was built for sm80 and later (--hardware-compatibility ampere_plus, on {built}); GPU "
+                f"{info.ordinal} is {info}: build it here"
+            )
+    elif int(made[1]) != info.compute_capability:
+        raise EngineMismatch(
+            f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
+            "--hardware-compatibility ampere_plus"
+        )
+
+
+def _check_made(manifest: Manifest, generation: Generation, engine: Path) -> None:
+    made = manifest.generation
+    if made["family"] != generation.family:
+        raise EngineMismatch(
+            f"{engine} was built by {made['product']} {made['version']}, here is {generation.product} "
+            f"{generation.version}: build it again here, or install that one"
+        )
+    if made["version"] != generation.version and not manifest.spec.get("version_compatible"):
+        raise EngineMismatch(
+            f"{engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
+            "again here, or with --version-compatible"
+        )
+    manifest.check_plan(engine)

@@ -1,0 +1,115 @@
+"""The process of `trtopt.builder.kernels`: runs an engine and notes the kernels that it launches, through CUPTI's callbacks.
+
+    python -m trtopt.runtime.kernel_run FOLDER
+
+reads request.json and run.engine there and writes answer.json. CUPTI's interface is that of its documentation ("Callback API"):
+a driver call that launches a kernel is announced with the kernel's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt.core.errors import TrtoptError
+from trtopt.cuda.tensors import numpy_dtype
+
+_DRIVER_API, _ENTER = 1, 0
+_TOOLKIT = ("extras/CUPTI/lib64/libcupti.so*", "lib64/libcupti.so*", "targets/*/lib/libcupti.so*")
+
+
+class _Call(ctypes.Structure):
+    """The beginning of CUpti_CallbackData."""
+
+    _fields_ = [
+        ("site", ctypes.c_int),
+        ("function", ctypes.c_char_p),
+        ("parameters", ctypes.c_void_p),
+        ("result", ctypes.c_void_p),
+        ("kernel", ctypes.c_char_p),
+    ]
+
+
+_Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(_Call))
+
+
+def libraries() -> list[str]:
+    """Where CUPTI may be: where the loader looks, in NVIDIA's packages, in CUDA's toolkit."""
+    named = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"))
+    homes = [*named, "/usr/local/cuda", *sorted(Path("/usr/local").glob("cuda-*"))]
+    patterns = [(place, "nvidia/*/lib/libcupti.so*") for place in sys.path]
+    patterns += [(str(home), pattern) for home in homes if home for pattern in _TOOLKIT]
+    found = [str(path) for place, pattern in patterns for path in sorted(Path(place).glob(pattern))]
+    return ["libcupti.so", "libcupti.so.13", "libcupti.so.12", *found]
+
+
+_kept: list[Any] = []  # CUPTI calls it until the process ends
+
+
+def subscribe(names: list[str]) -> None:
+    """From here on `names` gets the name of each kernel that is launched.
+
+    Raises:
+        OSError: there is no CUPTI, or it can't be used.
+    """
+
+    def note(_: Any, domain: int, function: int, call: Any) -> None:
+        if call.contents.site == _ENTER and call.contents.kernel:
+            names.append(call.contents.kernel.decode(errors="replace"))
+
+    callback = _Callback(note)
+
+    problem = "CUPTI isn't here: pip install nvidia-cuda-cupti-cu12, or install CUDA's toolkit"
+    for name in libraries():
+        try:
+            library = ctypes.CDLL(name)
+            subscriber = ctypes.c_void_p()
+            code = library.cuptiSubscribe(ctypes.byref(subscriber), callback, None)
+            code = code or library.cuptiEnableDomain(1, subscriber, _DRIVER_API)
+        except (OSError, AttributeError):
+            continue
+        if not code:
+            _kept.append(callback)
+            return
+        problem = f"CUPTI ({name}) can't be used: its status is {code}"
+    raise OSError(problem)
+
+
+def run(folder: Path) -> dict[str, Any]:
+    """The answer: "kernels", or the "problem"."""
+    names: list[str] = []
+    request = json.loads((folder / "request.json").read_text())
+    try:
+        subscribe(names)
+        from trtopt.runtime.session import Session
+
+        found = []
+        with Session(folder / "run.engine", backend="tensorrt", graphs=0) as session:
+            types = {tensor.name: numpy_dtype(tensor.dtype) for tensor in session.inputs}
+            for shapes in request["shapes"]:
+                arrays = {name: np.ones(shape, types[name]) for name, shape in shapes.items()}
+                names.clear()
+                session.run(arrays)
+                found.append(list(names))
+    except (TrtoptError, OSError, KeyError) as error:
+        return {"problem": str(error)}
+    return {"kernels": found}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    (folder / "answer.json").write_text(json.dumps(run(folder)))
+    with contextlib.suppress(Exception):
+        sys.stderr.flush()
+    os._exit(0)  # CUPTI's callback must not meet an interpreter that is being taken down
+
+
+if __name__ == "__main__":
+    main()

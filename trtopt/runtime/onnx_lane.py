@@ -1,0 +1,91 @@
+"""The stand-in for a lane where there is no GPU: the same graph in ONNX Runtime, behind the same interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.cuda.arrays import View, like_host
+from trtopt.cuda.tensors import Profile, Shape, Signature, Tensor, numpy_dtype, x
+from trtopt.engine.manifest import Manifest
+from trtopt.graph.io import load_model
+from trtopt.ort.runner import OnnxRunner
+
+
+class OnnxLane:
+    """Runs an ONNX file on the CPU, node by node as it is written (Q/DQ included).
+
+    Args:
+        manifest: of the engine that was built from it: its profiles bound the shapes here, too.
+
+    Raises:
+        EngineMismatch: the file isn't the graph that the engine was built from.
+        InvalidModel, MissingDependency: see `OnnxRunner`.
+    """
+
+    def __init__(self, model: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
+        loaded = load_model(model)
+        if manifest is not None and manifest.graph != loaded.fingerprint:
+            raise EngineMismatch(
+                f"{os.fspath(model)} has content {loaded.fingerprint[:16]}…; the engine was built from "
+                f"{str(manifest.graph)[:16]}…: build it again with --save-onnx"
+            )
+        profiles = () if manifest is None else manifest.profiles
+        inputs, outputs = (tuple(map(_tensor, items)) for items in (loaded.inputs, loaded.outputs))
+        self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
+        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=False)
+
+    own = 0  # there is no stream
+
+    def run(
+        self,
+        arrays: Sequence[Any],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Any] | None = None,
+        stream: int | None = None,
+        example: Any = None,
+    ) -> dict[str, Any]:
+        """As `Lane.run`, for arrays in host memory."""
+        if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
+            raise UsageError("backend='onnxruntime' runs on the CPU: give arrays in host memory, and no stream")
+        if self._runner is None:
+            raise DeviceError("this session is closed; open the engine again")
+        try:
+            found = self._runner({item.name: array for item, array in zip(self.signature.inputs, arrays)})
+        except DataError as error:
+            raise EngineError(str(error)) from error
+        results: dict[str, Any] = {
+            item.name: found[item.name].astype(item.dtype, copy=False) for item in self.signature.outputs
+        }
+        for name, array in (out or {}).items():
+            if array.shape != results[name].shape:  # NumPy would repeat a smaller result
+                raise UsageError(
+                    f"out[{name!r}] has shape {x(array.shape)}; for these inputs the result is {x(results[name].shape)}"
+                )
+        for name, array in (out or {}).items():
+            np.copyto(array, results[name])
+            results[name] = array
+        if example is not None:
+            results = {
+                name: array if out and name in out else like_host(example, array) for name, array in results.items()
+            }
+        return results
+
+    def close(self) -> None:
+        self._runner = None
+
+
+def _tensor(info: TensorInfo) -> Tensor:
+    shape = tuple(size if isinstance(size, int) else -1 for size in info.shape)
+    return Tensor(info.name, numpy_dtype(info.dtype), shape)
+
+
+def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:
+    """A profile as the engine itself would give it: fixed inputs, which the manifest leaves out, with their shape."""
+    fixed = {item.name: ShapeRange(item.shape, item.shape, item.shape) for item in inputs if item.name not in texts}
+    return fixed | {name: ShapeRange.parse(text) for name, text in texts.items()}

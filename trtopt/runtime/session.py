@@ -1,0 +1,605 @@
+"""Session: an engine embedded in a service. One class for one GPU or several, threads, futures and asyncio.
+
+    with trtopt.Session("resnet50.engine") as session:
+        logits = session.run({"input": images})["logits"]
+
+A call takes a lane (stream, contexts, buffers; `trtopt.runtime.lane`) for itself, so calls from several threads run side
+by side and share the engine's weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.files import existing_file
+from trtopt.core.host import cores
+from trtopt.core.values import TensorInfo, choice, parse_size
+from trtopt.cuda.arrays import gpu_of, stream_handle, view
+from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
+from trtopt.data.decoding import pixels
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine.manifest import Manifest, load_manifest
+from trtopt.graph.output_kinds import Kind
+from trtopt.runtime.baton import prepare
+from trtopt.runtime.bindings import Source
+from trtopt.runtime.bound import Bound
+from trtopt.runtime.fixed import fix
+from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
+from trtopt.runtime.lane import Lane, check_out
+from trtopt.runtime.onnx_lane import OnnxLane
+from trtopt.runtime.predictions import Prediction, best
+from trtopt.runtime.timing import Timing, time_lane
+from trtopt.runtime.turns import CLOSED, Turns
+
+_PLAIN = {np.ndarray}
+BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes that a session holds.
+
+    Attributes:
+        gpu: scratch memory, inputs and results, over all lanes and GPUs; without the weights.
+        pinned: page-locked host memory.
+        plan: the plan file, which the weights are most of; once on each GPU.
+        limit: of `gpu` on each GPU; None: not limited.
+        lanes: how many calls can run at the same time with what is there now.
+    """
+
+    gpu: int
+    pinned: int
+    plan: int
+    limit: int | None
+    lanes: int
+
+    def describe(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class _Lane(Protocol):
+    own: int  # handle of its stream
+
+    def run(
+        self,
+        arrays: Sequence[Source],
+        shapes: tuple[Shape, ...],
+        out: Mapping[str, Source] | None = None,
+        stream: int | None = None,
+        example: Any = None,
+    ) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """A TensorRT engine, ready to run.
+
+    Args:
+        engine: a plan file; its manifest, where there is one beside it, is checked.
+        device: the GPU's number.
+        devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
+            call changes which device is the calling thread's current one.
+        backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
+            that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
+        contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
+            every thread that calls: those beyond only wait, and handing contexts over takes time (H200, EfficientNet-Lite0:
+            12 threads on 8 contexts made two thirds of the calls that they made on 16).
+        queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
+        graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
+        memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
+
+    Raises:
+        UsageError: no such file, or arguments that can't be right.
+        DeviceError: no GPU, no driver, or not enough memory.
+        EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
+        EngineError: the plan or its manifest is damaged.
+        NoBackend: the TensorRT that made it isn't installed.
+    """
+
+    def __init__(
+        self,
+        engine: str | os.PathLike[str],
+        *,
+        device: int = 0,
+        devices: str | Sequence[int] | None = None,
+        backend: str = "auto",
+        contexts: int = 16,
+        queue: int = 64,
+        graphs: int = 16,
+        memory: str | int | None = None,
+    ) -> None:
+        choice(backend, BACKENDS, "backend")
+        for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
+            if not isinstance(value, int) or value < least:
+                raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
+        self.engine = existing_file(engine, "the engine")
+        onnx = self.engine.suffix == ".onnx"
+        if onnx and backend != "onnxruntime":
+            raise UsageError(
+                f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
+                "model itself on the CPU, ask for backend='onnxruntime' (--backend onnxruntime)"
+            )
+        self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
+        self.notes: list[str] = []
+        self._process = os.getpid()
+        self._queue = queue
+        self._gpus: list[GpuEngine] = []
+        self._limit = _bytes(memory)
+        self._plan_bytes = self.engine.stat().st_size
+        if backend == "onnxruntime":
+            self._open_onnx(contexts)
+        else:
+            self._open_gpus([device] if devices is None else ordinals(devices), backend, contexts, graphs)
+        self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
+        self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
+        self.profiles: tuple[Profile, ...] = self._signature.profiles
+        stored = self.manifest.preprocess if self.manifest else None
+        self.preprocess: Preprocess | None = Preprocess.load(stored) if stored else None
+        self.classes: tuple[str, ...] | None = None
+        if self.manifest and self.manifest.classes:
+            self.classes = tuple(self.manifest.classes)
+        self._names = tuple(item.name for item in self.inputs)
+        self._checked: set[tuple[tuple[int, ...], ...]] = set()
+        self._opening = threading.Lock()
+        self._workers: ThreadPoolExecutor | None = None
+        self._places: Turns[int] | None = None
+        self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
+        self._closing = False
+
+    def _open_onnx(self, contexts: int) -> None:
+        self.backend = "onnxruntime"
+        graph = self.engine
+        if graph.suffix != ".onnx":
+            if self.manifest is None or self.manifest.graph_file is None:
+                raise UsageError(
+                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
+                    "build with --save-onnx, or give an ONNX file"
+                )
+            self.manifest.check_plan(self.engine)
+            graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
+        lane = OnnxLane(graph, self.manifest)
+        self._signature = lane.signature
+        self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
+
+    def _open_gpus(self, ordinals: Sequence[int], backend: str, contexts: int, graphs: int) -> None:
+        self.backend, self._gpus = open_gpus(self.engine, self.manifest, ordinals, backend, graphs, self._limit)
+        self.notes += [note for gpu in self._gpus for note in gpu.notes]
+        self._signature = self._gpus[0].signature
+        if not self._gpus[0].shares:
+            contexts = 1
+            self.notes.append(
+                "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
+                "without PROFILE_SHARING_0806); trtopt build makes engines that share"
+            )
+        self._lanes = Turns(self._lane, contexts * len(self._gpus), groups=len(self._gpus), owned=True)
+        self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
+
+    def _lane(self, number: int) -> _Lane:
+        if number and cores() > 1:  # calls come from several threads
+            prepare()
+        return self._gpus[number % len(self._gpus)].lane()
+
+    # Running -------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> dict[str, Any]:
+        """Infer once. Safe from any number of threads.
+
+        Args:
+            inputs: input name → NumPy array, torch or CuPy tensor, or anything with DLPack or `__cuda_array_interface__`, of
+                the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
+                copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
+            out: output name → array to write that result into, instead of a new one.
+            stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
+                are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
+                inputs alone until then.
+            timeout: seconds to wait for a free context.
+
+        Returns:
+            One array for each output: in GPU memory if any input is (torch tensors for torch, CuPy arrays for CuPy, else a
+            `DeviceArray`), otherwise in host memory. A result whose shape depends on the data is always in host memory.
+
+        Raises:
+            UsageError: a name, dtype or shape that the engine doesn't take; the message gives those it takes.
+            Busy: no context came free within `timeout`.
+            EngineError: TensorRT couldn't run it.
+            DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
+        """
+        if os.getpid() != self._process:
+            self._alive()
+        try:
+            given = [inputs[name] for name in self._names]
+        except (KeyError, IndexError, TypeError):
+            self._signature.check_names(inputs)
+            raise
+        if len(given) != len(inputs):
+            self._signature.check_names(inputs)
+        if stream is None and out is None and {*map(type, given)} == _PLAIN:
+            shapes = self._accept(given)
+            lane = self._lanes.take(None, timeout)
+            try:
+                return lane.run(given, shapes)
+            finally:
+                self._lanes.give(lane)
+        if out is not None and type(out) is not dict:
+            check_mapping("out", out)
+        handle = None if stream is None else stream_handle(stream)
+        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        try:
+            target = lane.own if handle is None else handle
+            arrays = [view(array, target) for array in given]
+            shapes = self._accept(arrays)
+            results: dict[str, Source] | None = None
+            if out:
+                results = {name: view(array, target) for name, array in out.items()}
+                check_out(self._signature, results, out)
+            found = lane.run(arrays, shapes, results, handle, given[0] if given else None)
+        finally:
+            self._lanes.give(lane)
+        if out:
+            found.update(out)
+        return found
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        out: Mapping[str, Any] | None = None,
+        stream: Any = None,
+        timeout: float | None = None,
+    ) -> Bound:
+        """Prepare inference on arrays that stay where they are; calling the result runs it, at the cost of a graph replay.
+
+        Args:
+            inputs: as for `run`. What they hold at a call is what it runs on. Arrays in GPU memory are read in place, and
+                those of `pinned` copied by the GPU alone. What other streams than the default one write into them must be
+                there before a call, unless it is written in the order of `stream`.
+            out: as for `run`; else arrays are made, once.
+            stream: the stream to run on, as for `run`.
+
+        Raises:
+            UsageError: as `run`; or an output's shape depends on the data.
+            Busy, EngineError, DeviceError: as `run`.
+        """
+        self._alive()
+        if not self._gpus:
+            results = self.run(inputs, out=out, stream=stream)
+            return Bound(lambda: self._again(inputs, results), results, "ONNX Runtime runs it", inputs, lambda: None)
+        self._signature.check_names(inputs)
+        check_mapping("out", {} if out is None else out)
+        handle = None if stream is None else stream_handle(stream)
+        given = [inputs[name] for name in self._names]
+        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        try:
+            assert isinstance(lane, Lane)
+            target = lane.own if handle is None else handle
+            arrays = [view(array, target) for array in given]
+            shapes = self._accept(arrays)
+            places = {name: view(array, target) for name, array in (out or {}).items()}
+            check_out(self._signature, places, out or {})
+            with lane.device.current():
+                fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
+            release = self._lanes.keep(lane)
+        except BaseException:
+            self._lanes.give(lane)
+            raise
+        results = {**fixed.results, **(out or {})}
+        bound = Bound(fixed.call, results, fixed.note, (fixed.kept, given, out), release)
+        self._bound.add(bound)
+        return bound
+
+    def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+        self.run(inputs, out=results)
+
+    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Lane], bool] | None:
+        """Which lanes a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+        wanted = next(
+            (found for array in (*given, *(out or {}).values()) if (found := gpu_of(array)) is not None), None
+        )
+        if wanted is None:
+            return None
+        if wanted not in [gpu.device.info.ordinal for gpu in self._gpus]:
+            raise UsageError(f"an input lies on GPU {wanted}, which this session doesn't use")
+        return lambda lane: isinstance(lane, Lane) and lane.device.info.ordinal == wanted
+
+    def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
+        """Check types, ranks and shapes; the last two only when they weren't seen before."""
+        for tensor, array in zip(self._signature.inputs, arrays):
+            if array.dtype != tensor.dtype:
+                check_array(tensor, array)
+        shapes = tuple([array.shape for array in arrays])
+        if shapes not in self._checked:
+            for tensor, array in zip(self._signature.inputs, arrays):
+                check_array(tensor, array)
+            self._signature.profile(shapes)
+            if len(self._checked) > 4096:
+                self._checked.clear()
+            self._checked.add(shapes)
+        return shapes
+
+    def submit(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> Future[dict[str, Any]]:
+        """`run` in the background: returns a future at once, unless `queue` calls are waiting or running already.
+
+        Then it waits for one to end, at most `timeout` seconds: a service that is asked for more than it can do slows its
+        callers down instead of filling its memory.
+
+        Raises:
+            Busy: the queue stayed full.
+            DeviceError: this is closed. What `run` raises comes from the future's `result()`.
+        """
+        self._alive()
+        places, workers = self._background()
+        return self._start(places.take(timeout=timeout), places, workers, inputs)
+
+    async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
+        self._alive()
+        places, workers = self._background()
+        loop = asyncio.get_running_loop()
+        called: asyncio.Future[None] = loop.create_future()
+
+        def turn() -> None:
+            try:
+                loop.call_soon_threadsafe(_wake, called)
+            except RuntimeError:  # the loop was closed over a task that still waited: nobody will come for the place
+                if places.forget(waiter):
+                    places.give(places.collect(waiter))
+
+        waiter = places.ask(turn)
+        try:
+            await called
+        except BaseException:
+            if places.forget(waiter):
+                places.give(places.collect(waiter))
+            raise
+        return await asyncio.wrap_future(self._start(places.collect(waiter), places, workers, inputs))
+
+    def _start(
+        self, place: int, places: Turns[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
+    ) -> Future[dict[str, Any]]:
+        try:
+            future = workers.submit(self.run, inputs)
+        except BaseException as error:
+            places.give(place)
+            if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
+                raise DeviceError(CLOSED) from None
+            raise
+        future.add_done_callback(lambda _: places.give(place))
+        return future
+
+    def _background(self) -> tuple[Turns[int], ThreadPoolExecutor]:
+        with self._opening:
+            if self._closing:
+                raise DeviceError(CLOSED)
+            if self._workers is None or self._places is None:
+                self._places = Turns(lambda number: number, self._queue)
+                self._workers = ThreadPoolExecutor(self._lanes.most, thread_name_prefix="trtopt-session")
+            return self._places, self._workers
+
+    def run_images(
+        self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
+    ) -> list[list[Prediction]] | dict[str, Any]:
+        """Decode, preprocess as at calibration (the manifest knows how) and run; batches fit the profiles.
+
+        Args:
+            images: files, encoded images in memory, or uint8 arrays height × width × 3 in RGB; also an array of several,
+                images × height × width × 3.
+            top: how many of the best classes to give for each image.
+
+        Returns:
+            For an engine with one output of images × classes (see `scores_classes`): for each image its best classes (softmax
+            scores). Otherwise the outputs as arrays, the images along the first axis.
+
+        Raises:
+            UsageError: the engine's preprocessing isn't known, it has several inputs, or `top` isn't positive.
+            DataError: an image can't be decoded; it is named. None is run then.
+            EngineError: the scores of an image are NaN.
+        """
+        prepare = self.preparation()
+        if not isinstance(top, int) or top < 1:
+            raise UsageError(f"top is {top!r}; a number of at least 1 is needed")
+        one = isinstance(images, (str, os.PathLike, bytes, bytearray, memoryview)) or getattr(images, "ndim", 4) != 4
+        if one or not isinstance(images, Iterable):
+            said = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else type(images).__name__
+            raise UsageError(f"images is {said}; a list is needed, for one image too: run_images([image])")
+        samples = [pixels(image, index, prepare) for index, image in enumerate(images)]
+        if not samples:
+            raise UsageError("there are no images to run")
+        return self.run_prepared(samples, top=top)
+
+    def preparation(self) -> Preprocess:
+        """How an image becomes the input.
+
+        Raises:
+            UsageError: the engine's preprocessing isn't known, or it has several inputs.
+        """
+        if self.preprocess is None or len(self.inputs) != 1:
+            why, instead = f"it has {len(self.inputs)} inputs ({', '.join(self._names)})", ""
+            if len(self.inputs) == 1:
+                why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
+                instead = "build it with --preprocess, or "
+            raise UsageError(
+                f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --input F.npz, Session.run)"
+            )
+        return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
+
+    def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
+        """`run_images` on what `preparation` made of each image."""
+        prepared = np.stack(samples)
+        outputs = self.run_batches({self.inputs[0].name: prepared.astype(self._signature.inputs[0].dtype, copy=False)})
+        [(name, scores), *others] = outputs.items()
+        if others or len(scores) != len(samples) or not self.scores_classes(name, scores):
+            return outputs
+        return [self.best(row, top) for row in scores]
+
+    def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """`run` on any number of samples (first axes), in batches as large as the engine takes.
+
+        Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
+        """
+        parts = [
+            {
+                name: result if size == len(next(iter(batch.values()))) else result[:size]
+                for name, result in self.run(batch).items()
+            }
+            for batch, size in self.batches(inputs)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+        """Samples (first axes) in batches as large as the engine takes, each with how many of its samples are real.
+
+        The last ones may be too few for the engine: then the last sample is repeated, whose further results mean nothing.
+
+        Raises:
+            UsageError: the inputs don't have one and the same number of samples.
+        """
+        return self._signature.batches(inputs)
+
+    def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
+        """Whether an output is scores, samples × classes: as the manifest says; without it, of every floating one it may be."""
+        kind = (self.manifest.output_kinds or {}).get(name) if self.manifest else None
+        possible = output.ndim == 2 and output.dtype.kind not in "iub"
+        return possible and kind in (None, Kind.CLASSES)
+
+    def best(self, scores: NDArray[Any], top: int = 5) -> list[Prediction]:
+        """The best classes of one sample's scores, as shares of 1 (softmax, unless the model ends in one).
+
+        Raises:
+            EngineError: a score is NaN or plus infinity, so that none is the best.
+        """
+        return best(scores, top, self.classes, self.engine.name)
+
+    # What it holds -------------------------------------------------------------------------------------------------
+
+    def pinned(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
+        """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
+
+        Raises:
+            UsageError: there is no such input, or it has no such shape.
+            DeviceError: this is closed, or there is no more page-locked memory.
+        """
+        self._alive()
+        if self._closing:
+            raise DeviceError(CLOSED)
+        tensor = next((item for item in self._signature.inputs if item.name == name), None)
+        if tensor is None:
+            raise UsageError(f"there is no input {name!r}; the engine takes {', '.join(map(repr, self._names))}")
+        wanted = tuple(map(int, shape))
+        if len(wanted) != len(tensor.shape) or any(
+            size not in (-1, there) for size, there in zip(tensor.shape, wanted)
+        ):
+            raise UsageError(f"input {name!r} takes shape {x(tensor.shape)}, not {x(wanted)}")
+        if min(wanted, default=0) < 0:
+            raise UsageError(f"shape {x(wanted)} of input {name!r} has a negative size")
+        if not self._gpus:
+            return np.empty(wanted, tensor.dtype)
+        return self._gpus[0].memory.pinned(tensor.nbytes(wanted)).array(tensor.dtype, wanted)
+
+    def memory(self) -> MemoryReport:
+        """What this holds now."""
+        return MemoryReport(
+            gpu=sum(gpu.memory.gpu_bytes for gpu in self._gpus),
+            pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
+            plan=self._plan_bytes,
+            limit=self._limit,
+            lanes=self._lanes.items,
+        )
+
+    def time(self, inputs: Mapping[str, Any], iterations: int = 100, warmup: int = 10) -> Timing:
+        """Measure inference on `inputs`, which are copied to the GPU once.
+
+        Raises: as `run`; UsageError without a GPU.
+        """
+        if iterations < 1 or warmup < 0:
+            raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
+        self._alive()
+        self._signature.check_names(inputs)
+        arrays = [np.asarray(inputs[name]) for name in self._names]
+        shapes = self._accept(arrays)
+        lane = self._lanes.take()
+        try:
+            if not isinstance(lane, Lane):
+                raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
+            with lane.device.current():
+                return time_lane(lane, arrays, shapes, iterations, warmup)
+        finally:
+            self._lanes.give(lane)
+
+    def close(self, finish: bool = True) -> None:
+        """Free everything. Calls that run are waited for. A second call does nothing.
+
+        Args:
+            finish: let calls that wait, in `run` or in the queue, run too; else they are cancelled.
+        """
+        with self._opening:
+            if self._closing:
+                return
+            self._closing = True
+        if os.getpid() != self._process:
+            return
+        if self._places is not None:
+            self._places.refuse(not finish)
+        if self._workers is not None:
+            inside = threading.current_thread().name.startswith("trtopt-session")
+            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
+        for bound in tuple(self._bound):
+            bound.close()
+        lanes = self._lanes.close(finish)
+        while lanes:
+            lanes.pop().close()
+        for gpu in self._gpus:  # only these have the engine now, so that it goes while its GPU is current
+            self.notes += gpu.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(finish=kind is None)
+
+    def _alive(self) -> None:
+        if os.getpid() != self._process:
+            what = "CUDA doesn't survive that" if self._gpus else "ONNX Runtime's threads aren't in the child"
+            raise DeviceError(
+                f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
+                "with multiprocessing's 'spawn'"
+            )
+
+
+def _bytes(memory: str | int | None) -> int | None:
+    """A limit in bytes."""
+    try:
+        limit = None if memory is None else parse_size(memory)
+    except UsageError:
+        raise UsageError(
+            f"memory is {memory!r}, which isn't a size; write '2GiB', '512MiB' or a number of bytes"
+        ) from None
+    if limit is not None and limit < 1:
+        raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
+    return limit
+
+
+def _wake(called: asyncio.Future[None]) -> None:
+    if not called.done():
+        called.set_result(None)

@@ -1,0 +1,311 @@
+"""pipeline(): every stage of a model recipe, chained; a stage whose inputs haven't changed isn't run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from trtopt.builder.construction import BuildResult, build
+from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
+from trtopt.core.files import existing_file, made_folder, sha256_file, sha256_json, write_json
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import Precision, choice
+from trtopt.core.version import __version__
+from trtopt.cuda.device import probe
+from trtopt.data import open_data
+from trtopt.data.samples import write_crops
+from trtopt.engine.manifest import load_manifest
+from trtopt.evaluation.limits import MIN_AGREEMENT, MIN_SNR, Limits
+from trtopt.evaluation.verify import verify
+from trtopt.frontend.exporter import export
+from trtopt.graph.io import load_model
+from trtopt.linting.checker import check
+from trtopt.recipes.loader import Recipe, load_recipe
+from trtopt.runtime.session import Session
+
+CALIBRATION = "calibration"  # folder for a recipe's images, in the output folder
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What the stages made.
+
+    Attributes:
+        files: what → path.
+        sizes: what → bytes.
+        build: the engine's result.
+        agreement: the quantized graph against FP32 on the recipe's labelled images (`Agreement.describe()`), or None.
+        timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
+        skipped: stages that were up to date.
+    """
+
+    name: str
+    files: Mapping[str, Path]
+    sizes: Mapping[str, int]
+    build: BuildResult
+    agreement: Mapping[str, Any] | None
+    timing: Mapping[str, Any] | None
+    not_run: str
+    skipped: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "files": {what: str(path) for what, path in self.files.items()},
+            "sizes": dict(self.sizes),
+            "build": self.build.to_json(),
+            "agreement": self.agreement,
+            "timing": self.timing,
+            "not_run": self.not_run,
+            "up_to_date": list(self.skipped),
+        }
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}",
+            f"size: FP32 model {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
+        ]
+        if self.agreement is not None:
+            found = self.agreement
+            line = f"agreement with FP32 on {found['samples']} labelled photos: "
+            if found["top1_agreement"] is None:
+                line += f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR:g})"
+            else:  # dB don't judge classes
+                line += f"same class for {found['top1_agreement']:.0%} (limit {MIN_AGREEMENT:.0%}), "
+                line += f"{float(found['snr_db']):.1f} dB"
+            old, new = found["reference_accuracy"], found["candidate_accuracy"]
+            if old and new:
+                line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
+            lines.append(line)
+            lines += [f"outside the limit: {text}" for text in Limits().missed(found)]
+        if self.timing is not None:
+            lines.append(f"on this GPU: {json.dumps(self.timing)}")
+        else:
+            lines.append(f"the engine was not run here: {self.not_run}")
+        lines += [f"  {what:<12}{path}" for what, path in self.files.items()]
+        if self.skipped:
+            lines.append(f"already up to date: {', '.join(self.skipped)}")
+        return "\n".join([*lines, f"next: {self._next()}"])
+
+    def _next(self) -> str:
+        engine = self.files["engine"]
+        if "calibration" not in self.files:  # then it doesn't know how its images are prepared
+            return shlex.join(["trtopt", "inspect", str(engine)])
+        without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
+        return shlex.join(["trtopt", "run", str(engine), "--images", str(engine.parent / CALIBRATION), *without_gpu])
+
+
+class _Entry(TypedDict):
+    key: str
+    files: dict[str, str]
+    result: Any
+
+
+class _Accuracy(TypedDict):
+    top1: float
+
+
+class _Agreement(TypedDict):
+    """Of `Agreement.describe()`, what is said of it."""
+
+    samples: int
+    snr_db: float | Literal["inf", "-inf", "nan"]
+    top1_agreement: float | None
+    reference_accuracy: _Accuracy | None
+    candidate_accuracy: _Accuracy | None
+
+
+def _is(value: Any, kind: Any) -> bool:
+    try:
+        converted(value, kind)
+    except Damaged:
+        return False
+    return True
+
+
+class _Ledger:
+    """Which stage made which files from what: `pipeline.json` in the output folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "pipeline.json"
+        self.skipped: list[str] = []
+        try:
+            self.entries = converted(read_json(self.path), dict[str, _Entry])
+        except Damaged:
+            self.entries = {}  # absent or damaged: everything is done again
+
+    def run(
+        self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any], kind: Any = Any
+    ) -> Any:
+        """Do `work` unless it was done for the same key and its files are still what it wrote; returns its JSON result.
+
+        Args:
+            kind: of the result: another, in an entry that was changed, isn't taken.
+        """
+        digest = sha256_json({"key": key, "trtopt": __version__})
+        entry = self.entries.get(stage)
+        if (
+            entry
+            and entry["key"] == digest
+            and _is(entry["result"], kind)
+            and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
+        ):
+            self.skipped.append(stage)
+            return entry["result"]
+        result = work()
+        self.entries[stage] = {
+            "key": digest,
+            "files": {path.name: sha256_file(path) for path in files},
+            "result": result,
+        }
+        write_json(self.path, self.entries)
+        return result
+
+
+def pipeline(
+    recipe: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    precision: str = "int8",
+    method: str = "auto",
+    target: Sequence[str] | str = (),
+    backend: str = "auto",
+    reporter: Reporter = SILENT,
+) -> PipelineResult:
+    """Run a recipe's stages into the folder `output`: export, check, calibrate, build, verify, and time where there is a GPU.
+
+    Args:
+        recipe: its name, or a file.
+        precision: "int8", "fp8", "fp16", "bf16" or "fp32".
+        method, target, backend: as for `build`.
+
+    Raises:
+        TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
+    """
+    chosen = Precision(choice(precision, [str(item) for item in Precision], "--precision"))
+    model = load_recipe(recipe)
+    folder = made_folder(output)
+    ledger, files = _Ledger(folder), dict[str, Path]()
+    original = _exported(model, folder, ledger, reporter)
+    clean = files["ONNX"] = folder / f"{model.name}.onnx"
+    ledger.run("check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, backend, reporter))
+    images = _calibration_images(model, folder) if chosen.quantized else None
+    engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
+    graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
+    wanted: dict[str, Any] = {} if chosen is Precision.FP32 else {str(chosen): True}
+    if images is not None:
+        wanted |= {"images": images, "preprocess": model.preprocess, "method": method}
+    built = build(
+        clean,
+        engine,
+        **wanted,
+        shapes=[dict(model.ranges)] if model.ranges else (),
+        target=target,
+        backend=backend,
+        save_onnx=graph,
+        classes=model.classes,
+        reporter=reporter,
+    )
+    files["manifest"] = built.manifest
+    if built.cached:
+        ledger.skipped.append("build")
+    if built.table is not None:
+        table = files["calibration"] = folder / f"{model.name}.calib.json"
+        ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
+    manifest = load_manifest(engine)
+    kinds = (manifest.output_kinds if manifest else None) or {}
+    agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
+    timing, not_run = _timed(model, clean, engine, backend)
+    sizes = {what: path.stat().st_size for what, path in files.items()}
+    return PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
+
+
+def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
+    if model.onnx is not None:
+        return existing_file(model.onnx, "the recipe's model")
+    path = folder / f"{model.name}.exported.onnx"
+    try:
+        torch = package_version("torch")
+    except PackageNotFoundError:
+        torch = None  # export itself says what to install
+    key = {
+        "recipe": sha256_file(model.path),
+        "weights": sha256_file(model.weights) if model.weights else None,
+        "torch": torch,
+    }
+    code = model.path.parent / model.source.rpartition(":")[0]
+    if code.suffix == ".py":  # the user's own file
+        key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
+    ledger.run("export", key, [path], lambda: export(str(model.path), path, reporter=reporter).to_json())
+    return path
+
+
+def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> Any:
+    report = check(original, fix=clean, backend=backend, reporter=reporter)
+    if not report.ok:
+        errors = [item for item in report.findings if item.level == "error"]
+        raise InvalidModel(
+            f"{original} has {len(errors)} errors: {'; '.join(item.message for item in errors[:3])}; "
+            f"trtopt check {original} lists them"
+        )
+    return report.to_json()
+
+
+def _calibration_images(model: Recipe, folder: Path) -> Path:
+    if model.calibration is None:
+        raise UsageError(
+            f"the recipe {model.name} names no calibration images; run the stages one by one with your own: "
+            "trtopt build … --int8 --images DIR"
+        )
+    images = folder / CALIBRATION
+    write_crops(model.calibration, images)
+    return images
+
+
+def _agreement(
+    model: Recipe, clean: Path, graph: Path, kinds: Mapping[str, str], ledger: _Ledger, reporter: Reporter
+) -> Mapping[str, Any] | None:
+    photos = model.labelled_files()
+    if not photos:
+        return None
+
+    def work() -> Any:
+        with reporter.phase("compare with FP32 on labelled photos"):
+            batches = open_data(
+                load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=4, limit=None
+            )
+            labels = [int(path.stem.rpartition("_")[2]) for path in photos]  # NAME_NN_LABEL.png
+            return verify(clean, graph, batches, labels=labels, output_kind=kinds).describe()
+
+    key = {
+        "clean": sha256_file(clean),
+        "graph": sha256_file(graph),
+        "photos": [path.name for path in photos],
+        "kinds": dict(kinds),
+    }
+    found = ledger.run("verify", key, [], work, _Agreement)
+    return dict(found)
+
+
+def _timed(model: Recipe, clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The engine's times on this machine's GPU with the recipe's own photos, or why there are none."""
+    gpu = probe()
+    if not gpu:
+        return None, gpu.reason
+    photos = model.labelled_files()
+    if not photos:
+        return None, "the recipe names no images to run it on"
+    try:
+        batches = open_data(load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=8)
+        with Session(engine, backend=backend) as session:
+            return session.time(next(iter(batches))).describe(), ""
+    except (BackendError, EngineError) as error:  # TensorRT-RTX refuses some GPUs that TensorRT takes
+        return None, str(error)
