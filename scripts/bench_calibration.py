@@ -158,7 +158,7 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
         "pass": result.table.seconds,
         "others": time.perf_counter() - start,
         "digest": result.table.digest,
-        "version": f"{importlib.metadata.version('trtopt')}, counting by {'NumPy' if counter() is plain else 'numba'}",
+        "version": f"{importlib.metadata.version('trtopt')}, counting {'in NumPy' if counter() is plain else 'in C'}",
     }
 
 
@@ -272,7 +272,7 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
 
 
 def table(best: dict[tuple[Any, ...], Best], rounds: int) -> str:
-    packages = ("onnxruntime", "onnx", "numpy", "numba", "torch")
+    packages = ("onnxruntime", "onnx", "numpy", "torch")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
     lines = INTRODUCTION.format(
         today=datetime.date.today().isoformat(),

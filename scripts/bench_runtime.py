@@ -35,6 +35,7 @@ from trtopt.core.progress import reporter
 from trtopt.cuda.device import Device, probe
 from trtopt.cuda.smi import clocks, others
 from trtopt.runtime.session import Session
+from trtopt.runtime.stretch import available
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
 ONE, MANY = (1, 3, 224, 224), (32, 3, 224, 224)
@@ -480,9 +481,9 @@ def main() -> int:
     note("GPU", ", ".join(map(str, found.devices)), f"driver's CUDA {'.'.join(map(str, found.driver or ()))}")
     note("others on it", ", ".join(strangers) or "none seen")
     bench = Bench(given.folder, given.level, given.calls)
-    numba = importlib.metadata.version("numba") if importlib.util.find_spec("numba") else "none: threads sleep"
+    built = "built" if available() else "not built"
     python = sys.version.split()[0]
-    note("software", f"TensorRT {bench.trt.__version__}, Python {python}, NumPy {np.__version__}, numba {numba}")
+    note("software", f"TensorRT {bench.trt.__version__}, Python {python}, NumPy {np.__version__}, C extension {built}")
     try:
         for part in parts:
             start = time.perf_counter()

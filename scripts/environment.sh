@@ -10,7 +10,7 @@
 # trusted-host; find-links only together with no-index. Not extra-index-url or find-links otherwise: a CPU-only torch
 # found there satisfies the same pin and doesn't fit torchvision from the main index. To add one: UV_INDEX, UV_FIND_LINKS.
 
-extras=(torch ort fast torch-calibration rtx gpu samples)
+extras=(torch ort torch-calibration rtx gpu samples)
 
 fail() { echo "$(basename "$0"): $*" >&2; exit 1; }
 
@@ -32,7 +32,7 @@ stamp_of() {  # PYTHON FOLDER-KIND
     "$1" - "${2:-}" <<'PY'
 import hashlib, pathlib, sys
 digest = hashlib.sha256(f"{sys.version_info[:2]} {sys.argv[1]} {pathlib.Path.cwd()}".encode())
-for name in ("pyproject.toml", "requirements.lock", "samples.lock", "scripts/environment.sh"):
+for name in ("pyproject.toml", "requirements.lock", "samples.lock", "scripts/environment.sh", "trtopt/core/_native.c"):
     digest.update(pathlib.Path(name).read_bytes())
 print(digest.hexdigest())
 PY

@@ -3,7 +3,7 @@
     python scripts/gpu_calibration.py crops FOLDER             anywhere: writes FOLDER/crops, 1,024 JPEG files, about 15 MB
     python scripts/gpu_calibration.py run FOLDER REPORT.md [PEER-SAMPLES]   on the machine with the GPU
 
-There it needs PyTorch with CUDA, torchvision, onnx2pytorch, and what trtopt needs with its extras ort and fast. The peer is
+There it needs PyTorch with CUDA, torchvision, onnx2pytorch, and what trtopt needs with its extra ort. The peer is
 ONNX Runtime's entropy calibrator; it keeps all activations (0.11 GB a sample), so PEER-SAMPLES (128) says how many it gets,
 and the report says so. Everything runs in one process after one warm-up on 64 crops; the best of three runs counts, of the
 CPU's and the peer one.

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.runtime.baton import prepared
-
 Mix = Sequence[tuple[NDArray[Any], NDArray[Any]]]  # inputs and their results
 
 
@@ -121,9 +119,8 @@ class Load:
                 raise
 
     def warm(self, count: int) -> Outcome:
-        """Contexts made, graphs captured, and what threads wait for compiled."""
+        """Contexts made, graphs captured."""
         found = self.threads(count, 200)
-        prepared()
         found.add(self.threads(count, 100))
         return found
 

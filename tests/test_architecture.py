@@ -29,7 +29,6 @@ OWNERS = {  # foreign library → the only places that import it
     "ray": ("jobs.cluster",),
 }
 HEAVY = {
-    "numba",
     "tensorrt",
     "tensorrt_rtx",
     "cuda",

@@ -924,6 +924,9 @@ def version(json_output: Json = False) -> None:
             print(f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}")
         for name, number in report.libraries.items():
             print(f"{name}: {number or 'not installed'}")
+        print(
+            f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"
+        )
 
     _show(report, json_output, text)
 

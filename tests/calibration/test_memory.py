@@ -19,7 +19,7 @@ WIDE = 4096
 RUN = """
 import json, resource, sys
 from trtopt.calibration.calibrator import calibrate
-import cv2, numba, onnxruntime, onnxscript.optimizer, onnxscript.rewriter, onnxslim
+import cv2, onnxruntime, onnxscript.optimizer, onnxscript.rewriter, onnxslim
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 before = peak()
 result = calibrate(sys.argv[1], images=json.loads(sys.argv[2]), preprocess={"size": [8, 8], "channels": "gray"},
@@ -66,7 +66,6 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def run(model: Path, images: list[str]) -> tuple[int, float, float]:
-    pytest.importorskip("numba")
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(model), json.dumps(images)], capture_output=True, text=True, env=environment

@@ -25,7 +25,7 @@ from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, x
-from trtopt.runtime.prepared import Prepared
+from trtopt.runtime.stretch import Prepared
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"

@@ -13,9 +13,9 @@ from trtopt.core.errors import UsageError
 from trtopt.cuda.arrays import View, like, like_host, start
 from trtopt.cuda.device import Graph
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.baton import Stretch, copying
 from trtopt.runtime.bindings import COPIED, STAGED, Source
 from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
+from trtopt.runtime.stretch import Stretch, copying
 
 
 @dataclass(frozen=True)
@@ -141,26 +141,21 @@ def _call(
     at_once = _at_once(lane, others, address, stages, copies) if known is not None and stream == lane.own else None
 
     def call() -> None:
-        turn = lane.turn()
-        try:
-            if at_once is not None and (way := turn or lane.alone()) is not None and not way.during(at_once):
-                return
-            if others:
-                lane.after(others)
-            for target, source in stages:
-                np.copyto(target, source)
-            if known is None:
-                with lane.device.current():
-                    enqueue()
-            else:
-                lane.launch(known, address, raw, stream)
-            if waits:
-                lane.wait(raw, stream, turn)
-            for target, source in copies:
-                np.copyto(target, source)
-        finally:
-            if turn is not None:
-                turn.leave()
+        if at_once is not None and not at_once.run():
+            return
+        if others:
+            lane.after(others)
+        for target, source in stages:
+            np.copyto(target, source)
+        if known is None:
+            with lane.device.current():
+                enqueue()
+        else:
+            lane.launch(known, address, raw, stream)
+        if waits:
+            lane.wait(raw, stream)
+        for target, source in copies:
+            np.copyto(target, source)
 
     return call
 
@@ -168,11 +163,11 @@ def _call(
 def _at_once(
     lane: Lane, others: Sequence[int], graph: int, stages: Sequence[Copy], copies: Sequence[Copy]
 ) -> Stretch | None:
-    """The whole of a call as machine code; None where there can be none, or an array isn't contiguous."""
+    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
     work = lane.work(graph, others)
     if not work or not all(array.flags.c_contiguous for pair in (*stages, *copies) for array in pair):
         return None
-    into = [copying(start(to), start(source), source.nbytes, stream=True) for to, source in stages]
+    into = [copying(start(to), start(source), source.nbytes) for to, source in stages]
     return Stretch([*into, *work, *(copying(start(to), start(source), source.nbytes) for to, source in copies)])
 
 

@@ -17,9 +17,8 @@ from trtopt.cuda.arrays import DeviceArray, View, like, like_host, start, writab
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
-from trtopt.runtime.baton import Row, Stretch, Turn, baton, calling, same
 from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
-from trtopt.runtime.prepared import Prepared, prepare
+from trtopt.runtime.stretch import Prepared, Row, available, calling, prepare, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -50,10 +49,8 @@ class Lane:
         self._pinned: dict[int, tuple[weakref.ref[NDArray[Any]], int]] = {}
         self._ordinal = device.info.ordinal
         self._driver = device.cuda.driver
-        # What threads do without the GIL; None where the driver's functions aren't known.
-        self._waiting = None if self._driver is None else Stretch([calling(self._driver.synchronizing, self.own)])
-        self._alone: Turn | None = None
-        self._here = ctypes.c_int64()  # the thread's current context, where machine code looks
+        self._stretches = self._driver is not None and available()  # whole calls without the GIL
+        self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
         self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
@@ -80,31 +77,14 @@ class Lane:
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
         """
-        turn = self.turn()
-        try:
-            if self._dirty or self._behind is not None or self.shared:
-                self.settle(stream)
-            bound = self.bindings.bind(arrays, shapes)
-            found = self._again(bound, arrays, out, example, turn) if stream is None else None
-            if found is None:
-                with self.device.current():
-                    found = self._run(bound, arrays, out, stream, example, turn)
-            return found
-        finally:
-            if turn is not None:
-                turn.leave()
-
-    def turn(self) -> Turn | None:
-        """What a call shall wait for before it takes Python's GIL again, where several threads want it: it leaves it in the
-        end. Else None."""
-        made = baton() if self._waiting is not None else None
-        return None if made is None else made.taken()
-
-    def alone(self) -> Turn | None:
-        """For stretches of a thread that nobody waits for. None as long as there is no machine code."""
-        if self._alone is None and (made := baton()) is not None:
-            self._alone = made.apart()
-        return self._alone
+        if self._dirty or self._behind is not None or self.shared:
+            self.settle(stream)
+        bound = self.bindings.bind(arrays, shapes)
+        found = self._again(bound, arrays, out, example) if stream is None else None
+        if found is None:
+            with self.device.current():
+                found = self._run(bound, arrays, out, stream, example)
+        return found
 
     def _again(
         self,
@@ -112,12 +92,11 @@ class Lane:
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         example: Any,
-        turn: Turn | None,
     ) -> dict[str, Any] | None:
         """Infer from arrays in host memory by a graph that was captured before: the common case, short. It needs no current
         device.
 
-        Returns: None if this is no such call, or if threads' way failed: then the other says why, or works.
+        Returns: None if this is no such call, or the stretch failed: then the other way says why, or works.
         """
         if self.bindings.reads_shapes or (out and not _fits(bound, out)):
             return None
@@ -135,13 +114,13 @@ class Lane:
         if replay is None:
             return None
         self._dirty = True
-        if turn is None:
+        if not self._stretches:
             for to, source in copies:
                 np.copyto(to, source)
             self.launch(replay.raw, replay.address, self._raw, self.own)
             found = {name: _result(out, name, shape, dtype) for name, shape, dtype in bound.results}
             targets = [None if back is None else as_bytes(value) for value, back in zip(found.values(), bound.backs)]
-            self.wait(self._raw, self.own, None)
+            self.wait(self._raw, self.own)
             for value, target, landing, back in zip(found.values(), targets, bound.landing, bound.backs):
                 if target is not None and back is not None:
                     target[:] = back
@@ -155,7 +134,7 @@ class Lane:
             for word, (name, shape, dtype) in zip(prepared.targets, bound.results):
                 value = found[name] = np.empty(shape, dtype) if out is None else _result(out, name, shape, dtype)
                 words[word] = start(value)
-            if turn.during(prepared.stretch):
+            if prepared.stretch.run():
                 self.settle(None)
                 return None
         self._dirty = False
@@ -172,14 +151,14 @@ class Lane:
         return replay.prepared
 
     def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
-        """For machine code: launch the graph at that address, and wait for it. Empty if the driver's functions aren't known.
+        """Rows of a stretch: launch the graph at that address, and wait for it. Empty where there can be none.
 
         Args:
             after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
                 this fails before the launch; the method of that name orders it then.
         """
         driver, here = self._driver, ctypes.addressof(self._here)
-        if driver is None or self._cuda.context is None:
+        if driver is None or not self._stretches or self._cuda.context is None:
             return []
         current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
         idle = [calling(driver.querying, stream) for stream in after]
@@ -193,12 +172,11 @@ class Lane:
         out: Mapping[str, Source] | None,
         stream: int | None,
         example: Any,
-        turn: Turn | None,
     ) -> dict[str, Any]:
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
         on_gpu = View in map(type, arrays)
-        found = self.place(bound, arrays, target, turn)
+        found = self.place(bound, arrays, target)
         results: Sequence[Block | Source | None] = bound.fresh
         waits = True
         if out is None and not on_gpu:
@@ -221,7 +199,7 @@ class Lane:
         else:
             self.bindings.enqueue(bound, arrays, places, target)
             self.enqueues += 1
-        return self._finish(bound, results, raw, target, waits, example, turn)
+        return self._finish(bound, results, raw, target, waits, example)
 
     def _targets(
         self, bound: Binding, out: Mapping[str, Source] | None, on_gpu: bool, target: int
@@ -255,7 +233,6 @@ class Lane:
         target: int,
         waits: bool,
         example: Any,
-        turn: Turn | None,
     ) -> dict[str, Any]:
         """Make the results, and wait for them; or not, where they stay in the order of the stream."""
         free = None if waits else target
@@ -286,9 +263,9 @@ class Lane:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
         elif not (lent and self.blocks.wait()):
-            self.wait(raw, target, turn)
+            self.wait(raw, target)
         for array, landing in copies:
-            copy(array, landing, turn)
+            np.copyto(array, landing)
         self._dirty = False
         return wrapped
 
@@ -297,13 +274,10 @@ class Lane:
         if self._driver is None or stream != self.own or self._driver.launch(address, stream):
             self._cuda("cudaGraphLaunch", graph, raw)
 
-    def wait(self, raw: Any, stream: int, turn: Turn | None) -> None:
+    def wait(self, raw: Any, stream: int) -> None:
         """Until what was given to the stream, `raw` to the runtime, is done."""
-        if self._driver is not None and self._waiting is not None and stream == self.own:
-            failed = self._driver.synchronize(stream) if turn is None else turn.during(self._waiting)
-            if not failed:
-                return
-        self._cuda("cudaStreamSynchronize", raw)
+        if self._driver is None or stream != self.own or self._driver.synchronize(stream):
+            self._cuda("cudaStreamSynchronize", raw)
 
     def settle(self, stream: int | None) -> None:
         """What the last call left behind is over, or comes before what is given to `stream` now."""
@@ -319,7 +293,7 @@ class Lane:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def place(self, bound: Binding, arrays: Sequence[Source], target: int, turn: Turn | None = None) -> list[int]:
+    def place(self, bound: Binding, arrays: Sequence[Source], target: int) -> list[int]:
         """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
         places: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
@@ -332,7 +306,7 @@ class Lane:
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
                 places.append(-address)
             else:
-                copy(staging, array, turn, stream=True)
+                np.copyto(staging, array)
                 places.append(STAGED)
         return places
 
@@ -431,14 +405,6 @@ def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np
     """The caller's array for a result, or a new one."""
     given = out.get(name) if out else None
     return np.empty(shape, dtype) if given is None else given
-
-
-def copy(to: NDArray[Any], source: NDArray[Any], turn: Turn | None, *, stream: bool = False) -> None:
-    """Copy an array to one of its shape and type; with `turn` so that the GIL is had again in turn. `stream`: as `copying`."""
-    if turn is not None and source.flags.c_contiguous and to.flags.c_contiguous:
-        turn.copy(start(to), start(source), source.nbytes, stream=stream)
-    else:
-        np.copyto(to, source)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.host import cores
 from trtopt.core.values import TensorInfo, choice, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
@@ -32,7 +31,6 @@ from trtopt.data.decoding import pixels
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, load_manifest
 from trtopt.graph.output_kinds import Kind
-from trtopt.runtime.baton import prepare
 from trtopt.runtime.bindings import Source
 from trtopt.runtime.bound import Bound
 from trtopt.runtime.fixed import fix
@@ -188,8 +186,6 @@ class Session:
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
 
     def _lane(self, number: int) -> _Lane:
-        if number and cores() > 1:  # calls come from several threads
-            prepare()
         return self._gpus[number % len(self._gpus)].lane()
 
     # Running -------------------------------------------------------------------------------------------------------

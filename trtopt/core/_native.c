@@ -1,0 +1,186 @@
+/* What must run without Python's GIL, or for every value that calibration sees. It takes addresses; the modules that call it
+   (trtopt/runtime/stretch.py, trtopt/calibration/counting.py) say what lies there, and keep it alive. */
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Several versions of a loop, of which the processor's is taken when the module is loaded. */
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *values)
+{
+    if (given != wanted) {
+        PyErr_Format(PyExc_TypeError, "%zd arguments are needed, not %zd", wanted, given);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < wanted; i++) {
+        values[i] = PyLong_AsLongLong(args[i]);
+        if (values[i] == -1 && PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+/* A stretch: rows of four words. The first is COPY, SAME or a function's address, the others its arguments. */
+enum { COPY = 0, SAME = 1 };
+
+typedef int (*function)(int64_t, int64_t, int64_t);
+
+static int done(const int64_t *row, int64_t count)
+{
+    int result = 0;
+    for (; count > 0 && result == 0; count--, row += 4) {
+        if (row[0] == COPY)
+            memcpy((void *)(intptr_t)row[1], (const void *)(intptr_t)row[2], (size_t)row[3]);
+        else if (row[0] == SAME)
+            result = *(const int64_t *)(intptr_t)row[1] != row[2];
+        else
+            result = ((function)(intptr_t)row[0])(row[1], row[2], row[3]);
+    }
+    return result;
+}
+
+static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
+{
+    int64_t value[2];
+    int result;
+    if (!addresses(args, given, 2, value))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    result = done((const int64_t *)(intptr_t)value[0], value[1]);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(result);
+}
+
+/* Counting |x| in BINS equal bins over [0, 2**exponent). */
+enum { BINS = 16384, DOUBLINGS = 14, LANES = 4, BLOCK = 1 << 14, SMALL = 1 << 13 };
+
+/* As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, ..., inf, NaN. */
+FOR_EACH_PROCESSOR
+static void extremes(const int32_t *bits, int64_t size, int32_t *least, int32_t *most)
+{
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    for (int64_t i = 0; i < size; i++) {
+        int32_t key = bits[i] ^ ((bits[i] >> 31) & 0x7FFFFFFF);
+        low = key < low ? key : low;
+        high = key > high ? key : high;
+    }
+    *least = low;
+    *most = high;
+}
+
+FOR_EACH_PROCESSOR
+static void placed(const float *values, int64_t size, float scale, uint16_t *bins)
+{
+    for (int64_t i = 0; i < size; i++) /* exact: the scale is a power of two */
+        bins[i] = (uint16_t)(int32_t)(fabsf(values[i]) * scale);
+}
+
+FOR_EACH_PROCESSOR
+static void added(const uint32_t *lane, int64_t *counts)
+{
+    for (int i = 0; i < BINS; i++)
+        counts[i] += lane[i];
+}
+
+static void coarser(uint32_t *lane, int doublings)
+{
+    int step = 1 << (doublings < DOUBLINGS ? doublings : DOUBLINGS);
+    for (int i = 0; i < BINS / step; i++) {
+        uint32_t total = 0;
+        for (int j = i * step; j < i * step + step; j++)
+            total += lane[j];
+        lane[i] = total;
+    }
+    memset(lane + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *lane);
+}
+
+static int64_t counted(const float *values, int64_t size, int64_t exponent, int64_t *counts, uint32_t *lanes,
+                       uint16_t *bins, int32_t *least, int32_t *most)
+{
+    /* Partial histograms: a run of equal values, such as zeros, doesn't wait for its own last count. */
+    int used = size > SMALL ? LANES : 1;
+    int64_t before = exponent;
+    memset(lanes, 0, (size_t)used * BINS * sizeof *lanes);
+    *least = INT32_MAX;
+    *most = INT32_MIN;
+    for (int64_t start = 0; start < size; start += BLOCK) { /* read from memory once, for all loops */
+        int64_t length = size - start < BLOCK ? size - start : BLOCK;
+        int32_t low, high, largest;
+        extremes((const int32_t *)(const void *)(values + start), length, &low, &high);
+        *least = low < *least ? low : *least;
+        *most = high > *most ? high : *most;
+        largest = high > 0 ? high : 0;
+        if (low < 0 && ((low ^ 0x7FFFFFFF) & 0x7FFFFFFF) > largest)
+            largest = (low ^ 0x7FFFFFFF) & 0x7FFFFFFF;
+        if (largest >= 0x7F800000) /* infinite, or NaN */
+            return before;
+        int64_t needed = (largest >> 23) - 126; /* as frexp's, of all but subnormals, which lie below the lowest anyway */
+        if (needed > exponent) {
+            for (int lane = 0; lane < used; lane++)
+                coarser(lanes + lane * BINS, (int)(needed - exponent));
+            exponent = needed;
+        }
+        placed(values + start, length, ldexpf((float)BINS, (int)-exponent), bins);
+        int64_t i = 0;
+        if (used > 1)
+            for (; i + LANES <= length; i += LANES) {
+                lanes[0 * BINS + bins[i]]++;
+                lanes[1 * BINS + bins[i + 1]]++;
+                lanes[2 * BINS + bins[i + 2]]++;
+                lanes[3 * BINS + bins[i + 3]]++;
+            }
+        for (; i < length; i++)
+            lanes[bins[i]]++;
+    }
+    if (exponent > before) {
+        int step = 1 << (exponent - before < DOUBLINGS ? (int)(exponent - before) : DOUBLINGS);
+        for (int i = 0; i < BINS / step; i++) {
+            int64_t total = 0;
+            for (int j = i * step; j < i * step + step; j++)
+                total += counts[j];
+            counts[i] = total;
+        }
+        memset(counts + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *counts);
+    }
+    for (int lane = 0; lane < used; lane++)
+        added(lanes + lane * BINS, counts);
+    return exponent;
+}
+
+static PyObject *count(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
+{
+    int64_t value[6], reached;
+    int32_t least, most;
+    if (!addresses(args, given, 6, value))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    reached = counted((const float *)(intptr_t)value[0], value[1], value[2], (int64_t *)(intptr_t)value[3],
+                      (uint32_t *)(intptr_t)value[4], (uint16_t *)(intptr_t)value[5], &least, &most);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("iiL", (int)least, (int)most, (long long)reached);
+}
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
+     "run(rows, count): do so many rows; what the last one gave, which is the first that gave something else than 0."},
+    {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
+     "count(values, size, exponent, counts, lanes, bins): add to the counts; the least and the greatest value, as integers "
+     "that are in their order, and the exponent that the counts then have."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    return PyModule_Create(&module);
+}

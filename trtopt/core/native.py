@@ -1,0 +1,21 @@
+"""The small C extension (`_native.c`): what runs without Python's GIL, and the loop over every value that calibration sees.
+
+Where it isn't built, plain Python does the same, slower; `trtopt version` says which.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+_module: Any
+try:
+    _module = importlib.import_module("trtopt.core._native")
+except ImportError:
+    _module = None
+
+# Do rows that lie at an address, so many of them: `trtopt.runtime.stretch`. None: not built.
+run: Callable[[int, int], int] | None = getattr(_module, "run", None)
+# Count values: `trtopt.calibration.counting`. None: not built.
+count: Callable[[int, int, int, int, int, int], tuple[int, int, int]] | None = getattr(_module, "count", None)

@@ -1,0 +1,88 @@
+"""Copies and calls in a row that a thread does without Python's GIL: a whole call between two looks of Python at it.
+
+A row is four words: a C function's address and up to three arguments, or what `_native.c` does itself. A stretch ends at the
+first row that gives something else than 0. Only where the C extension is built (`available`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from trtopt.core import native
+from trtopt.cuda.arrays import start
+
+_COPY, _SAME = 0, 1
+_WIDTH = 4  # words of a row
+_TO, _SOURCE = 1, 2  # words of a copy's row
+
+Row = tuple[int, int, int, int]
+
+
+def available() -> bool:
+    return native.run is not None
+
+
+def calling(function: int, a: int, b: int = 0, c: int = 0) -> Row:
+    """A call of the C function at that address, of up to three integers or pointers, that gives 0 if all is well."""
+    return function, a, b, c
+
+
+def copying(to: int, source: int, nbytes: int) -> Row:
+    """A copy from address to address."""
+    return _COPY, to, source, nbytes
+
+
+def same(at: int, value: int) -> Row:
+    """Fails unless the word at that address is `value`."""
+    return _SAME, at, value, 0
+
+
+class Stretch:
+    """Rows, done one after another; for one thread at a time.
+
+    Attributes:
+        words: the rows' numbers, in a row; those can be changed.
+    """
+
+    __slots__ = ("_at", "_count", "words")
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._count = len(rows)
+        self.words = (ctypes.c_int64 * (_WIDTH * self._count))(*[word for row in rows for word in row])
+        self._at = ctypes.addressof(self.words)
+
+    def run(self) -> int:
+        """Do them. What the last one gave, an int32: 0, or why the rows behind it weren't done."""
+        assert native.run is not None
+        return native.run(self._at, self._count)
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A call with arrays in host memory, all but where the caller's arrays lie: copies in, a launch, the wait, copies out.
+
+    Attributes:
+        sources: for each input that is copied, the word of `stretch` where its address goes.
+        targets: for each output the same.
+    """
+
+    stretch: Stretch
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+
+
+def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Sequence[NDArray[Any]]) -> Prepared:
+    """`staging` and `landing`: the pinned memory of inputs that are copied, and of outputs; `work`: what is done in between."""
+    into = [copying(start(array), 0, array.nbytes) for array in staging]
+    back = [copying(0, start(array), array.nbytes) for array in landing]
+    first = len(into) + len(work)
+    return Prepared(
+        Stretch([*into, *work, *back]),
+        tuple(_WIDTH * row + _SOURCE for row in range(len(into))),
+        tuple(_WIDTH * row + _TO for row in range(first, first + len(back))),
+    )
