@@ -8,19 +8,29 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from inspect import Parameter, signature
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError
 from trtopt.core.library_output import TELEMETRY_OFF
 from trtopt.core.native_output import keep_apart, lines
+from trtopt.core.options import About, options
 from trtopt.core.terminal import escaped, own_lines, styled, visible
+from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
+from trtopt.frontend.request import ExportRequest
+from trtopt.jobs.request import JobsRequest
+from trtopt.linting.request import CheckRequest
+from trtopt.recipes.request import PipelineRequest
+from trtopt.runtime.request import RunRequest
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
@@ -47,48 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="An ONNX model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
-Images = Annotated[Path | None, typer.Option("--images", metavar="DIR", help="Folder of real images.")]
-Data = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="F.npz|DIR", help="Arrays: one per input name, first axis = samples."),
-]
-Preprocess = Annotated[
-    str | None,
-    typer.Option("--preprocess", metavar="PRESET|FILE.toml", help="imagenet, efficientnet-lite, yolo, or a file."),
-]
-Method = Annotated[str, typer.Option("--method", help="auto, entropy, mse, minmax or percentile.")]
-Limit = Annotated[int | None, typer.Option("--limit", help="Use at most so many samples.")]
-Batch = Annotated[int, typer.Option("--batch", help="Samples at a time; the result doesn't depend on it.")]
-Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; default: one per core.")]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--precision-override", metavar="PATTERN=PRECISION", help="By node name or operator; repeatable."),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shapes",
-        metavar="NAME:MIN,OPT,MAX[;…]",
-        help="Range of an input's shape, e.g. x:1x3x224x224,8x3x224x224,32x3x224x224; of several inputs 'a:…;b:…', or "
-        "--shapes again. The same input again begins another profile.",
-    ),
-]
-Target = Annotated[
-    list[str] | None,
-    typer.Option("--target", metavar="smNN[,smNN]", help="Compute capabilities to build for (TensorRT-RTX)."),
-]
-Backend = Annotated[str, typer.Option("--backend", help="auto, tensorrt or rtx.")]
-OutputKind = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--output-kind",
-        metavar="NAME=KIND",
-        help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
-    ),
-]
-
 
 _IMAGE_OPTIONS: dict[str, Any] = {
     "size": Annotated[
@@ -108,25 +77,70 @@ _IMAGE_OPTIONS: dict[str, Any] = {
 }
 
 
-def _prepares_images(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes `preprocess` the options that change single keys of it; it gets all of them as one."""
+_Options = Mapping[str, Any]
 
-    @functools.wraps(command)
-    def prepared(*, preprocess: str | None, **given: Any) -> None:
-        changes = {name: _image_option(name, text) for name in _IMAGE_OPTIONS if (text := given.pop(name)) is not None}
-        start = {} if preprocess is None else {"preset": preprocess}
-        command(preprocess={**start, **changes} if changes else preprocess, **given)
 
-    plain = signature(command, eval_str=True)
-    parameters = list(plain.parameters.values())
-    place = 1 + list(plain.parameters).index("preprocess")
-    parameters[place:place] = [
-        Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=option)
-        for name, option in _IMAGE_OPTIONS.items()
-    ]
-    prepared.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
-    prepared.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
-    return prepared
+def _options_of(
+    request: type[Any], **instead: type[Any]
+) -> Callable[[Callable[[_Options, bool], None]], Callable[..., None]]:
+    """Give a command the options of a request, as its fields describe them, and --json; it gets the values by name.
+
+    Args:
+        instead: for a field that can't be typed, a request whose options stand in its place.
+    """
+    found = {}
+    for name, entry in options(request).items():
+        found.update(options(instead[name]) if name in instead else {name: entry})
+    described = {name: about for name, (_, about) in found.items() if about.help}
+    parameters = [_parameter(item, about) for item, about in found.values() if about.help]
+    several = [name for name, (item, about) in found.items() if item.default == () and about.typed is None]
+    if "preprocess" in described:
+        place = 1 + list(described).index("preprocess")
+        parameters[place:place] = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, annotation in _IMAGE_OPTIONS.items()
+        ]
+    parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+
+    def made(command: Callable[[_Options, bool], None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def typed(*, json_output: bool, **given: Any) -> None:
+            if "preprocess" in described:
+                given["preprocess"] = _prepared(given)
+            values = {name: given[name] or () if name in several else given[name] for name in described}
+            command(values, json_output)
+
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
+        return typed
+
+    return made
+
+
+def _parameter(item: Field[Any], about: About) -> Parameter:
+    """What typer makes a command's option or argument of."""
+    required = about.needed or item.default is MISSING
+    several = item.default == () and about.typed is None
+    kind: Any = list[str] if several else about.typed or type(item.default)
+    absent = item.default is None or item.default == ()  # None, for typer
+    annotation: Any = kind | None if absent and not required else kind
+    flag = "--" + item.name.replace("_", "-")
+    metavar = about.metavar or about.unit.upper() or None
+    if required and not about.short:
+        described = typer.Argument(metavar=metavar, help=about.help)
+    else:
+        flags = [about.short] if about.short else []
+        flags.append(f"{flag}/--no-{flag[2:]}" if item.default is True else flag)
+        described = typer.Option(*flags, metavar=metavar, help=about.help)
+    default = Parameter.empty if required else None if absent else item.default
+    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
+
+
+def _prepared(given: dict[str, Any]) -> Any:
+    """`preprocess` with the options that change single keys of it, which are taken out of `given`."""
+    preset = given["preprocess"]
+    changes = {name: _image_option(name, text) for name in _IMAGE_OPTIONS if (text := given.pop(name)) is not None}
+    return {**({} if preset is None else {"preset": preset}), **changes} if changes else preset
 
 
 def _image_option(name: str, text: str) -> Any:
@@ -203,73 +217,22 @@ def _before(
 
 
 @app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
-@_prepares_images
-def export(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe."
-        ),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The ONNX file to write.")],
-    opset: Annotated[
-        int | None, typer.Option("--opset", help="ONNX opset; default: what every generation reads.")
-    ] = None,
-    for_generation: Annotated[
-        str | None, typer.Option("--for-generation", help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.")
-    ] = None,
-    weights: Annotated[Path | None, typer.Option("--weights", help="A state dict (weights only).")] = None,
-    factory_arg: Annotated[
-        list[str] | None,
-        typer.Option("--factory-arg", metavar="NAME=VALUE", help="An argument of the class or factory; repeatable."),
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--inputs",
-            metavar="NAME:batchx3x224x224",
-            help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",
-        ),
-    ] = None,
-    dynamic: Annotated[
-        list[str] | None, typer.Option("--dynamic", metavar="NAME:AXIS=DIM[,…]", help="More dynamic axes; repeatable.")
-    ] = None,
-    input_names: Annotated[
-        list[str] | None, typer.Option("--input-names", metavar="NAME[,NAME]", help="In forward's order; repeatable.")
-    ] = None,
-    output_names: Annotated[
-        list[str] | None, typer.Option("--output-names", metavar="NAME[,NAME]", help="In order; repeatable.")
-    ] = None,
-    sample: Annotated[
-        Path | None, typer.Option("--sample", help="Real inputs to compare on: .npz, .npy, images.")
-    ] = None,
-    preprocess: Preprocess = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", help="Largest relative difference.")] = 1e-3,
-    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Compare with PyTorch.")] = True,
-    json_output: Json = False,
-) -> None:
+@_options_of(ExportRequest)
+def export(options: _Options, json_output: bool) -> None:
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
     import trtopt
     from trtopt.frontend.exporter import parse_input
     from trtopt.frontend.factories import parse_argument
 
-    result = trtopt.export(
-        source,
-        output,
-        opset=opset,
-        for_generation=for_generation,
-        weights=weights,
-        factory_arg=dict(map(parse_argument, factory_arg)) if factory_arg else None,
-        inputs=[parse_input(item) for item in inputs] if inputs else None,
-        dynamic=dict(map(_dynamic_axes, dynamic)) if dynamic else None,
-        input_names=_listed(",".join(input_names)) if input_names else None,
-        output_names=_listed(",".join(output_names)) if output_names else None,
-        sample=sample,
-        preprocess=preprocess,
-        tolerance=tolerance,
-        verify=verify,
-        reporter=_reporter(json_output),
-    )
+    read: dict[str, Callable[[list[str]], Any]] = {
+        "factory_arg": lambda texts: dict(map(parse_argument, texts)),
+        "inputs": lambda texts: list(map(parse_input, texts)),
+        "dynamic": lambda texts: dict(map(_dynamic_axes, texts)),
+        "input_names": lambda texts: _listed(",".join(texts)),
+        "output_names": lambda texts: _listed(",".join(texts)),
+    }
+    given = {name: read[name](options[name]) if options[name] else None for name in read}
+    result = trtopt.export(**{**options, **given}, reporter=_reporter(json_output))
 
     def text() -> None:
         print(f"{result.path}: opset {result.opset}, weights {result.weights}")
@@ -295,37 +258,20 @@ def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
 
 
 @app.command(epilog="Example: trtopt check model.onnx --fix clean.onnx")
-def check(
-    model: Model,
-    fix: Annotated[Path | None, typer.Option("--fix", metavar="OUT", help="Write the folded, cleaned model.")] = None,
-    backend: Backend = "auto",
-    target: Target = None,
-    shapes: Shapes = None,
-    nodes: Annotated[
-        bool, typer.Option("--nodes", help="List the nodes and what --int8 makes of each, by the names of overrides.")
-    ] = False,
-    json_output: Json = False,
-) -> None:
+@_options_of(CheckRequest)
+def check(options: _Options, json_output: bool) -> None:
     """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
     import trtopt
 
-    report = trtopt.check(
-        model,
-        fix=fix,
-        backend=backend,
-        target=target or (),
-        shapes=shapes or (),
-        nodes=nodes,
-        reporter=_reporter(json_output),
-    )
+    report = trtopt.check(**options, reporter=_reporter(json_output))
 
     def text() -> None:
-        if nodes:
+        if options["nodes"]:
             listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
-            _table(f"{model}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
+            _table(f"{options['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
         rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
         if rows:
-            _table(str(model), ("level", "code", "node", "operator", "finding"), rows)
+            _table(str(options["model"]), ("level", "code", "node", "operator", "finding"), rows)
         for line in report.summary_lines:
             print(line)
 
@@ -339,67 +285,12 @@ def _sentence(finding: Any) -> str:
 
 
 @app.command(epilog="Example: trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
-@_prepares_images
-def calibrate(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The table to write (*.calib.json).")],
-    images: Images = None,
-    data: Data = None,
-    calib: Annotated[
-        Path | None,
-        typer.Option("--calib", metavar="T.calib.json", help="Choose again from an earlier table; no data."),
-    ] = None,
-    preprocess: Preprocess = None,
-    method: Method = "auto",
-    limit: Limit = None,
-    batch: Batch = 8,
-    threads: Threads = None,
-    precision_override: Overrides = None,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Reuse an earlier pass over the same data.")] = True,
-    import_cache: Annotated[
-        Path | None,
-        typer.Option(
-            "--import-cache", metavar="OLD.cache", help="Take the scales of a TensorRT 7 to 10 cache; no data."
-        ),
-    ] = None,
-    export_cache: Annotated[
-        Path | None,
-        typer.Option("--export-cache", metavar="OUT.cache", help="Write a cache for TensorRT 8.6 and 10 too."),
-    ] = None,
-    missing: Annotated[
-        str, typer.Option("--missing", help="What an imported cache lacks: error, or float (stays out of INT8).")
-    ] = "error",
-    device: Annotated[
-        str, typer.Option("--device", help="cpu, or cuda: run and count on the GPU, through PyTorch.")
-    ] = "cpu",
-    allow_unusual_data: Annotated[
-        bool, typer.Option("--allow-unusual-data", help="Take noise, plain or repeated samples, refused otherwise.")
-    ] = False,
-    json_output: Json = False,
-) -> None:
+@_options_of(CalibrateRequest)
+def calibrate(options: _Options, json_output: bool) -> None:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
     import trtopt
 
-    result = trtopt.calibrate(
-        model,
-        output,
-        images=images,
-        data=data,
-        preprocess=preprocess,
-        calib=calib,
-        method=method,
-        limit=limit,
-        batch=batch,
-        threads=threads,
-        precision_override=precision_override or (),
-        cache=cache,
-        import_cache=import_cache,
-        export_cache=export_cache,
-        missing=missing,
-        device=device,
-        allow_unusual_data=allow_unusual_data,
-        reporter=_reporter(json_output),
-    )
+    result = trtopt.calibrate(**options, reporter=_reporter(json_output))
 
     def text() -> None:
         taken: dict[str, int] = {}
@@ -408,9 +299,9 @@ def calibrate(
         methods = ", ".join(f"{count} {name}" for name, count in sorted(taken.items()))
         origin = f"{result.samples} samples"
         if result.coverage is not None:
-            _table(str(import_cache), (result.coverage.header, "count", "names"), result.coverage.rows())
-            origin = str(import_cache)
-        print(f"{output}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
+            _table(str(options["import_cache"]), (result.coverage.header, "count", "names"), result.coverage.rows())
+            origin = str(options["import_cache"])
+        print(f"{options['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
         if result.convergence and not any(result.convergence in note for note in result.notes):
             print(f"  {result.convergence}")
         if result.exported is not None:
@@ -425,120 +316,12 @@ def calibrate(
     epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
     "--best instead of --int8 keeps the faster of INT8 and FP16"
 )
-@_prepares_images
-def build(
-    model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The engine to write; its manifest lies beside it.")],
-    fp16: Annotated[bool, typer.Option("--fp16", help="FP16.")] = False,
-    bf16: Annotated[bool, typer.Option("--bf16", help="BF16 (with --int8: the rest in BF16).")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="INT8, the rest in FP16.")] = False,
-    fp8: Annotated[bool, typer.Option("--fp8", help="FP8, the rest in FP16.")] = False,
-    best: Annotated[
-        bool,
-        typer.Option("--best", help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits."),
-    ] = False,
-    min_agreement: Annotated[
-        float, typer.Option("--min-agreement", help="Limit of --best: share of FP32's classes, tokens, pixels.")
-    ] = 0.95,
-    min_snr: Annotated[
-        float | None,
-        typer.Option("--min-snr", metavar="DB", help="Limit of --best; default: 20 for embeddings, boxes, others."),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare/--no-compare", help="On a GPU, build for FP16 too and say how INT8 compares.")
-    ] = True,
-    images: Images = None,
-    data: Data = None,
-    calib: Annotated[
-        Path | None,
-        typer.Option("--calib", metavar="T.calib.json", help="A table from trtopt calibrate, or a TensorRT cache."),
-    ] = None,
-    preprocess: Preprocess = None,
-    method: Method = "auto",
-    limit: Limit = None,
-    batch: Batch = 8,
-    calibrator: Annotated[
-        str, typer.Option("--calibrator", help="trtopt, or native (TensorRT 8.6 and 10).")
-    ] = "trtopt",
-    precision_override: Overrides = None,
-    fp32_io: Annotated[bool, typer.Option("--fp32-io/--no-fp32-io", help="Keep inputs and outputs FP32.")] = True,
-    shapes: Shapes = None,
-    target: Target = None,
-    backend: Backend = "auto",
-    workspace: Annotated[str | None, typer.Option("--workspace", metavar="2GiB", help="Most scratch memory.")] = None,
-    optimization_level: Annotated[int | None, typer.Option("--optimization-level", help="0 (fast build) to 5.")] = None,
-    timing_cache: Annotated[Path | None, typer.Option("--timing-cache", help="Read and update this file.")] = None,
-    hardware_compatibility: Annotated[
-        str, typer.Option("--hardware-compatibility", help="none, ampere_plus or same_compute_capability.")
-    ] = "none",
-    version_compatible: Annotated[bool, typer.Option("--version-compatible", help="Runs on later versions.")] = False,
-    exclude_lean_runtime: Annotated[bool, typer.Option("--exclude-lean-runtime", help="Leave it out.")] = False,
-    strip: Annotated[bool, typer.Option("--strip", help="Leave the weights out of the plan.")] = False,
-    refit: Annotated[bool, typer.Option("--refit", help="Let weights be replaced later.")] = False,
-    sparsity: Annotated[bool, typer.Option("--sparsity", help="Use 2:4 sparse kernels where weights allow.")] = False,
-    tf32: Annotated[bool, typer.Option("--tf32/--no-tf32", help="Let FP32 layers use TF32.")] = True,
-    allow_precision_fallback: Annotated[
-        bool, typer.Option("--allow-precision-fallback", help="Accept an engine that lost the precision asked for.")
-    ] = False,
-    save_onnx: Annotated[
-        Path | None, typer.Option("--save-onnx", metavar="OUT", help="Keep the graph TensorRT got.")
-    ] = None,
-    save_cache: Annotated[
-        Path | None, typer.Option("--save-cache", metavar="OUT", help="Keep the native calibrator's cache.")
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option("--classes", metavar="FILE", help="Class names for the manifest, one a line; or imagenet."),
-    ] = None,
-    output_kind: OutputKind = None,
-    force: Annotated[bool, typer.Option("--force", help="Build even if the engine is up to date.")] = False,
-    json_output: Json = False,
-) -> None:
+@_options_of(BuildRequest)
+def build(options: _Options, json_output: bool) -> None:
     """Build a TensorRT engine and say what it really runs."""
     import trtopt
 
-    result = trtopt.build(
-        model,
-        output,
-        fp16=fp16,
-        bf16=bf16,
-        int8=int8,
-        fp8=fp8,
-        best=best,
-        min_agreement=min_agreement,
-        min_snr=min_snr,
-        compare=compare,
-        images=images,
-        data=data,
-        calib=calib,
-        preprocess=preprocess,
-        method=method,
-        limit=limit,
-        batch=batch,
-        calibrator=calibrator,
-        precision_override=precision_override or (),
-        fp32_io=fp32_io,
-        shapes=shapes or (),
-        target=target or (),
-        backend=backend,
-        workspace=workspace,
-        optimization_level=optimization_level,
-        timing_cache=timing_cache,
-        hardware_compatibility=hardware_compatibility,
-        version_compatible=version_compatible,
-        exclude_lean_runtime=exclude_lean_runtime,
-        strip=strip,
-        refit=refit,
-        sparsity=sparsity,
-        tf32=tf32,
-        allow_precision_fallback=allow_precision_fallback,
-        save_onnx=save_onnx,
-        save_cache=save_cache,
-        classes=classes,
-        output_kind=output_kind or (),
-        force=force,
-        reporter=_reporter(json_output),
-    )
+    result = trtopt.build(**options, reporter=_reporter(json_output))
 
     from trtopt.engine.manifest import arithmetic
 
@@ -547,14 +330,15 @@ def build(
         if line := arithmetic(result.coverage):
             print(f"  {line}")
         print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
-        if result.onnx and (int8 or fp8):
+        if result.onnx and (options["int8"] or options["fp8"]):
             print(
                 f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
             )
         if result.comparison:
             print(f"  {result.comparison['why']}")
         if result.not_measured:
-            print(f"  not measured against {'BF16' if bf16 else 'FP16'}: {result.not_measured}")
+            other = "BF16" if options["bf16"] else "FP16"
+            print(f"  not measured against {other}: {result.not_measured}")
 
     _show(result, json_output, text)
 
@@ -611,136 +395,53 @@ def inspect(
 
 
 @app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")
-@_prepares_images
-def verify(
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE.onnx", help="Usually the FP32 model.")],
-    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE.onnx", help="Usually what build --save-onnx wrote.")],
-    images: Images = None,
-    data: Data = None,
-    preprocess: Preprocess = None,
-    limit: Limit = None,
-    batch: Batch = 8,
-    threads: Threads = None,
-    output_kind: OutputKind = None,
-    min_agreement: Annotated[
-        float | None,
-        typer.Option(
-            "--min-agreement", metavar="SHARE", help="Least share of classes, tokens, pixels; default: not judged."
-        ),
-    ] = None,
-    min_snr: Annotated[
-        float | None, typer.Option("--min-snr", metavar="DB", help="Least dB of each output; default: not judged.")
-    ] = None,
-    json_output: Json = False,
-) -> None:
+@_options_of(VerifyRequest, batches=SamplesRequest)
+def verify(options: _Options, json_output: bool) -> None:
     """Compare two ONNX models on the same real inputs, each output by its kind, in ONNX Runtime.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
     is missed.
     """
     import trtopt
+    from trtopt.core.options import options as fields
     from trtopt.data import open_data
     from trtopt.evaluation.verify import check_graphs
     from trtopt.graph.io import load_model
 
-    check_graphs(reference, candidate)
-    batches = open_data(
-        load_model(reference, lazy=True).inputs,
-        images=images,
-        data=data,
-        preprocess=preprocess,
-        limit=limit,
-        batch=batch,
-    )
-    agreement = trtopt.verify(
-        reference,
-        candidate,
-        batches,
-        threads=threads,
-        output_kind=output_kind or (),
-        min_agreement=min_agreement,
-        min_snr=min_snr,
-    )
+    reference = options["reference"]
+    check_graphs(reference, options["candidate"])
+    source = fields(SamplesRequest)
+    batches = open_data(load_model(reference, lazy=True).inputs, **{name: options[name] for name in source})
+    others = {name: value for name, value in options.items() if name not in source}
+    agreement = trtopt.verify(**others, batches=batches)
     print(json.dumps(agreement.describe()) if json_output else agreement)
     if not agreement.ok:
         raise typer.Exit(1)
 
 
 @app.command(epilog="Example: trtopt pipeline efficientnet-lite0 --output out --target sm89")
-def pipeline(
-    recipe: Annotated[str, typer.Argument(help="A model recipe: its name, or a file.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for everything it makes.")],
-    precision: Annotated[str, typer.Option("--precision", help="int8, fp8, fp16, bf16 or fp32.")] = "int8",
-    method: Method = "auto",
-    target: Target = None,
-    backend: Backend = "auto",
-    json_output: Json = False,
-) -> None:
+@_options_of(PipelineRequest)
+def pipeline(options: _Options, json_output: bool) -> None:
     """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
     import trtopt
 
-    result = trtopt.pipeline(
-        recipe,
-        output,
-        precision=precision,
-        method=method,
-        target=target or (),
-        backend=backend,
-        reporter=_reporter(json_output),
-    )
+    result = trtopt.pipeline(**options, reporter=_reporter(json_output))
 
     _show(result, json_output, lambda: print(*str(result).split("\n"), sep="\n"))
 
 
 @app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
-@_prepares_images
-def bench(
-    engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan.")],
-    against: Annotated[
-        str | None, typer.Option("--against", metavar="NAME[,NAME]", help="torch, onnxruntime, polygraphy.")
-    ] = None,
-    batch: Annotated[
-        str | None, typer.Option("--batch", metavar="N[,N]", help="Samples at a time; default: what it is tuned for.")
-    ] = None,
-    streams: Annotated[int, typer.Option("--streams", help="Threads calling at once, for the throughput.")] = 1,
-    iterations: Annotated[int, typer.Option("--iterations", help="Calls of each kind.")] = 200,
-    warmup: Annotated[int, typer.Option("--warmup", help="Calls before, not counted.")] = 20,
-    data: Data = None,
-    images: Images = None,
-    preprocess: Preprocess = None,
-    model: Annotated[
-        Path | None, typer.Option("--model", metavar="M.onnx", help="For ONNX Runtime; default: the engine's source.")
-    ] = None,
-    source: Annotated[
-        str | None, typer.Option("--source", help="For PyTorch: torchvision:NAME, module:factory, or a recipe.")
-    ] = None,
-    backend: Backend = "auto",
-    device: Annotated[int, typer.Option("--device", help="The GPU's number.")] = 0,
-    json_output: Json = False,
-) -> None:
+@_options_of(BenchRequest)
+def bench(options: _Options, json_output: bool) -> None:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
     import trtopt
 
-    result = trtopt.bench(
-        engine,
-        against=_listed(against),
-        batch=_numbers(batch, "--batch"),
-        streams=streams,
-        iterations=iterations,
-        warmup=warmup,
-        data=data,
-        images=images,
-        preprocess=preprocess,
-        model=model,
-        source=source,
-        backend=backend,
-        device=device,
-        reporter=_reporter(json_output),
-    )
+    lists = {"against": _listed(options["against"]), "batch": _numbers(options["batch"], "--batch")}
+    result = trtopt.bench(**{**options, **lists}, reporter=_reporter(json_output))
 
     def text() -> None:
         columns, rows = result.table()
-        _table(str(engine), columns, rows)
+        _table(str(options["engine"]), columns, rows)
         print(*result.remarks(), sep="\n")
 
     _show(result, json_output, text)
@@ -762,41 +463,12 @@ class _ValuesInARow(TyperCommand):
 
 
 @app.command(cls=_ValuesInARow, epilog="Example: trtopt run model.engine --images photos/")
-@_prepares_images
-def run(
-    engine: Annotated[Path, typer.Argument(metavar="M.engine", help="A TensorRT plan, or (onnxruntime) an ONNX file.")],
-    input: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="[NAME=]x.npy|x.npz", help="Arrays, in an .npz by input name; repeatable."),
-    ] = None,
-    images: Annotated[
-        list[Path] | None, typer.Option("--images", metavar="DIR|FILE…", help="Images, prepared as at calibration.")
-    ] = None,
-    preprocess: Preprocess = None,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Write NAME.npy, or predictions.json.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", help="How many of the best classes to show.")] = 5,
-    backend: Annotated[
-        str, typer.Option("--backend", help="auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
-    ] = "auto",
-    device: Annotated[int, typer.Option("--device", help="The GPU's number.")] = 0,
-    json_output: Json = False,
-) -> None:
+@_options_of(RunRequest)
+def run(options: _Options, json_output: bool) -> None:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     import trtopt
 
-    result = trtopt.run(
-        engine,
-        input=input,
-        images=images,
-        preprocess=preprocess,
-        output=output,
-        top=top,
-        backend=backend,
-        device=device,
-        reporter=_reporter(json_output),
-    )
+    result = trtopt.run(**options, reporter=_reporter(json_output))
 
     def text() -> None:
         for item in result.outputs:
@@ -805,7 +477,7 @@ def run(
             print(f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}")
         if result.ranked:
             rows = [(item.sample, ", ".join(f"{best}" for best in item.predictions)) for item in result.ranked]
-            _table(str(engine), ("image" if result.images else "sample", f"best {top}"), rows)
+            _table(str(options["engine"]), ("image" if result.images else "sample", f"best {options['top']}"), rows)
         print(f"{result.backend}, {result.timing}")
         for path in result.files:
             print(f"  {path}")
@@ -849,40 +521,16 @@ class _RayAlone(TyperCommand):
 
 
 @jobs.command("run", cls=_RayAlone, epilog="Example: trtopt jobs run jobs.toml")
-def run_jobs(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS.toml", help="The job list.")],
-    state: Annotated[
-        Path | None, typer.Option("--state", metavar="DIR", help="Holds what is done; default: JOBS.state.")
-    ] = None,
-    workers: Annotated[int | None, typer.Option("--workers", help="Processes; default: one per core.")] = None,
-    threads: Annotated[
-        int | None, typer.Option("--threads", help="Samples that a worker runs at a time; default: cores / workers.")
-    ] = None,
-    shard: Annotated[
-        int | None, typer.Option("--shard", help="Samples in one piece of work; the result doesn't depend on it.")
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option("--ray", metavar="[ADDRESS|auto|local]", help="Run the shards on a Ray cluster; alone: auto."),
-    ] = None,
-    json_output: Json = False,
-) -> None:
+@_options_of(JobsRequest)
+def run_jobs(options: _Options, json_output: bool) -> None:
     """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
     import trtopt
 
-    result = trtopt.run_jobs(
-        jobs,
-        state=state,
-        workers=workers,
-        threads=threads,
-        shard=shard,
-        ray=ray,
-        reporter=_reporter(json_output),
-    )
+    result = trtopt.run_jobs(**options, reporter=_reporter(json_output))
 
     def text() -> None:
         rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
-        _table(str(jobs), ("job", "state", "result"), rows)
+        _table(str(options["jobs"]), ("job", "state", "result"), rows)
         print(f"{result.summary}; state in {result.state}")
 
     _show(result, json_output, text)

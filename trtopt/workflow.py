@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from trtopt.builder.construction import BuildResult, build
+from trtopt.builder.construction import BuildResult, construct
+from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.core.files import existing_file, made_folder, sha256_file, sha256_json, write_json
-from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Precision, choice
+from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
+from trtopt.core.values import MIN_AGREEMENT, Precision, choice
 from trtopt.core.version import __version__
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.limits import MIN_AGREEMENT, MIN_SNR, Limits
+from trtopt.evaluation.limits import MIN_SNR, Limits
 from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
 from trtopt.linting.checker import check
 from trtopt.recipes.loader import Recipe, load_recipe
+from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.session import Session
 
 CALIBRATION = "calibration"  # folder for a recipe's images, in the output folder
@@ -170,16 +172,8 @@ class _Ledger:
         return result
 
 
-def pipeline(
-    recipe: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    precision: str = "int8",
-    method: str = "auto",
-    target: Sequence[str] | str = (),
-    backend: str = "auto",
-    reporter: Reporter = SILENT,
-) -> PipelineResult:
+@taking(PipelineRequest)
+def pipeline(request: PipelineRequest) -> PipelineResult:
     """Run a recipe's stages into the folder `output`: export, check, calibrate, build, verify, and time where there is a GPU.
 
     Args:
@@ -190,30 +184,36 @@ def pipeline(
     Raises:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
     """
-    chosen = Precision(choice(precision, [str(item) for item in Precision], "--precision"))
-    model = load_recipe(recipe)
-    folder = made_folder(output)
+    reporter = request.reporter
+    chosen = Precision(choice(request.precision, [str(item) for item in Precision], "--precision"))
+    model = load_recipe(request.recipe)
+    folder = made_folder(request.output)
     ledger, files = _Ledger(folder), dict[str, Path]()
     original = _exported(model, folder, ledger, reporter)
     clean = files["ONNX"] = folder / f"{model.name}.onnx"
-    ledger.run("check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, backend, reporter))
+    ledger.run(
+        "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
+    )
     images = _calibration_images(model, folder) if chosen.quantized else None
     engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
     graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
-    wanted: dict[str, Any] = {} if chosen is Precision.FP32 else {str(chosen): True}
-    if images is not None:
-        wanted |= {"images": images, "preprocess": model.preprocess, "method": method}
-    built = build(
+    wanted = BuildRequest(
         clean,
         engine,
-        **wanted,
+        fp16=chosen is Precision.FP16,
+        bf16=chosen is Precision.BF16,
+        int8=chosen is Precision.INT8,
+        fp8=chosen is Precision.FP8,
         shapes=[dict(model.ranges)] if model.ranges else (),
-        target=target,
-        backend=backend,
+        target=request.target,
+        backend=request.backend,
         save_onnx=graph,
         classes=model.classes,
         reporter=reporter,
     )
+    if images is not None:
+        wanted = replace(wanted, images=images, preprocess=model.preprocess, method=request.method)
+    built = construct(wanted)
     files["manifest"] = built.manifest
     if built.cached:
         ledger.skipped.append("build")
@@ -223,7 +223,7 @@ def pipeline(
     manifest = load_manifest(engine)
     kinds = (manifest.output_kinds if manifest else None) or {}
     agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
-    timing, not_run = _timed(model, clean, engine, backend)
+    timing, not_run = _timed(model, clean, engine, request.backend)
     sizes = {what: path.stat().st_size for what, path in files.items()}
     return PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +16,11 @@ import trtopt
 from trtopt.autotune import building, candidates
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
+from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.engine.manifest import load_manifest
-from trtopt.evaluation.limits import MIN_AGREEMENT
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.timing import Spread, Timing
@@ -41,17 +40,17 @@ class Gpu:
         self.built: list[str] = []
         self.model = world.model
         self.stop: BaseException | None = None
-        build = engine.build
+        construct = engine.construct
 
-        def counted(*arguments: Any, **options: Any) -> Any:
-            result = build(*arguments, **options)
+        def counted(request: BuildRequest) -> Any:
+            result = construct(request)
             if not result.cached:
                 manifest = load_manifest(result.engine)
                 assert manifest is not None
                 self.built.append(str(manifest.spec["precision"]))
             return result
 
-        monkeypatch.setattr(engine, "build", counted)
+        monkeypatch.setattr(engine, "construct", counted)
         monkeypatch.setattr(candidates, "probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
         for module in (candidates, building):
@@ -125,16 +124,6 @@ def _manifest(result: Any) -> Any:
     return manifest
 
 
-def test_the_builders_arguments_are_all_there_with_the_same_defaults() -> None:
-    mine, builders = inspect.signature(building.build).parameters, inspect.signature(engine.build).parameters
-    assert set(builders) < set(mine)
-    assert {name: (item.default, item.annotation, item.kind) for name, item in builders.items()} == {
-        name: (mine[name].default, mine[name].annotation, mine[name].kind) for name in builders
-    }
-    assert set(mine) - set(builders) == {"best", "min_agreement", "min_snr", "compare"}
-    assert mine["min_agreement"].default == MIN_AGREEMENT
-
-
 # What was asked for ----------------------------------------------------------------------------------------------------
 
 
@@ -186,13 +175,13 @@ def test_an_up_to_date_engine_is_not_measured_again(gpu: Gpu, build: Build) -> N
 def test_fp16_is_built_with_the_same_options_but_those_of_int8(
     gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counted, given = engine.build, []
+    counted, given = engine.construct, []
 
-    def spy(**options: Any) -> Any:
-        given.append(options)
-        return counted(**options)
+    def spy(request: BuildRequest) -> Any:
+        given.append(request)
+        return counted(request)
 
-    monkeypatch.setattr(engine, "build", spy)
+    monkeypatch.setattr(engine, "construct", spy)
     build(
         shapes="x:1x3x32x32,4x3x32x32,4x3x32x32",
         workspace="1GiB",
@@ -201,10 +190,10 @@ def test_fp16_is_built_with_the_same_options_but_those_of_int8(
         limit=20,
     )
     _, other = given
-    assert other["shapes"] == "x:1x3x32x32,4x3x32x32,4x3x32x32"
-    assert (other["workspace"], other["optimization_level"], other["fp16"]) == ("1GiB", 1, True)
-    assert other["precision_override"] == ["conv1=fp32", "Relu=fp16"]
-    assert not set(other) & {"int8", "data", "limit", "calibrator"}
+    assert other.shapes == "x:1x3x32x32,4x3x32x32,4x3x32x32"
+    assert (other.workspace, other.optimization_level, other.fp16) == ("1GiB", 1, True)
+    assert other.precision_override == ["conv1=fp32", "Relu=fp16"]
+    assert (other.int8, other.data, other.limit) == (False, None, None)
 
 
 def test_bf16_is_what_int8_with_bf16_is_compared_with(gpu: Gpu, build: Build) -> None:
@@ -450,14 +439,14 @@ def test_images_judge_as_the_table_says_they_are_prepared(gpu: Gpu, build: Build
 def test_a_candidate_that_can_not_be_built_is_out(
     gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    counted = engine.build
+    counted = engine.construct
 
-    def fail(**options: Any) -> Any:
-        if options.get(lost):
+    def fail(request: BuildRequest) -> Any:
+        if getattr(request, lost):
             raise BuildFailed("no kernel")
-        return counted(**options)
+        return counted(request)
 
-    monkeypatch.setattr(engine, "build", fail)
+    monkeypatch.setattr(engine, "construct", fail)
     result = build(best=True)
     kept = "fp16" if lost == "int8" else "int8"
     assert _manifest(result).spec["precision"] == kept
@@ -468,10 +457,10 @@ def test_a_candidate_that_can_not_be_built_is_out(
 def test_best_with_nothing_to_choose_from_fails_as_the_builder_did(
     gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(**options: Any) -> Any:
+    def fail(request: BuildRequest) -> Any:
         raise BuildFailed("no kernel")
 
-    monkeypatch.setattr(engine, "build", fail)
+    monkeypatch.setattr(engine, "construct", fail)
     with pytest.raises(BuildFailed, match=r"INT8 engine: no kernel; no FP16 .*; no FP32"):
         build(best=True)
     assert world.contents() == {}

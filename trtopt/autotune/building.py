@@ -7,15 +7,12 @@ quantized engine is measured against the one that it replaces, unless that is de
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
-
-import onnx
 
 from trtopt.autotune.candidates import (
     NATIVE_CACHE,
@@ -31,6 +28,7 @@ from trtopt.autotune.candidates import (
 from trtopt.autotune.selection import EQUAL, Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.errors import (
     AccuracyLost,
@@ -52,17 +50,18 @@ from trtopt.core.files import (
     write_bytes,
     writing_together,
 )
-from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Precision, Profile
+from trtopt.core.options import options, taking
+from trtopt.core.progress import Reporter
+from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
-from trtopt.evaluation.limits import MIN_AGREEMENT, Limits
+from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Given, Kind, resolve
+from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
@@ -70,8 +69,7 @@ from trtopt.runtime.session import Session
 from trtopt.trt import select
 
 FEW = 32  # below, one sample's class decides too much
-_BUILDER = tuple(inspect.signature(engine.build).parameters)
-_NO_PART = (
+_NO_PART = (  # in what a contest depends on, or with a part of their own in it
     "model",
     "output",
     "images",
@@ -84,52 +82,15 @@ _NO_PART = (
     "output_kind",
     "force",
     "reporter",
+    "best",
+    "min_agreement",
+    "min_snr",
+    "compare",
 )
 
 
-def build(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    output: str | os.PathLike[str],
-    *,
-    fp16: bool = False,
-    bf16: bool = False,
-    int8: bool = False,
-    fp8: bool = False,
-    best: bool = False,
-    min_agreement: float = MIN_AGREEMENT,
-    min_snr: float | None = None,
-    compare: bool = True,
-    images: str | os.PathLike[str] | None = None,
-    data: Any = None,
-    calib: str | os.PathLike[str] | Table | None = None,
-    preprocess: Any = None,
-    method: str = "auto",
-    limit: int | None = None,
-    batch: int = 8,
-    calibrator: str = "trtopt",
-    precision_override: Sequence[str] = (),
-    fp32_io: bool = True,
-    shapes: Sequence[str] | str | Sequence[Profile] = (),
-    target: Sequence[str] | str = (),
-    backend: str = "auto",
-    workspace: str | int | None = None,
-    optimization_level: int | None = None,
-    timing_cache: str | os.PathLike[str] | None = None,
-    hardware_compatibility: str = "none",
-    version_compatible: bool = False,
-    exclude_lean_runtime: bool = False,
-    strip: bool = False,
-    refit: bool = False,
-    sparsity: bool = False,
-    tf32: bool = True,
-    allow_precision_fallback: bool = False,
-    save_onnx: str | os.PathLike[str] | None = None,
-    save_cache: str | os.PathLike[str] | None = None,
-    classes: str | os.PathLike[str] | Sequence[str] | None = None,
-    output_kind: Given = (),
-    force: bool = False,
-    reporter: Reporter = SILENT,
-) -> BuildResult:
+@taking(BuildRequest)
+def build(request: BuildRequest) -> BuildResult:
     """Build a TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
     Args:
@@ -171,43 +132,42 @@ def build(
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
         AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
     """
-    options: dict[str, Any] = {name: value for name, value in locals().items() if name in _BUILDER}
-    limits = Limits(min_agreement, min_snr)
-    if best:
-        if not compare:
+    limits = Limits(request.min_agreement, request.min_snr)
+    if request.best:
+        if not request.compare:
             raise UsageError("--best compares engines: drop --no-compare, or name the precision instead of --best")
-        return _Best(options, limits).build()
+        return _Best(request, limits).build()
     if limits != Limits():
         raise UsageError("--min-agreement and --min-snr are limits of --best: add it, or drop them")
-    return _asked_for(options, compare)
+    return _asked_for(request)
 
 
 # What was asked for, measured ------------------------------------------------------------------------------------------
 
 
-def _asked_for(options: Mapping[str, Any], compare: bool) -> BuildResult:
+def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
-    result, reporter = engine.build(**options), options["reporter"]
-    if not (options["int8"] or options["fp8"]):
+    result, reporter = engine.construct(request), request.reporter
+    if not (request.int8 or request.fp8):
         return result
-    quantized, base = precisions(options)
-    if not compare:
+    quantized, base = precisions(request)
+    if not request.compare:
         return replace(result, not_measured="--no-compare was given")
     try:
-        gpu = gpu_for(options)
+        gpu = gpu_for(request)
         stored = stored_comparison(result.engine) if result.cached else None
         if stored is not None and stored.gpu == str(gpu) and stored.speedup is not None:
             _warn_if_slow(stored, quantized, base, reporter)
             return replace(result, comparison=stored.describe())
-        model = load_model(options["model"])
-        check_measurable(options, model, base)
+        model = load_model(request.model)
+        check_measurable(request, model, base)
     except TrtoptError as error:
         return replace(result, not_measured=str(error))
     try:
         with folder_beside(result.engine) as folder:
             reporter.note(f"building for {base.upper()} too, to compare (--no-compare leaves that out)")
-            other = build_candidate(floating(options, base, options["preprocess"]), base, folder)
-            samples = None if options["images"] is options["data"] is None else real_samples(model, options)
+            other = build_candidate(floating(request, base, request.preprocess), base, folder)
+            samples = None if request.images is None and request.data is None else real_samples(model, request)
             found = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
     except BuildCancelled:
         raise
@@ -237,22 +197,20 @@ def _warn_if_slow(found: Comparison, quantized: Precision, base: Precision, repo
 class _Best:
     """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
 
-    def __init__(self, options: Mapping[str, Any], limits: Limits) -> None:
-        self.options = dict(options)
-        if not (options["int8"] or options["fp8"]):
-            self.options["int8"] = True
-        self.limits, self.reporter = limits, options["reporter"]
-        self.quantized, self.base = precisions(self.options)
-        self.output = Path(options["output"])
+    def __init__(self, request: BuildRequest, limits: Limits) -> None:
+        self.request = request if request.int8 or request.fp8 else replace(request, int8=True)
+        self.limits, self.reporter = limits, request.reporter
+        self.quantized, self.base = precisions(self.request)
+        self.output = Path(request.output)
 
     def build(self) -> BuildResult:
-        started, given = time.monotonic(), self.options
-        read = [given[name] for name in ("model", "data", "calib", "preprocess", "timing_cache")]
-        check_outputs(self.output, (given["save_onnx"], given["save_cache"]), read)
-        if given["images"] is given["data"] is None:
-            beside = "; beside --calib they judge and nothing else" if given["calib"] is not None else ""
+        started, given = time.monotonic(), self.request
+        read = (given.model, given.data, given.calib, given.preprocess, given.timing_cache)
+        check_outputs(self.output, (given.save_onnx, given.save_cache), read)
+        if given.images is None and given.data is None:
+            beside = "; beside --calib they judge and nothing else" if given.calib is not None else ""
             raise UsageError(f"--best judges accuracy on real samples: add --images DIR or --data F.npz{beside}")
-        model = load_model(given["model"])
+        model = load_model(given.model)
         try:
             gpu = gpu_for(given)
             check_measurable(given, model, self.base)
@@ -260,10 +218,10 @@ class _Best:
             instead = f"choose the precision yourself: --{self.quantized} or --{self.base} instead of --best"
             raise type(error)(f"--best measures engines on a GPU, and {error}; else {instead}") from error
         samples = real_samples(model, given)
-        names = None if given["classes"] is None else load_classes(given["classes"])
-        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given["output_kind"], names)
+        names = None if given.classes is None else load_classes(given.classes)
+        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given.output_kind, names)
         key = self._key(model, gpu, samples)
-        if not given["force"] and (done := self._up_to_date(key)):
+        if not given.force and (done := self._up_to_date(key)):
             return done
         if samples.samples < FEW:
             self.reporter.warn(
@@ -288,7 +246,7 @@ class _Best:
             first = made.get(self.quantized)
             stored = load_manifest(first.engine) if first else None
             try:
-                chosen = self._chosen(precision, stored.preprocess if stored else self.options["preprocess"])
+                chosen = self._chosen(precision, stored.preprocess if stored else self.request.preprocess)
                 made[precision] = build_candidate(chosen, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
@@ -309,14 +267,13 @@ class _Best:
                         raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
 
-    def _chosen(self, precision: Precision, preprocess: Any) -> dict[str, Any]:
-        """The builder's options for one candidate."""
+    def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
+        """What the builder is asked for one candidate."""
         if precision is not self.quantized:
-            return floating(self.options, precision, preprocess)
-        chosen = dict(self.options)
-        if self.options["calib"] is not None:  # then images and data only judge
-            chosen |= {"images": None, "data": None}
-        return chosen
+            return floating(self.request, precision, preprocess)
+        if self.request.calib is not None:  # then images and data only judge
+            return replace(self.request, images=None, data=None)
+        return self.request
 
     def _reference(self, folder: Path, stack: contextlib.ExitStack, model: Model) -> tuple[Runner, str]:
         """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
@@ -326,8 +283,9 @@ class _Best:
             return runner, f"the FP32 model in ONNX Runtime {version} on the CPU"
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
-        options = floating(self.options, Precision.FP32, None) | {"tf32": False, "save_onnx": None, "classes": None}
-        made = build_candidate(options, Precision.FP32, folder / "reference")
+        wanted = floating(self.request, Precision.FP32, None)
+        wanted = replace(wanted, tf32=False, save_onnx=None, classes=None)
+        made = build_candidate(wanted, Precision.FP32, folder / "reference")
         session = stack.enter_context(Session(made.engine, contexts=1))
         return session.run_batches, "an FP32 engine without TF32"
 
@@ -335,7 +293,7 @@ class _Best:
         """Move the winner to the output: plan and manifest, and what else is to be kept."""
         manifest = load_manifest(kept.engine)
         assert manifest is not None  # the builder has just written it
-        graph, cache = self.options["save_onnx"], self.options["save_cache"]
+        graph, cache = self.request.save_onnx, self.request.save_cache
         engine.tell_cut_off(self.output, graph, self.reporter)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
@@ -348,7 +306,7 @@ class _Best:
                 write_bytes(cache, quantized.engine.with_name(NATIVE_CACHE).read_bytes())
 
     def _result(self, built: BuildResult, found: Comparison, *, seconds: float) -> BuildResult:
-        graph = self.options["save_onnx"]
+        graph = self.request.save_onnx
         return replace(
             built,
             engine=self.output,
@@ -360,7 +318,7 @@ class _Best:
 
     def _up_to_date(self, key: str) -> BuildResult | None:
         """What is at the output, if a contest now would have the same engines and, by these limits, the same winner."""
-        stored, cache = stored_comparison(self.output), self.options["save_cache"]
+        stored, cache = stored_comparison(self.output), self.request.save_cache
         if stored is None or stored.key != key or (cache and not Path(cache).is_file()):
             return None
         try:
@@ -372,7 +330,7 @@ class _Best:
         manifest = load_manifest(self.output)
         if found.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        result = engine.build(**self._chosen(Precision(found.kept), manifest.preprocess))
+        result = engine.construct(self._chosen(Precision(found.kept), manifest.preprocess))
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {found.why}")
@@ -382,8 +340,8 @@ class _Best:
 
     def _key(self, model: Model, gpu: DeviceInfo, samples: Batches) -> str:
         """What a contest depends on besides the limits."""
-        given, generation = self.options, select(self.options["backend"])
-        calib, preprocess = given["calib"], given["preprocess"]
+        given, generation = self.request, select(self.request.backend)
+        calib, preprocess = given.calib, given.preprocess
         if calib is None:
             scales = real_samples(model, given, None).describe()
         else:
@@ -393,7 +351,7 @@ class _Best:
         return sha256_json(
             {
                 "model": model.fingerprint,
-                "options": {name: str(value) for name, value in given.items() if name not in _NO_PART},
+                "options": {name: str(getattr(given, name)) for name in options(BuildRequest) if name not in _NO_PART},
                 "scales": scales,
                 "samples": samples.describe(),
                 "kinds": self.kinds,

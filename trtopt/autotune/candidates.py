@@ -1,18 +1,21 @@
-"""The engines that a request compares: their options, builds and measurements, and where they lie meanwhile."""
+"""The engines that a request compares: their requests, builds and measurements, and where they lie meanwhile."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.selection import Comparison, Entrant, judge, time_in_turns
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.errors import DeviceError, TrtoptError, UsageError
+from trtopt.core.options import without
 from trtopt.core.progress import Phase, Reporter
 from trtopt.core.shapes import parse_profiles
 from trtopt.core.values import BuildSpec, Override, Precision, parse_targets
@@ -32,13 +35,13 @@ NATIVE_CACHE = "native.cache"  # beside a candidate's plan
 _CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
 
 
-def precisions(options: Mapping[str, Any]) -> tuple[Precision, Precision]:
+def precisions(request: BuildRequest) -> tuple[Precision, Precision]:
     """The quantized one, and the one that it is compared with."""
-    quantized = Precision.FP8 if options["fp8"] and not options["int8"] else Precision.INT8
-    return quantized, Precision.BF16 if options["bf16"] else Precision.FP16
+    quantized = Precision.FP8 if request.fp8 and not request.int8 else Precision.INT8
+    return quantized, Precision.BF16 if request.bf16 else Precision.FP16
 
 
-def gpu_for(options: Mapping[str, Any]) -> DeviceInfo:
+def gpu_for(request: BuildRequest) -> DeviceInfo:
     """The GPU that the engines are measured on.
 
     Raises:
@@ -49,18 +52,18 @@ def gpu_for(options: Mapping[str, Any]) -> DeviceInfo:
     if not found:
         raise DeviceError(f"there is no GPU here: {found.reason}")
     here = found.devices[0]
-    quantized, base = precisions(options)
-    spec = BuildSpec(precision=quantized, remainder=base, targets=parse_targets(options["target"]))
-    targets = select(options["backend"]).targets(spec)
+    quantized, base = precisions(request)
+    spec = BuildSpec(precision=quantized, remainder=base, targets=parse_targets(request.target))
+    targets = select(request.backend).targets(spec)
     if targets and here.compute_capability not in targets:
         said = ", ".join(f"sm{target}" for target in targets)
         raise DeviceError(f"the engine is for {said}; the GPU here is {here}: add --target sm{here.compute_capability}")
     return Device(here.ordinal).info
 
 
-def check_measurable(options: Mapping[str, Any], model: Model, base: Precision) -> None:
+def check_measurable(request: BuildRequest, model: Model, base: Precision) -> None:
     """Raise UsageError unless engines of both precisions can be made of the model and run."""
-    if options["strip"]:
+    if request.strip:
         raise UsageError("an engine without its weights (--strip) can't run")
     if is_quantized(model.proto):
         raise UsageError(
@@ -68,45 +71,49 @@ def check_measurable(options: Mapping[str, Any], model: Model, base: Precision) 
         )
 
 
-def real_samples(model: Model, options: Mapping[str, Any], default: int | None = SAMPLES) -> Batches:
+def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
     """The real samples of a request, at most `default` unless it says how many."""
-    images, preprocess, calib = options["images"], options["preprocess"], options["calib"]
+    images, preprocess, calib = request.images, request.preprocess, request.calib
     if images is not None and preprocess is None and calib is not None:
         table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
         preprocess = table.preprocess if table else None
     if images is not None and preprocess is not None:
-        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(options["shapes"]))
+        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
     return open_data(
         model.inputs,
         images=images,
-        data=options["data"],
+        data=request.data,
         preprocess=preprocess if images is not None or calib is None else None,
-        limit=default if options["limit"] is None else options["limit"],
-        batch=options["batch"],
+        limit=default if request.limit is None else request.limit,
+        batch=request.batch,
     )
 
 
-def floating(options: Mapping[str, Any], precision: Precision, preprocess: Any) -> dict[str, Any]:
-    """The builder's options for the same engine without quantization."""
+def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
+    """The request for the same engine without quantization."""
     allowed = (Precision.FP32, precision)
-    overrides = [text for text in options["precision_override"] if Override.parse(text).precision in allowed]
-    named = {"fp16": precision is Precision.FP16, "bf16": precision is Precision.BF16}
-    rest = {name: value for name, value in options.items() if name not in _CALIBRATION}
-    return (
-        rest
-        | named
-        | {"precision_override": overrides, "preprocess": preprocess, "reporter": _Prefixed(options, precision)}
+    return replace(
+        without(request, *_CALIBRATION),
+        fp16=precision is Precision.FP16,
+        bf16=precision is Precision.BF16,
+        precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],
+        preprocess=preprocess,
+        reporter=_Prefixed(request.reporter, precision),
     )
 
 
-def build_candidate(options: Mapping[str, Any], precision: Precision, folder: Path) -> BuildResult:
+def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
     """One engine, with all that belongs to it, in a folder of its own."""
     own = folder / str(precision)
     own.mkdir(parents=True)
-    saved = {"save_onnx": own / "graph.onnx" if options["save_onnx"] else None}
-    if options.get("save_cache"):
-        saved["save_cache"] = own / NATIVE_CACHE
-    return engine.build(**{**options, "output": own / Path(options["output"]).name, **saved})
+    return engine.construct(
+        replace(
+            request,
+            output=own / Path(request.output).name,
+            save_onnx=own / "graph.onnx" if request.save_onnx else None,
+            save_cache=own / NATIVE_CACHE if request.save_cache else None,
+        )
+    )
 
 
 def measured(
@@ -149,8 +156,8 @@ def stored_comparison(output: Path) -> Comparison | None:
 class _Prefixed(Reporter):
     """Another candidate's phases and warnings, under its name; its notes were said for the first one."""
 
-    def __init__(self, options: Mapping[str, Any], precision: Precision) -> None:
-        self._reporter, self._name = options["reporter"], precision.upper()
+    def __init__(self, reporter: Reporter, precision: Precision) -> None:
+        self._reporter, self._name = reporter, precision.upper()
 
     def warn(self, text: str) -> None:
         self._reporter.warn(f"{self._name}: {text}")

@@ -18,6 +18,7 @@ import onnx
 
 from trtopt.builder import kernels
 from trtopt.builder.lowering import Lowered, Verdict, judge, lower
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.documents import converted
@@ -31,7 +32,8 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
@@ -40,7 +42,6 @@ from trtopt.core.values import (
     LayerInfo,
     Override,
     Precision,
-    Profile,
     ShapeRange,
     TensorInfo,
     overriding,
@@ -53,7 +54,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, found_precision, kept_graph, load_manifest, manifest_path
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
-from trtopt.graph.output_kinds import Given, Kind, resolve, stated
+from trtopt.graph.output_kinds import Kind, resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
@@ -117,89 +118,45 @@ class BuildResult:
         }
 
 
-def build(
-    model: str | os.PathLike[str] | onnx.ModelProto,
-    output: str | os.PathLike[str],
-    *,
-    fp16: bool = False,
-    bf16: bool = False,
-    int8: bool = False,
-    fp8: bool = False,
-    images: str | os.PathLike[str] | None = None,
-    data: Any = None,
-    calib: str | os.PathLike[str] | Table | None = None,
-    preprocess: Any = None,
-    method: str = "auto",
-    limit: int | None = None,
-    batch: int = 8,
-    calibrator: str = "trtopt",
-    precision_override: Sequence[str] = (),
-    fp32_io: bool = True,
-    shapes: Sequence[str] | str | Sequence[Profile] = (),
-    target: Sequence[str] | str = (),
-    backend: str = "auto",
-    workspace: str | int | None = None,
-    optimization_level: int | None = None,
-    timing_cache: str | os.PathLike[str] | None = None,
-    hardware_compatibility: str = "none",
-    version_compatible: bool = False,
-    exclude_lean_runtime: bool = False,
-    strip: bool = False,
-    refit: bool = False,
-    sparsity: bool = False,
-    tf32: bool = True,
-    allow_precision_fallback: bool = False,
-    save_onnx: str | os.PathLike[str] | None = None,
-    save_cache: str | os.PathLike[str] | None = None,
-    classes: str | os.PathLike[str] | Sequence[str] | None = None,
-    output_kind: Given = (),
-    force: bool = False,
-    reporter: Reporter = SILENT,
-) -> BuildResult:
+def construct(request: BuildRequest) -> BuildResult:
     """Build one TensorRT engine: `output` (a plain plan) and `output`.json (its manifest).
 
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     started = time.monotonic()
-    spec = _spec(
-        fp16, bf16, int8, fp8,
-        io_fp32=fp32_io,
-        overrides=tuple(map(Override.parse, precision_override)),
-        profiles=parse_profiles(shapes),
-        targets=parse_targets(target),
-        backend=backend,
-        calibrator=calibrator,
-        workspace=None if workspace is None else parse_size(workspace),
-        optimization_level=optimization_level,
-        timing_cache=Path(timing_cache) if timing_cache else None,
-        hardware_compatibility=hardware_compatibility,
-        version_compatible=version_compatible,
-        exclude_lean_runtime=exclude_lean_runtime,
-        strip=strip,
-        refit=refit,
-        sparsity=sparsity,
-        tf32=tf32,
-        allow_precision_fallback=allow_precision_fallback,
-    )  # fmt: skip
-    output = Path(output)
-    if save_cache and calibrator != "native":
+    spec = _spec(request)
+    output, reporter = Path(request.output), request.reporter
+    if request.save_cache and request.calibrator != "native":
         raise UsageError(
             "--save-cache keeps what TensorRT's own calibrator wrote: add --calibrator native; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
         )
-    check_outputs(output, (save_onnx, save_cache), (model, data, calib, preprocess, timing_cache))
-    loaded = load_model(model)
-    names = None if classes is None else load_classes(classes)
+    check_outputs(
+        output,
+        (request.save_onnx, request.save_cache),
+        (request.model, request.data, request.calib, request.preprocess, request.timing_cache),
+    )
+    loaded = load_model(request.model)
+    names = None if request.classes is None else load_classes(request.classes)
     if names is not None:
         check_classes(names, loaded.outputs)
-    kinds = stated(output_kind, loaded.outputs)
-    scales = Scales(images, data, calib, preprocess, method, limit, batch, precision_override)
+    kinds = stated(request.output_kind, loaded.outputs)
+    scales = Scales(
+        request.images,
+        request.data,
+        request.calib,
+        request.preprocess,
+        request.method,
+        request.limit,
+        request.batch,
+        request.precision_override,
+    )
     scales.check(spec, is_quantized(loaded.proto))
-    generation = select(backend)
+    generation = select(request.backend)
     generation.refuse(spec, reporter)
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
-    prepared = None if preprocess is None else Preprocess.load(preprocess)
+    prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
     spec = _with_profiles(spec, loaded.inputs, prepared, reporter)
     if prepared is not None:
         sized = prepared.at_opt(loaded.inputs, spec.profiles)
@@ -209,9 +166,21 @@ def build(
         scales = replace(scales, preprocess=sized)
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
-    work = _Work(output, loaded, spec, generation, scales, table, native, cache, Path(save_onnx) if save_onnx else None)
-    work = replace(work, save_cache=Path(save_cache) if save_cache else None, classes=names, stated=kinds)
-    if not force and (done := work.up_to_date()):
+    work = _Work(
+        output,
+        loaded,
+        spec,
+        generation,
+        scales,
+        table,
+        native,
+        cache,
+        save_onnx=Path(request.save_onnx) if request.save_onnx else None,
+        save_cache=Path(request.save_cache) if request.save_cache else None,
+        classes=names,
+        stated=kinds,
+    )
+    if not request.force and (done := work.up_to_date()):
         reporter.note(f"{output} is up to date")
         done = work.described(done, reporter)
         return work.result(done, time.monotonic() - started, cached=True)
@@ -224,7 +193,7 @@ def build(
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     made = _construct(work, folded, reporter)
-    tell_cut_off(output, save_onnx, reporter)
+    tell_cut_off(output, request.save_onnx, reporter)
     if made.lowered.merged:
         count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
         reporter.note(
@@ -234,6 +203,9 @@ def build(
         reporter.warn(warning)
     manifest = work.write(made, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
+
+
+build = taking(BuildRequest)(construct)  # by keywords
 
 
 @dataclass(frozen=True)
@@ -592,14 +564,16 @@ def _summary(table: Table | None) -> dict[str, Any] | None:
     return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
 
 
-def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> BuildSpec:
-    if int8 and fp8:
+def _spec(request: BuildRequest) -> BuildSpec:
+    if request.int8 and request.fp8:
         raise UsageError("--int8 and --fp8 are both given; one network is quantized in one of them")
-    if fp16 and bf16:
+    if request.fp16 and request.bf16:
         raise UsageError("--fp16 and --bf16 are both given; choose one")
-    base = Precision.BF16 if bf16 else Precision.FP16 if fp16 or int8 or fp8 else Precision.FP32
-    precision = Precision.INT8 if int8 else Precision.FP8 if fp8 else base
-    for override in options["overrides"]:
+    half = request.fp16 or request.int8 or request.fp8
+    base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
+    precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
+    overrides = tuple(map(Override.parse, request.precision_override))
+    for override in overrides:
         if override.precision.quantized and override.precision is not precision:
             raise UsageError(
                 f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
@@ -610,7 +584,27 @@ def _spec(fp16: bool, bf16: bool, int8: bool, fp8: bool, **options: Any) -> Buil
                 f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
                 f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
             )
-    return BuildSpec(precision=precision, remainder=base if precision.quantized else Precision.FP16, **options)
+    return BuildSpec(
+        precision=precision,
+        remainder=base if precision.quantized else Precision.FP16,
+        io_fp32=request.fp32_io,
+        overrides=overrides,
+        profiles=parse_profiles(request.shapes),
+        targets=parse_targets(request.target),
+        backend=request.backend,
+        calibrator=request.calibrator,
+        workspace=None if request.workspace is None else parse_size(request.workspace),
+        optimization_level=request.optimization_level,
+        timing_cache=Path(request.timing_cache) if request.timing_cache else None,
+        hardware_compatibility=request.hardware_compatibility,
+        version_compatible=request.version_compatible,
+        exclude_lean_runtime=request.exclude_lean_runtime,
+        strip=request.strip,
+        refit=request.refit,
+        sparsity=request.sparsity,
+        tf32=request.tf32,
+        allow_precision_fallback=request.allow_precision_fallback,
+    )
 
 
 def _with_profiles(

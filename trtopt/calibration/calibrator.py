@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_
 from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
+from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import is_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
@@ -28,6 +28,7 @@ from trtopt.calibration.verdict import facts, foretold, refuse, refuse_early, wa
 from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
+from trtopt.core.options import taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
@@ -96,27 +97,8 @@ def _seen(histogram: Any) -> dict[str, Any]:
     return {} if histogram is None else {"absmax": histogram.absmax, "count": histogram.total}
 
 
-def calibrate(
-    model: str | os.PathLike[str] | ModelProto,
-    output: str | os.PathLike[str] | None = None,
-    *,
-    images: Any = None,
-    data: Any = None,
-    preprocess: Any = None,
-    calib: str | os.PathLike[str] | Table | None = None,
-    method: str = "auto",
-    limit: int | None = None,
-    batch: int = 8,
-    threads: int | None = None,
-    precision_override: Sequence[str] = (),
-    cache: bool = True,
-    import_cache: str | os.PathLike[str] | None = None,
-    export_cache: str | os.PathLike[str] | None = None,
-    missing: str = "error",
-    device: str = "cpu",
-    allow_unusual_data: bool = False,
-    reporter: Reporter = SILENT,
-) -> CalibrateResult:
+@taking(CalibrateRequest)
+def calibrate(request: CalibrateRequest) -> CalibrateResult:
     """Measure a model's INT8 scales on real inputs, in one pass, or take them from an earlier measurement or a TensorRT
     cache, without any data.
 
@@ -150,60 +132,75 @@ def calibrate(
             nothing in it can be quantized; or the imported cache lacks tensors (named).
         OutputError: the table can't be written. Nothing is left behind.
     """
+    reporter = request.reporter
     started = time.monotonic()
-    choice(method, METHODS, "--method")
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads is {threads}; at least 1 is needed")
-    choice(missing, MISSING, "--missing")
-    choice(device, DEVICES, "--device")
-    overrides = tuple(map(Override.parse, precision_override))
-    if output is not None:
-        check_writable(output, model, data, preprocess, import_cache, None if isinstance(calib, Table) else calib)
-    if export_cache is not None:
-        check_writable(export_cache, model, data, preprocess, import_cache, output)
-    loaded = load_model(model, lazy=True)
+    choice(request.method, METHODS, "--method")
+    if request.threads is not None and request.threads < 1:
+        raise UsageError(f"--threads is {request.threads}; at least 1 is needed")
+    choice(request.missing, MISSING, "--missing")
+    choice(request.device, DEVICES, "--device")
+    overrides = tuple(map(Override.parse, request.precision_override))
+    if request.output is not None:
+        check_writable(
+            request.output,
+            request.model,
+            request.data,
+            request.preprocess,
+            request.import_cache,
+            None if isinstance(request.calib, Table) else request.calib,
+        )
+    if request.export_cache is not None:
+        check_writable(
+            request.export_cache, request.model, request.data, request.preprocess, request.import_cache, request.output
+        )
+    loaded = load_model(request.model, lazy=True)
     refuse_quantized(loaded)
-    original = loaded.proto if export_cache is not None else None
-    if import_cache is not None:
+    original = loaded.proto if request.export_cache is not None else None
+    if request.import_cache is not None:
         refuse_measuring(
-            images=images,
-            data=data,
-            calib=calib,
-            method=None if method == "auto" else method,
-            limit=limit,
-            threads=threads,
+            images=request.images,
+            data=request.data,
+            calib=request.calib,
+            method=None if request.method == "auto" else request.method,
+            limit=request.limit,
+            threads=request.threads,
         )
         table, coverage, old, folded = load_import(
-            import_cache, loaded, overrides=overrides, missing=missing, preprocess=preprocess, reporter=reporter
+            request.import_cache,
+            loaded,
+            overrides=overrides,
+            missing=request.missing,
+            preprocess=request.preprocess,
+            reporter=reporter,
         )
         check_overrides(overrides, folded.graph.node)
         found = _Found(table, folded, coverage=coverage, amax=old.amax)
-    elif calib is not None:
+    elif request.calib is not None:
         refuse_measuring(
             "--calib",
-            images=images,
-            data=data,
-            preprocess=preprocess,
-            limit=limit,
-            threads=threads,
-            device=None if device == "cpu" else device,
+            images=request.images,
+            data=request.data,
+            preprocess=request.preprocess,
+            limit=request.limit,
+            threads=request.threads,
+            device=None if request.device == "cpu" else request.device,
         )
-        if not isinstance(calib, Table) and is_cache(calib):
-            raise UsageError(f"--calib {calib} is a TensorRT cache: give it as --import-cache {calib}")
-        earlier = calib if isinstance(calib, Table) else Table.load(calib)
+        if not isinstance(request.calib, Table) and is_cache(request.calib):
+            raise UsageError(f"--calib {request.calib} is a TensorRT cache: give it as --import-cache {request.calib}")
+        earlier = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         prepared = prepare(loaded, overrides, reporter=reporter)
         check_overrides(overrides, prepared.proto.graph.node)
         with reporter.phase("choosing thresholds"):
-            found = _Found(prepared.chosen_again(earlier, method), prepared.proto, cached=True)
+            found = _Found(prepared.chosen_again(earlier, request.method), prepared.proto, cached=True)
     else:
         batches = open_data(
             loaded.inputs,
-            images=images,
-            data=data,
-            preprocess=preprocess,
-            limit=limit,
-            batch=batch,
-            threads=threads or (cores() if device != "cpu" else None),  # a GPU waits for decoding
+            images=request.images,
+            data=request.data,
+            preprocess=request.preprocess,
+            limit=request.limit,
+            batch=request.batch,
+            threads=request.threads or (cores() if request.device != "cpu" else None),  # a GPU waits for decoding
             lazy=True,
         )
         check_enough(batches, loaded.inputs)
@@ -214,33 +211,33 @@ def calibrate(
             prepared,
             first,
             batches,
-            method,
-            threads=threads,
-            device=device,
-            cache=cache,
-            insist=allow_unusual_data,
+            request.method,
+            threads=request.threads,
+            device=request.device,
+            cache=request.cache,
+            insist=request.allow_unusual_data,
             reporter=reporter,
         )
     notes = () if found.coverage else data_notes(found.table)
     for note in notes:
         reporter.warn(note)
-    if output is not None:
-        found.table.save(output)
+    if request.output is not None:
+        found.table.save(request.output)
     exported = None
-    if export_cache is not None and original is not None:
+    if request.export_cache is not None and original is not None:
         exported = export(
-            export_cache,
+            request.export_cache,
             original,
             found.folded,
             found.table,
             batches=found.batches,
             amax=found.amax,
-            threads=threads,
+            threads=request.threads,
             reporter=reporter,
         )
     return CalibrateResult(
         table=found.table,
-        path=None if output is None else Path(output),
+        path=None if request.output is None else Path(request.output),
         skipped=() if found.batches is None else found.batches.skipped,
         seconds=time.monotonic() - started,
         cached=found.cached,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.options import taking
 from trtopt.core.values import ShapeRange, TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
@@ -29,6 +29,7 @@ from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.peers import PEERS, Peer, open_peers
+from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
@@ -138,23 +139,8 @@ class BenchReport:
         return "\n".join([*lines, *self.remarks()])
 
 
-def bench(
-    engine: str | os.PathLike[str],
-    *,
-    against: Sequence[str] = (),
-    batch: Sequence[int] = (),
-    streams: int = 1,
-    iterations: int = 200,
-    warmup: int = 20,
-    data: Any = None,
-    images: Any = None,
-    preprocess: Any = None,
-    model: str | os.PathLike[str] | None = None,
-    source: str | None = None,
-    backend: str = "auto",
-    device: int = 0,
-    reporter: Reporter = SILENT,
-) -> BenchReport:
+@taking(BenchRequest)
+def bench(request: BenchRequest) -> BenchReport:
     """Measure an engine, and what else can run the model, on the same inputs.
 
     Args:
@@ -175,31 +161,32 @@ def bench(
         DeviceError: no GPU, or PyTorch can't use it.
         ModelError: a baseline can't load the model. One that can't run it has a row that says so.
     """
-    _check(against, batch, streams, iterations, warmup)
-    path = existing_file(engine, "the engine")
-    choice(backend, BACKENDS, "backend")
-    if backend == "onnxruntime" or not (found := probe()):
-        why = "backend='onnxruntime' runs on the CPU" if backend == "onnxruntime" else found.reason
+    reporter = request.reporter
+    _check(request.against, request.batch, request.streams, request.iterations, request.warmup)
+    path = existing_file(request.engine, "the engine")
+    choice(request.backend, BACKENDS, "backend")
+    if request.backend == "onnxruntime" or not (found := probe()):
+        why = "backend='onnxruntime' runs on the CPU" if request.backend == "onnxruntime" else found.reason
         raise DeviceError(
             f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
             f"{path.name} … --backend onnxruntime"
         )
-    strangers = others(device)  # before this process is there itself
-    idle = clocks(device)
-    session = Session(path, device=device, backend=backend, contexts=max(4, streams))
+    strangers = others(request.device)  # before this process is there itself
+    idle = clocks(request.device)
+    session = Session(path, device=request.device, backend=request.backend, contexts=max(4, request.streams))
     opened: list[Peer] = []
     try:
         notes = list(session.notes) + _shared(strangers, idle)
-        sizes = tuple(batch) or _tuned(session)
-        pool, origin = _inputs(session, sizes, data, images, preprocess)
+        sizes = tuple(request.batch) or _tuned(session)
+        pool, origin = _inputs(session, sizes, request.data, request.images, request.preprocess)
         opened = open_peers(
-            against,
+            request.against,
             engine=path,
             backend=session.backend,
-            model=lambda: _source_model(session.manifest, model, notes),
-            source=source,
+            model=lambda: _source_model(session.manifest, request.model, notes),
+            source=request.source,
             outputs=session.outputs,
-            ordinal=device,
+            ordinal=request.device,
         )
         for inputs in pool.values():
             session.run(inputs)  # a shape that doesn't fit is refused before anything is measured
@@ -207,17 +194,17 @@ def bench(
         seen: list[Clocks] = []
         for size, inputs in pool.items():
             with reporter.phase(f"measuring batch {size}"):
-                rows += _measure(session, opened, size, inputs, streams, iterations, warmup)
-                seen.append(clocks(device, lambda inputs=inputs: session.run(inputs)))  # type: ignore[misc]
+                rows += _measure(session, opened, size, inputs, request.streams, request.iterations, request.warmup)
+                seen.append(clocks(request.device, lambda inputs=inputs: session.run(inputs)))  # type: ignore[misc]
         notes += [f"batch {size}: {clock}" for size, clock in zip(pool, seen) if clock.throttled]
-        arrived = [item for item in others(device) if item not in strangers]
+        arrived = [item for item in others(request.device) if item not in strangers]
         if len(arrived) > 1:  # one is this process, by a number that it may not know
             notes.append(f"other processes came to the GPU meanwhile: {', '.join(arrived)} (one is this one)")
         for text in notes:
             reporter.warn(text)
         truth = session.manifest.truth if session.manifest else ""
         return BenchReport(
-            path, truth, _gpu_name(device), origin, tuple(rows), tuple(seen), session.memory(), tuple(notes)
+            path, truth, _gpu_name(request.device), origin, tuple(rows), tuple(seen), session.memory(), tuple(notes)
         )
     finally:
         for peer in opened:

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.core.errors import UsageError
+from trtopt.core.values import MIN_AGREEMENT
 from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
 from trtopt.graph.output_kinds import Kind
 
-MIN_AGREEMENT = 0.95
-"""What tools call "1 % accuracy loss" is measured with labels. Agreement counts every changed class, also from one wrong
-class to another and back to the right one, so it falls several times as fast: the best INT8 scales of EfficientNet-Lite0
-agree for 0.97 of unseen crops and lose none of the labelled photos (docs/results/accuracy-lite0.md)."""
 MIN_SNR = 20.0
 """dB, an error of a tenth of the signal; for outputs that agreement doesn't judge."""
 MIN_COSINE = 0.99

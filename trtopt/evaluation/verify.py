@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from trtopt.core.errors import DataError, UsageError
+from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
 from trtopt.engine.manifest import kept_graph
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
+from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import Given, Kind, by_shape, parse, resolve, stated
+from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.ort.runner import OnnxRunner
 from trtopt.trt import plan_header
 
@@ -107,17 +108,8 @@ class Agreement:
         return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
 
 
-def verify(
-    reference: str | os.PathLike[str] | ModelProto | Runner,
-    candidate: str | os.PathLike[str] | ModelProto | Runner,
-    batches: Iterable[Arrays],
-    labels: Sequence[int] | None = None,
-    threads: int | None = None,
-    *,
-    output_kind: Given = (),
-    min_agreement: float | None = None,
-    min_snr: float | None = None,
-) -> Agreement:
+@taking(VerifyRequest)
+def verify(request: VerifyRequest) -> Agreement:
     """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.outputs` has the measures).
 
     Args:
@@ -138,19 +130,29 @@ def verify(
         UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
             limit can't be right.
     """
-    given = {"min_agreement": min_agreement, "min_snr": min_snr}
+    given = {"min_agreement": request.min_agreement, "min_snr": request.min_snr}
     limits = {name: value for name, value in given.items() if value is not None}
     judged = Limits(**limits) if limits else None
-    check_graphs(reference, candidate)
+    check_graphs(request.reference, request.candidate)
     kinds: Mapping[str, Kind] = {}
-    if callable(reference):
-        kinds = parse(output_kind)
+    if callable(request.reference):
+        kinds = parse(request.output_kind)
     else:
-        model = load_model(reference, lazy=True)
-        kinds = resolve(model.proto, model.outputs, output_kind)
-    old = reference if callable(reference) else OnnxRunner(reference, optimize=True, threads=threads)
-    new = candidate if callable(candidate) else OnnxRunner(candidate, optimize=False, threads=threads)
-    return replace(verify_all(old, {"candidate": new}, batches, labels, kinds=kinds)["candidate"], limits=judged)
+        model = load_model(request.reference, lazy=True)
+        kinds = resolve(model.proto, model.outputs, request.output_kind)
+    old = (
+        request.reference
+        if callable(request.reference)
+        else OnnxRunner(request.reference, optimize=True, threads=request.threads)
+    )
+    new = (
+        request.candidate
+        if callable(request.candidate)
+        else OnnxRunner(request.candidate, optimize=False, threads=request.threads)
+    )
+    return replace(
+        verify_all(old, {"candidate": new}, request.batches, request.labels, kinds=kinds)["candidate"], limits=judged
+    )
 
 
 def check_graphs(reference: Any, candidate: Any) -> None:

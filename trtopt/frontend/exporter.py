@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from trtopt.core.errors import (
 )
 from trtopt.core.files import check_writable
 from trtopt.core.foreign import chain, essence, place, quiet
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.data import Batches, open_data
@@ -37,6 +37,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
+from trtopt.frontend.request import ExportRequest
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
@@ -47,13 +48,9 @@ from trtopt.ort.difference import Difference, difference
 from trtopt.ort.sessions import OnnxSession
 from trtopt.recipes.loader import check_shape, package_file
 
-if TYPE_CHECKING:
-    import torch  # noqa: TID251
-
 GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx": 20}
 DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
-TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 THREADS = 4
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 
@@ -109,24 +106,8 @@ class ExportResult:
         return {**asdict(self), "path": str(self.path)}
 
 
-def export(
-    source: str | os.PathLike[str] | torch.nn.Module,
-    output: str | os.PathLike[str],
-    *,
-    opset: int | None = None,
-    for_generation: str | None = None,
-    weights: str | os.PathLike[str] | None = None,
-    factory_arg: Mapping[str, Any] | None = None,
-    inputs: InputSpec | None = None,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    input_names: Sequence[str] | None = None,
-    output_names: Sequence[str] | None = None,
-    sample: Sample | None = None,
-    preprocess: Any = None,
-    tolerance: float = TOLERANCE,
-    verify: bool = True,
-    reporter: Reporter = SILENT,
-) -> ExportResult:
+@taking(ExportRequest)
+def export(request: ExportRequest) -> ExportResult:
     """Export a PyTorch model and check that ONNX Runtime computes the same.
 
     Nothing is downloaded. The module is exported in eval mode; its own mode is restored.
@@ -159,22 +140,23 @@ def export(
         ExportMismatch: PyTorch and ONNX Runtime disagree; nothing is written.
         OutputError: the file can't be written.
     """
-    check_writable(output)
-    target = _opset(opset, for_generation)
+    preprocess, reporter = request.preprocess, request.reporter
+    check_writable(request.output)
+    target = _opset(request.opset, request.for_generation)
     with contextlib.ExitStack() as stack:
         with reporter.phase(
             "load the PyTorch model"
         ):  # a source that can't be right is refused before torch is asked for
-            found = stack.enter_context(opened(source, weights, factory_arg))
+            found = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
         stack.enter_context(_threads(torch))
-        if opset is None and for_generation is None and found.opset:
+        if request.opset is None and request.for_generation is None and found.opset:
             target = found.opset
-        infos, keywords = _inputs(found, inputs, dynamic, input_names)
+        infos, keywords = _inputs(found, request.inputs, request.dynamic, request.input_names)
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
-        arrays, sampled = _samples(infos, sample, preprocess or found.preprocess)
+        arrays, sampled = _samples(infos, request.sample, preprocess or found.preprocess)
         notes = [*found.notes]
         for note in notes:
             reporter.warn(note)
@@ -189,12 +171,12 @@ def export(
                     f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
                 )
                 reporter.warn(notes[-1])
-        names = named_outputs(tensors, output_names or found.outputs, [info.name for info in infos], found.text)
+        names = named_outputs(tensors, request.output_names or found.outputs, [info.name for info in infos], found.text)
         with reporter.phase("export to ONNX"):
             model = _export(torch, found.text, module, infos, arrays, names, target, uses_nms)
             _record_training(torch, module, infos, arrays, model)
         comparisons: list[Comparison] = []
-        if verify:
+        if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 path = stack.enter_context(scratch()) / "model.onnx"
                 save_model(model.proto, path)
@@ -205,26 +187,28 @@ def export(
                     gap = difference(expected, session(batch))
                     comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
-                    notes += _judge(gap, size, tolerance, sampled, found.text)
-                elsewhere, note = _elsewhere(torch, module, infos, arrays, model, session, tolerance, found.text)
+                    notes += _judge(gap, size, request.tolerance, sampled, found.text)
+                elsewhere, note = _elsewhere(
+                    torch, module, infos, arrays, model, session, request.tolerance, found.text
+                )
                 comparisons += elsewhere
                 if note:
                     notes.append(note)
                     reporter.warn(note)
         else:
             notes.append("not compared with PyTorch, as asked")
-        save_model(model.proto, output)
-    if verify and sampled.startswith("synthetic"):
+        save_model(model.proto, request.output)
+    if request.verify and sampled.startswith("synthetic"):
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
-        path=Path(output),
+        path=Path(request.output),
         source=found.text,
         weights=found.weights,
         opset=model.opset,
         inputs=model.inputs,
         outputs=model.outputs,
-        verified=verify,
-        sample=sampled if verify else "none",
+        verified=request.verify,
+        sample=sampled if request.verify else "none",
         comparisons=tuple(comparisons),
         notes=tuple(dict.fromkeys(notes)),
     )

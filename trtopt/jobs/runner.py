@@ -20,13 +20,15 @@ from typing import Any
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT, Phase, Reporter
+from trtopt.core.options import taking
+from trtopt.core.progress import Phase, Reporter
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local, Memory
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
 from trtopt.jobs.joblist import Job, load_jobs
 from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
 from trtopt.jobs.pool import Pool
+from trtopt.jobs.request import JobsRequest
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
@@ -37,16 +39,8 @@ SMALLEST, LARGEST = (
 )  # samples in a shard where none is asked for: starting one costs about as much as ten samples
 
 
-def run_jobs(
-    jobs: str | os.PathLike[str],
-    *,
-    state: str | os.PathLike[str] | None = None,
-    workers: int | None = None,
-    threads: int | None = None,
-    shard: int | None = None,
-    ray: str | None = None,
-    reporter: Reporter = SILENT,
-) -> JobsResult:
+@taking(JobsRequest)
+def run_jobs(request: JobsRequest) -> JobsResult:
     """Calibrate every model of a job list on its data. What an earlier run finished isn't done again.
 
     A table has the same bits as one from `calibrate`, whatever the number of workers and shards.
@@ -64,39 +58,42 @@ def run_jobs(
         OutputError: the state can't be written.
         MissingDependency: Ray is asked for and not installed.
     """
-    for name, value in (("workers", workers), ("threads", threads), ("shard", shard)):
+    reporter, workers = request.reporter, request.workers
+    for name, value in (("workers", workers), ("threads", request.threads), ("shard", request.shard)):
         if value is not None and value < 1:
             raise UsageError(f"--{name} is {value}; at least 1 is needed")
-    started, listed = time.monotonic(), load_jobs(jobs)
-    folder = Path(state) if state is not None else Path(jobs).with_suffix(".state")
+    started, listed = time.monotonic(), load_jobs(request.jobs)
+    folder = Path(request.state) if request.state is not None else Path(request.jobs).with_suffix(".state")
     have = cores()
-    workers = workers or max(1, have // (threads or 1))
-    if workers * (threads or 1) > have:
-        reporter.warn(f"{workers} workers with {threads or 1} threads each share {have} cores: fewer would be faster")
+    workers = workers or max(1, have // (request.threads or 1))
+    if workers * (request.threads or 1) > have:
+        reporter.warn(
+            f"{workers} workers with {request.threads or 1} threads each share {have} cores: fewer would be faster"
+        )
     with ExitStack() as stack:
         kept = stack.enter_context(State.locked(folder))
-        pool = Pool(workers, threads or max(1, have // workers))
+        pool = Pool(workers, request.threads or max(1, have // workers))
         stack.callback(pool.close)
         on_gpu = listed[0].device != "cpu"
         identity: Mapping[str, str] | None = None
         engine: Engine
-        if ray is not None:
+        if request.ray is not None:
             from trtopt.jobs.cluster import Cluster
 
-            engine = Cluster(ray, threads or 1, "cuda" if on_gpu else None)
+            engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
             stack.callback(engine.close)
             identity = engine.identity()
         elif on_gpu:
             gpus = _gpus()
             identity, places = gpus.identity, gpus.places()
             reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
-            own = Pool(len(places), threads or max(1, have // len(places)), places)
+            own = Pool(len(places), request.threads or max(1, have // len(places)), places)
             stack.callback(own.close)
-            engine = Local(pool, threads or 1, kept.scratch, own, gpus.device)
+            engine = Local(pool, request.threads or 1, kept.scratch, own, gpus.device)
         else:
-            engine = Local(pool, threads or 1, kept.scratch)
-        run = _Run(listed, kept, pool, engine, shard, reporter, identity)
-        if threads is None and ray is None:
+            engine = Local(pool, request.threads or 1, kept.scratch)
+        run = _Run(listed, kept, pool, engine, request.shard, reporter, identity)
+        if request.threads is None and request.ray is None:
             run.spread = have
         results = run.all()
     return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from onnx import ModelProto, numpy_helper
 from trtopt import trt
 from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.core.files import check_writable
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
@@ -27,6 +28,7 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable
 from trtopt.graph.proto import whole_copy
+from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.ort.comparison import compare
 
@@ -114,16 +116,8 @@ class CheckReport:
         return "\n".join([*map(str, self.findings), self.summary])
 
 
-def check(
-    model: str | os.PathLike[str] | ModelProto,
-    *,
-    fix: str | os.PathLike[str] | None = None,
-    backend: str = "auto",
-    target: str | Iterable[str] = (),
-    shapes: Sequence[str] | str | Sequence[Profile] = (),
-    nodes: bool = False,
-    reporter: Reporter = SILENT,
-) -> CheckReport:
+@taking(CheckRequest)
+def check(request: CheckRequest) -> CheckReport:
     """Check a model: validity, operators the installed parser refuses, precision hazards.
 
     An invalid model is a finding, not an exception. The hazards are those of the folded graph, which is what is built.
@@ -141,15 +135,16 @@ def check(
         NoBackend: `backend` names one that isn't installed ("auto" only says that no parser was asked).
         OutputError: `fix` can't be written.
     """
-    choice(backend, BACKENDS, "--backend")
-    targets = parse_targets(target)
-    profiles = parse_profiles(shapes)
-    if fix is not None:
-        check_writable(fix)
-    name = "the model" if isinstance(model, ModelProto) else os.fspath(model)
+    reporter = request.reporter
+    choice(request.backend, BACKENDS, "--backend")
+    targets = parse_targets(request.target)
+    profiles = parse_profiles(request.shapes)
+    if request.fix is not None:
+        check_writable(request.fix)
+    name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
     try:
         with reporter.phase("read and validate"):
-            loaded = load_model(model, lazy=True)
+            loaded = load_model(request.model, lazy=True)
             fingerprint = loaded.fingerprint  # now: `fix` may be the model's own file
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
@@ -157,7 +152,7 @@ def check(
     folded, folding = fold(loaded.proto, reporter=reporter)
     findings += _folding(folding)
     findings += find(folded)
-    generation, reason = _generation(backend)
+    generation, reason = _generation(request.backend)
     findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
     with reporter.phase("ask the parser"):
         asked, refused, values = _ask(generation, reason, loaded.proto, folded)
@@ -170,12 +165,12 @@ def check(
         findings.append(Finding("info", "batch-range", "", "", said, "--shapes for another range"))
         suggestion = NOTHING
     written, verified = None, None
-    if fix is not None:
+    if request.fix is not None:
         with reporter.phase("clean and compare"):
             limit = generation.capabilities.max_opset if generation else None
-            problems, verified = _fix(loaded, folded, Path(fix), limit, profiles)
+            problems, verified = _fix(loaded, folded, Path(request.fix), limit, profiles)
             findings += problems
-            written = None if any(item.level == "error" for item in problems) else Path(fix)
+            written = None if any(item.level == "error" for item in problems) else Path(request.fix)
     return CheckReport(
         model=name,
         findings=tuple(sorted(dict.fromkeys(findings), key=lambda finding: LEVELS.index(finding.level))),
@@ -188,7 +183,7 @@ def check(
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
-        nodes=_nodes(folded, generation) if nodes else (),
+        nodes=_nodes(folded, generation) if request.nodes else (),
     )
 
 

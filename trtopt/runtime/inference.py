@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.core.host import cores
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.tensors import numpy_dtype, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
@@ -29,6 +30,7 @@ from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
 from trtopt.runtime.predictions import Prediction
+from trtopt.runtime.request import RunRequest
 from trtopt.runtime.session import Session
 
 Array = NDArray[Any]
@@ -108,18 +110,8 @@ class RunResult:
         }
 
 
-def run(
-    engine: str | os.PathLike[str],
-    *,
-    input: Any = None,
-    images: Any = None,
-    output: str | os.PathLike[str] | None = None,
-    preprocess: Any = None,
-    top: int = 5,
-    backend: str = "auto",
-    device: int = 0,
-    reporter: Reporter = SILENT,
-) -> RunResult:
+@taking(RunRequest)
+def run(request: RunRequest) -> RunResult:
     """Run an engine on arrays or images. For a service, `Session` stays open between calls.
 
     Args:
@@ -140,19 +132,20 @@ def run(
         OutputError: the folder can't be written; found before anything is run.
         DeviceError, EngineError, NoBackend: as `Session`.
     """
-    if (input is None) == (images is None):
+    reporter = request.reporter
+    if (request.input is None) == (request.images is None):
         raise UsageError("give one of --input and --images: what the engine is to be run on")
-    if top < 1:
-        raise UsageError(f"--top is {top}; at least 1 is needed")
-    if images is None and preprocess is not None:
+    if request.top < 1:
+        raise UsageError(f"--top is {request.top}; at least 1 is needed")
+    if request.images is None and request.preprocess is not None:
         raise UsageError("--preprocess is for --images: arrays in --input are used as they are; drop one")
-    path = existing_file(engine, "the engine")
-    with _folder(output) as folder, Session(path, backend=backend, device=device) as session:
-        if images is None:
-            return _run_arrays(session, input, folder, top, reporter)
-        if preprocess is not None:
-            session.preprocess = Preprocess.load(preprocess, session.preprocess)
-        return _run_images(session, _listed(images), folder, top, reporter)
+    path = existing_file(request.engine, "the engine")
+    with _folder(request.output) as folder, Session(path, backend=request.backend, device=request.device) as session:
+        if request.images is None:
+            return _run_arrays(session, request.input, folder, request.top, reporter)
+        if request.preprocess is not None:
+            session.preprocess = Preprocess.load(request.preprocess, session.preprocess)
+        return _run_images(session, _listed(request.images), folder, request.top, reporter)
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------

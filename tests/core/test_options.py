@@ -1,0 +1,120 @@
+"""A request's fields are the keywords of its function; messages name options in Python's words and are told in a command's."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
+
+import pytest
+
+from trtopt.core.options import about, named, option, options, spoken, taking, without
+
+
+@dataclass(frozen=True)
+class Wanted:
+    model: str = field(metadata=about(help="A model."))
+    _: KW_ONLY
+    batch: int = option(8, help="Samples at a time.", unit="samples")
+    label: str | None = option(None)
+
+
+@taking(Wanted)
+def work(request: Wanted) -> Wanted:
+    """Do it."""
+    return request
+
+
+def test_keywords_become_the_request() -> None:
+    assert work("m.onnx", batch=3) == Wanted("m.onnx", batch=3)
+    assert work(model="m.onnx").batch == 8
+    with pytest.raises(FrozenInstanceError):
+        work("m.onnx").batch = 2  # type: ignore[misc]
+
+
+def test_the_function_shows_the_fields() -> None:
+    parameters = inspect.signature(work).parameters
+    assert list(parameters) == ["model", "batch", "label"]
+    assert (parameters["batch"].default, parameters["batch"].annotation) == (8, "int")
+    assert parameters["batch"].kind is inspect.Parameter.KEYWORD_ONLY
+    said = pydoc.plain(pydoc.render_doc(work))
+    assert "work(model: 'str', *, batch: 'int' = 8, label: 'str | None' = None) -> 'Wanted'" in said
+    assert "Do it." in said
+
+
+@pytest.mark.parametrize(
+    "arguments, keywords, words",
+    [
+        (("m",), {"bach": 3}, r"work\(\): .*'bach'; did you mean 'batch'\?"),
+        (("m",), {"zzz": 3}, r"work\(\): .*'zzz'$"),
+        ((), {"batch": 3}, r"work\(\): missing a required argument: 'model'"),
+        (("m", 3), {}, r"work\(\): too many positional arguments"),
+        (("m",), {"model": "n"}, r"work\(\): multiple values for argument 'model'"),
+    ],
+)
+def test_what_is_no_option_is_refused(arguments: tuple[str, ...], keywords: dict[str, int], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        work(*arguments, **keywords)  # type: ignore[arg-type]
+
+
+def test_what_the_function_itself_raises_is_left_alone() -> None:
+    @taking(Wanted)
+    def broken(request: Wanted) -> None:
+        raise TypeError("its own")
+
+    with pytest.raises(TypeError, match=r"^its own$"):
+        broken("m")
+
+
+def test_variants() -> None:
+    given = Wanted("m", batch=3, label="x")
+    assert without(given, "batch") == Wanted("m", label="x")
+    assert replace(given, batch=4) == Wanted("m", batch=4, label="x")
+    with pytest.raises(AssertionError):
+        without(given, "model")  # has no default
+
+
+def test_fields_are_described() -> None:
+    found = options(Wanted)
+    assert list(found) == ["model", "batch", "label"]
+    assert (found["batch"][1].help, found["batch"][1].unit) == ("Samples at a time.", "samples")
+    assert not found["label"][1].help
+
+
+FLAGS = {
+    "min_snr": "--min-snr",
+    "output": "-o/--output",
+    "compare": "--compare/--no-compare",
+    "int8": "--int8",
+    "target": "--target",
+}
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("`min_snr=` is nan", "--min-snr is nan"),
+        ("`min_snr=20`, or more", "--min-snr 20, or more"),
+        ("add `target='sm89'`", "add --target sm89"),
+        ("add `target='a b'`", "add --target 'a b'"),
+        ("add `target=['sm89']`", "add --target sm89"),
+        ("give `target=NAME`", "give --target NAME"),
+        ("give another `output=`", "give another -o/--output"),
+        ("`output='x'`", "--output x"),
+        ("drop `compare=False`", "drop --no-compare"),
+        ("`compare=True`", "--compare"),
+        ("`compare=`", "--compare"),
+        ("`int8=True` and `min_snr=`", "--int8 and --min-snr"),
+        ("torch says: pass `strict=False`", "torch says: pass `strict=False`"),
+        ("run `trtopt check m.onnx`", "run `trtopt check m.onnx`"),
+    ],
+)
+def test_options_are_told_as_flags(text: str, said: str) -> None:
+    assert spoken(text, FLAGS) == said
+
+
+def test_names_that_are_variables() -> None:
+    assert named("min_snr") == "`min_snr=`"
+    assert spoken(named("min_snr"), FLAGS) == "--min-snr"
+    assert spoken(named("target", "sm89"), FLAGS) == "--target sm89"
+    assert spoken(named("compare", False), FLAGS) == "--no-compare"

@@ -1,0 +1,86 @@
+"""What a build is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import MIN_AGREEMENT
+
+if TYPE_CHECKING:
+    import onnx
+
+    from trtopt.calibration.table import Table
+    from trtopt.core.values import Profile
+    from trtopt.graph.output_kinds import Given
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """The arguments of `trtopt.build`, which describes them.
+
+    The builder makes one engine, of the precision that is named; `best`, its limits and `compare`, which make several and
+    measure them, are for `trtopt.autotune`.
+    """
+
+    model: str | os.PathLike[str] | onnx.ModelProto = field(
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+    )
+    output: str | os.PathLike[str] = field(
+        metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o")
+    )
+    _: KW_ONLY
+    fp16: bool = option(False, help="FP16.")
+    bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).")
+    int8: bool = option(False, help="INT8, the rest in FP16.")
+    fp8: bool = option(False, help="FP8, the rest in FP16.")
+    best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
+    min_agreement: float = option(MIN_AGREEMENT, help="Limit of --best: share of FP32's classes, tokens, pixels.")
+    min_snr: float | None = option(
+        None, help="Limit of --best; default: 20 for embeddings, boxes, others.", unit="dB", typed=float
+    )
+    compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
+    images: str | os.PathLike[str] | None = shared.images()
+    data: Any = shared.data()
+    calib: str | os.PathLike[str] | Table | None = option(
+        None, help="A table from trtopt calibrate, or a TensorRT cache.", metavar="T.calib.json", typed=Path
+    )
+    preprocess: Any = shared.preprocess()
+    method: str = shared.method()
+    limit: int | None = shared.limit()
+    batch: int = shared.batch()
+    calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
+    precision_override: Sequence[str] = shared.precision_override()
+    fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
+    shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    target: Sequence[str] | str = shared.target()
+    backend: str = shared.backend()
+    workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
+    optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
+    timing_cache: str | os.PathLike[str] | None = option(None, help="Read and update this file.", typed=Path)
+    hardware_compatibility: str = option("none", help="none, ampere_plus or same_compute_capability.")
+    version_compatible: bool = option(False, help="Runs on later versions.")
+    exclude_lean_runtime: bool = option(False, help="Leave it out.")
+    strip: bool = option(False, help="Leave the weights out of the plan.")
+    refit: bool = option(False, help="Let weights be replaced later.")
+    sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")
+    tf32: bool = option(True, help="Let FP32 layers use TF32.")
+    allow_precision_fallback: bool = option(False, help="Accept an engine that lost the precision asked for.")
+    save_onnx: str | os.PathLike[str] | None = option(
+        None, help="Keep the graph TensorRT got.", metavar="OUT", typed=Path
+    )
+    save_cache: str | os.PathLike[str] | None = option(
+        None, help="Keep the native calibrator's cache.", metavar="OUT", typed=Path
+    )
+    classes: str | os.PathLike[str] | Sequence[str] | None = option(
+        None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str
+    )
+    output_kind: Given = shared.output_kind()
+    force: bool = option(False, help="Build even if the engine is up to date.")
+    reporter: Reporter = SILENT

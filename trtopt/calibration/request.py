@@ -1,0 +1,53 @@
+"""What a calibration is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from trtopt.calibration.table import Table
+
+
+@dataclass(frozen=True)
+class CalibrateRequest:
+    """The arguments of `trtopt.calibrate`, which describes them."""
+
+    model: str | os.PathLike[str] | ModelProto = field(
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+    )
+    output: str | os.PathLike[str] | None = option(
+        None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True
+    )
+    _: KW_ONLY
+    images: Any = shared.images()
+    data: Any = shared.data()
+    calib: str | os.PathLike[str] | Table | None = option(
+        None, help="Choose again from an earlier table; no data.", metavar="T.calib.json", typed=Path
+    )
+    preprocess: Any = shared.preprocess()
+    method: str = shared.method()
+    limit: int | None = shared.limit()
+    batch: int = shared.batch()
+    threads: int | None = shared.threads()
+    precision_override: Sequence[str] = shared.precision_override()
+    cache: bool = option(True, help="Reuse an earlier pass over the same data.")
+    import_cache: str | os.PathLike[str] | None = option(
+        None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path
+    )
+    export_cache: str | os.PathLike[str] | None = option(
+        None, help="Write a cache for TensorRT 8.6 and 10 too.", metavar="OUT.cache", typed=Path
+    )
+    missing: str = option("error", help="What an imported cache lacks: error, or float (stays out of INT8).")
+    device: str = option("cpu", help="cpu, or cuda: run and count on the GPU, through PyTorch.")
+    allow_unusual_data: bool = option(False, help="Take noise, plain or repeated samples, refused otherwise.")
+    reporter: Reporter = SILENT

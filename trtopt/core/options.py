@@ -1,0 +1,153 @@
+"""Requests: what a stage is asked for, in one frozen dataclass. Its fields are the keywords of the stage's public function and
+the options of its command, so an option's name, type, default and help stand in one place.
+
+    @dataclass(frozen=True)
+    class CheckRequest:
+        model: str = field(metadata=about(help="An ONNX model.", metavar="MODEL.onnx"))
+        _: KW_ONLY
+        backend: str = option("auto", help="auto, tensorrt or rtx.")
+
+    @taking(CheckRequest)
+    def check(request: CheckRequest) -> CheckReport: ...  # is called as check("m.onnx", backend="rtx")
+
+Messages name an option as Python takes it, between backticks: `min_snr=` or, with a value, `backend='rtx'`. `spoken` puts the
+flags of a command in their place: --min-snr, --backend rtx.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from inspect import Parameter, Signature
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+ABOUT = "trtopt"  # the key of a field's metadata
+
+
+@dataclass(frozen=True)
+class About:
+    """What a command says of an option, and how it reads it.
+
+    Attributes:
+        help: a line; empty: the option isn't on the command line.
+        unit: of the value; stands for it in the help where `metavar` doesn't.
+        metavar: what stands for the value in the help.
+        typed: what the command line makes of the text, where the default doesn't say: Path, str, int, float or a list of these.
+        short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
+        needed: the command can't do without it, though the function can.
+    """
+
+    help: str = ""
+    unit: str = ""
+    metavar: str = ""
+    typed: Any = None
+    short: str = ""
+    needed: bool = False
+
+
+def about(**given: Any) -> dict[str, About]:
+    """Metadata of a field without a default: `field(metadata=about(help=…))`; `About` has the names."""
+    return {ABOUT: About(**given)}
+
+
+def option(default: Any, **given: Any) -> Any:
+    """A field with a default; `About` has the further names. `()` is the default of options that may be repeated."""
+    return field(default=default, metadata=about(**given))
+
+
+def options(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
+    """Name → field and description of everything that a request holds, in order."""
+    return {item.name: (item, item.metadata.get(ABOUT, About())) for item in fields(request)}
+
+
+def without(request: R, *names: str) -> R:
+    """The request with these options as if they hadn't been given."""
+    found = {item.name: item.default for item in fields(request) if item.name in names}  # type: ignore[arg-type]
+    assert len(found) == len(names) and MISSING not in found.values(), names
+    return replace(request, **found)  # type: ignore[type-var]
+
+
+def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+    """Turn a function of a request into one of the request's fields, as positional arguments and keywords.
+
+    Raises (when that is called):
+        TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
+    """
+    parameters = [
+        Parameter(
+            item.name,
+            Parameter.KEYWORD_ONLY if item.kw_only else Parameter.POSITIONAL_OR_KEYWORD,
+            default=Parameter.empty if item.default is MISSING else item.default,
+            annotation=item.type,
+        )
+        for item in fields(request)  # type: ignore[arg-type]
+    ]
+    known = Signature(parameters)
+
+    def made(work: Callable[[R], T]) -> Callable[P, T]:
+        @functools.wraps(work)
+        def public(*arguments: P.args, **keywords: P.kwargs) -> T:
+            try:
+                known.bind(*arguments, **keywords)
+            except TypeError as error:
+                wrong = next((name for name in keywords if name not in known.parameters), "")
+                near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
+                raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
+            return work(request(*arguments, **keywords))
+
+        result = work.__annotations__.get("return", Signature.empty)
+        public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
+        public.__annotations__ = {**{item.name: item.annotation for item in parameters}, "return": result}
+        return public
+
+    return made
+
+
+# In messages -------------------------------------------------------------------------------------------------------------
+
+_NAMED = re.compile(r"`([a-z][a-z0-9_]*)=([^`]*)`")
+
+
+def named(name: str, value: Any = None) -> str:
+    """An option as messages name it, where the name is a variable: `batch=`, or with its value `int8=True`."""
+    return f"`{name}={'' if value is None else repr(value)}`"
+
+
+def spoken(text: str, flags: Mapping[str, str]) -> str:
+    """The text with flags for options.
+
+    Args:
+        flags: of each option that there is, such as "-o/--output" or "--compare/--no-compare". What else stands between
+            backticks is somebody else's.
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found[1], found[2]
+        if name not in flags:
+            return found[0]
+        forms = flags[name].split("/")
+        yes = next(form for form in forms if form.startswith("--"))
+        if value in ("", "True"):
+            return yes if value or forms[0] == yes else flags[name]
+        return forms[-1] if value == "False" else f"{yes} {_typed(value)}"
+
+    return _NAMED.sub(flag, text)
+
+
+def _typed(value: str) -> str:
+    """A value as a shell takes it: quoted in Python it is a text; unquoted it stands for one (DIR)."""
+    try:
+        read = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    words = [read] if isinstance(read, str) else read if isinstance(read, (list, tuple)) else [value]
+    return " ".join(shlex.quote(str(word)) for word in words)

@@ -1,0 +1,77 @@
+"""What comparing models and measuring engines are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from trtopt.evaluation.verify import Arrays, Runner
+    from trtopt.graph.output_kinds import Given
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """The arguments of `trtopt.verify`, which describes them."""
+
+    reference: str | os.PathLike[str] | ModelProto | Runner = field(
+        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
+    )
+    candidate: str | os.PathLike[str] | ModelProto | Runner = field(
+        metadata=about(help="Usually what build --save-onnx wrote.", metavar="CANDIDATE.onnx", typed=Path)
+    )
+    batches: Iterable[Arrays]
+    labels: Sequence[int] | None = None
+    threads: int | None = shared.threads()
+    _: KW_ONLY
+    output_kind: Given = shared.output_kind()
+    min_agreement: float | None = option(
+        None, help="Least share of classes, tokens, pixels; default: not judged.", metavar="SHARE", typed=float
+    )
+    min_snr: float | None = option(None, help="Least dB of each output; default: not judged.", unit="dB", typed=float)
+
+
+@dataclass(frozen=True)
+class SamplesRequest:
+    """What `trtopt verify` opens its batches from: arguments of `trtopt.data.open_data`."""
+
+    _: KW_ONLY
+    images: Any = shared.images()
+    data: Any = shared.data()
+    preprocess: Any = shared.preprocess()
+    limit: int | None = shared.limit()
+    batch: int = shared.batch()
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The arguments of `trtopt.bench`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    _: KW_ONLY
+    against: Sequence[str] = option((), help="torch, onnxruntime, polygraphy.", metavar="NAME[,NAME]", typed=str)
+    batch: Sequence[int] = option(
+        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str
+    )
+    streams: int = option(1, help="Threads calling at once, for the throughput.")
+    iterations: int = option(200, help="Calls of each kind.")
+    warmup: int = option(20, help="Calls before, not counted.")
+    data: Any = shared.data()
+    images: Any = shared.images()
+    preprocess: Any = shared.preprocess()
+    model: str | os.PathLike[str] | None = option(
+        None, help="For ONNX Runtime; default: the engine's source.", metavar="M.onnx", typed=Path
+    )
+    source: str | None = option(None, help="For PyTorch: torchvision:NAME, module:factory, or a recipe.", typed=str)
+    backend: str = shared.backend()
+    device: int = shared.gpu()
+    reporter: Reporter = SILENT

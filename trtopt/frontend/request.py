@@ -1,0 +1,62 @@
+"""What an export is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    import torch  # noqa: TID251
+
+    from trtopt.frontend.exporter import InputSpec, Sample
+
+TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """The arguments of `trtopt.export`, which describes them."""
+
+    source: str | os.PathLike[str] | torch.nn.Module = field(
+        metadata=about(
+            help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe.",
+            typed=str,
+        )
+    )
+    output: str | os.PathLike[str] = field(metadata=about(help="The ONNX file to write.", typed=Path, short="-o"))
+    _: KW_ONLY
+    opset: int | None = option(None, help="ONNX opset; default: what every generation reads.", typed=int)
+    for_generation: str | None = option(
+        None, help="tensorrt8, tensorrt10, tensorrt11 or rtx: its newest opset.", typed=str
+    )
+    weights: str | os.PathLike[str] | None = option(None, help="A state dict (weights only).", typed=Path)
+    factory_arg: Mapping[str, Any] | None = option(
+        None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
+    )
+    inputs: InputSpec | None = option(
+        None,
+        help="Shape of an input, names where dynamic, :int64 after it if so; repeatable.",
+        metavar="NAME:batchx3x224x224",
+        typed=list[str],
+    )
+    dynamic: Mapping[str, Mapping[int, str]] | None = option(
+        None, help="More dynamic axes; repeatable.", metavar="NAME:AXIS=DIM[,…]", typed=list[str]
+    )
+    input_names: Sequence[str] | None = option(
+        None, help="In forward's order; repeatable.", metavar="NAME[,NAME]", typed=list[str]
+    )
+    output_names: Sequence[str] | None = option(
+        None, help="In order; repeatable.", metavar="NAME[,NAME]", typed=list[str]
+    )
+    sample: Sample | None = option(None, help="Real inputs to compare on: .npz, .npy, images.", typed=Path)
+    preprocess: Any = shared.preprocess()
+    tolerance: float = option(TOLERANCE, help="Largest relative difference.")
+    verify: bool = option(True, help="Compare with PyTorch.")
+    reporter: Reporter = SILENT

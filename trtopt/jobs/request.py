@@ -1,0 +1,30 @@
+"""What running a job list is asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class JobsRequest:
+    """The arguments of `trtopt.run_jobs`, which describes them."""
+
+    jobs: str | os.PathLike[str] = field(metadata=about(help="The job list.", metavar="JOBS.toml", typed=Path))
+    _: KW_ONLY
+    state: str | os.PathLike[str] | None = option(
+        None, help="Holds what is done; default: JOBS.state.", metavar="DIR", typed=Path
+    )
+    workers: int | None = option(None, help="Processes; default: one per core.", typed=int)
+    threads: int | None = option(
+        None, help="Samples that a worker runs at a time; default: cores / workers.", typed=int
+    )
+    shard: int | None = option(None, help="Samples in one piece of work; the result doesn't depend on it.", typed=int)
+    ray: str | None = option(
+        None, help="Run the shards on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str
+    )
+    reporter: Reporter = SILENT

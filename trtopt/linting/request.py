@@ -1,0 +1,36 @@
+"""What a check is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from trtopt.core.values import Profile
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """The arguments of `trtopt.check`, which describes them."""
+
+    model: str | os.PathLike[str] | ModelProto = field(
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+    )
+    _: KW_ONLY
+    fix: str | os.PathLike[str] | None = option(
+        None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path
+    )
+    backend: str = shared.backend()
+    target: str | Iterable[str] = shared.target()
+    shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    nodes: bool = option(False, help="List the nodes and what --int8 makes of each, by the names of overrides.")
+    reporter: Reporter = SILENT

@@ -1,0 +1,28 @@
+"""What a recipe's run through every stage is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class PipelineRequest:
+    """The arguments of `trtopt.pipeline`, which describes them."""
+
+    recipe: str | os.PathLike[str] = field(metadata=about(help="A model recipe: its name, or a file.", typed=str))
+    output: str | os.PathLike[str] = field(
+        metadata=about(help="Folder for everything it makes.", typed=Path, short="-o")
+    )
+    _: KW_ONLY
+    precision: str = option("int8", help="int8, fp8, fp16, bf16 or fp32.")
+    method: str = shared.method()
+    target: Sequence[str] | str = shared.target()
+    backend: str = shared.backend()
+    reporter: Reporter = SILENT
