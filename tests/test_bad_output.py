@@ -197,7 +197,7 @@ def test_plans_of_another_generation(world: World, monkeypatch: pytest.MonkeyPat
     path.write_bytes(plan(b"ftrt", (8, 6, 0, 12)))
     with pytest.raises(EngineMismatch) as caught:
         select("rtx").load(path.read_bytes(), str(path))
-    has(str(caught.value), "old.engine was made by TensorRT 8.6.0.12", "this is TensorRT-RTX", "--backend tensorrt")
+    has(str(caught.value), "old.engine was made by TensorRT 8.6.0.12", "this is TensorRT-RTX", "`backend='tensorrt'`")
     message = world.refused("inspect", path)
     has(message, "old.engine was made by TensorRT 8.6.0.12", to_install("trt8"), "build the engine again")
 

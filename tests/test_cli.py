@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +18,10 @@ from typer.testing import CliRunner
 import trtopt
 from trtopt import cli
 from trtopt.core import library_output
+from trtopt.core.errors import UnsupportedRequest
+from trtopt.core.progress import Reporter
+from trtopt.linting.checker import CheckReport
+from trtopt.linting.rules import Finding
 
 REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
@@ -58,6 +65,78 @@ def test_help_shows_an_example(name: str) -> None:
     result = CliRunner().invoke(cli.app, [*typed, "--help"])
     assert result.exit_code == 0
     assert f"Example: trtopt {' '.join(typed)}" in " ".join(result.output.split())
+
+
+NAMED = re.compile(r"`([a-z][a-z0-9_]*)=[^`]*`")
+FLAG = re.compile(r"(?<![\w-])--[a-z]")
+NO_FLAG = {"remainder"}  # of the builder's own options
+
+
+@functools.cache
+def _texts(path: Path) -> list[str]:
+    """The string literals of a module but its docstrings, f-strings with "{}" for what is computed."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docs = {id(item.value) for item in ast.walk(tree) if isinstance(item, ast.Expr)}
+    parts = {id(part) for item in ast.walk(tree) if isinstance(item, ast.JoinedStr) for part in item.values}
+    found = []
+    for item in ast.walk(tree):
+        if isinstance(item, ast.JoinedStr):
+            found.append("".join(part.value if isinstance(part, ast.Constant) else "{}" for part in item.values))
+        elif isinstance(item, ast.Constant) and isinstance(item.value, str) and not {id(item)} & (docs | parts):
+            found.append(item.value)
+    return found
+
+
+ROOT = Path(trtopt.__file__).parent
+# Not messages: the command line and what its help says, arguments of other programs, commands to be typed.
+ARGUMENTS = {"cli", "workflow", "cuda.smi", "core.shapes", "frontend.checkpoints", "core.shared_options"}
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
+MESSAGES = [name for name in MODULES if name not in ARGUMENTS and not name.endswith("request")]
+
+
+@pytest.mark.parametrize("module", MESSAGES)
+def test_messages_name_options_that_there_are_and_no_flags(module: str) -> None:
+    for text in _texts(MODULES[module]):
+        named = {found[1] for found in NAMED.finditer(text)} - NO_FLAG
+        assert named <= set(cli._FLAGS), text
+        flags = [found.start() for found in FLAG.finditer(text)]
+        assert all("trtopt " in text[:place] or "ray start" in text[:place] for place in flags), text
+
+
+def test_there_are_messages_that_name_options() -> None:
+    named = {found[1] for name in MESSAGES for text in _texts(MODULES[name]) for found in NAMED.finditer(text)}
+    assert len(named) > 40
+
+
+def test_options_in_messages_are_told_as_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, reporter: Reporter, **__: Any) -> None:
+        reporter.warn("no `shapes=` given")
+        reporter.note("`backend='rtx'` has `zzz=`")
+        raise UnsupportedRequest("`compare=False`", ["give another `output=`"])
+
+    monkeypatch.setattr(trtopt, "check", refuse, raising=False)
+    monkeypatch.setattr(sys, "argv", ["trtopt", "check", "m.onnx", "--json"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    written = capsys.readouterr()
+    assert written.err == (
+        "warning: no --shapes given\n--backend rtx has `zzz=`\nerror: --no-compare:\n  give another -o/--output\n"
+    )
+    assert json.loads(written.out)["error"]["message"] == "--no-compare:\n  give another -o/--output"
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_options_in_results_are_told_as_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    finding = Finding("warning", "x", "", "", "odd", "give `shapes=`, or `precision_override=['a=fp32']`")
+    monkeypatch.setattr(trtopt, "check", lambda *_, **__: CheckReport("m.onnx", (finding,)), raising=False)
+    monkeypatch.setattr(sys, "argv", ["trtopt", "check", "m.onnx", *more])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "give --shapes, or --precision-override a=fp32" in " ".join(capsys.readouterr().out.split())
 
 
 def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

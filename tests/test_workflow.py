@@ -58,7 +58,7 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
 
 
 def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--precision is 'int4'"):
+    with pytest.raises(UsageError, match="`precision=` is 'int4'"):
         pipeline("efficientnet-lite0", tmp_path / "out", precision="int4")
     with pytest.raises(UsageError, match="efficientnet-lite0"):
         pipeline("no-such-model", tmp_path / "out")

@@ -23,7 +23,7 @@ from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError
 from trtopt.core.library_output import TELEMETRY_OFF
 from trtopt.core.native_output import keep_apart, lines
-from trtopt.core.options import About, options
+from trtopt.core.options import About, options, spoken
 from trtopt.core.terminal import escaped, own_lines, styled, visible
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
@@ -78,6 +78,7 @@ _IMAGE_OPTIONS: dict[str, Any] = {
 
 
 _Options = Mapping[str, Any]
+_FLAGS = {name: f"--{name}" for name in _IMAGE_OPTIONS}  # of every option of every command
 
 
 def _options_of(
@@ -131,6 +132,7 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     else:
         flags = [about.short] if about.short else []
         flags.append(f"{flag}/--no-{flag[2:]}" if item.default is True else flag)
+        _FLAGS[item.name] = "/".join(flags)
         described = typer.Option(*flags, metavar=metavar, help=about.help)
     default = Parameter.empty if required else None if absent else item.default
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
@@ -167,14 +169,23 @@ class _Result(Protocol):
 def _reporter(json_output: bool) -> Reporter:
     from trtopt.core.progress import reporter
 
-    return reporter(sys.stderr)
+    return reporter(sys.stderr, _FLAGS)
+
+
+def _told(value: Any) -> Any:
+    """A result's texts, at whatever depth, with flags for the options that they name."""
+    if isinstance(value, Mapping):
+        return {key: _told(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_told(item) for item in value]
+    return spoken(value, _FLAGS) if isinstance(value, str) else value
 
 
 def _show(result: _Result, as_json: bool, text: Callable[[], None]) -> None:
     if as_json:
-        print(json.dumps(result.to_json(), default=str))
+        print(json.dumps(_told(result.to_json()), default=str))
     else:
-        with own_lines(sys.stdout):
+        with own_lines(sys.stdout, _told):
             text()
 
 
@@ -184,7 +195,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
 
     table = Table(*map(visible, columns), title=visible(title), title_justify="left", show_edge=False)
     for row in rows:
-        table.add_row(*map(visible, row))
+        table.add_row(*(visible(_told(cell)) for cell in row))
     console = Console(file=styled(sys.stdout), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = 200  # a log has no width of its own: don't cut names short
@@ -414,7 +425,7 @@ def verify(options: _Options, json_output: bool) -> None:
     batches = open_data(load_model(reference, lazy=True).inputs, **{name: options[name] for name in source})
     others = {name: value for name, value in options.items() if name not in source}
     agreement = trtopt.verify(**others, batches=batches)
-    print(json.dumps(agreement.describe()) if json_output else agreement)
+    print(json.dumps(_told(agreement.describe())) if json_output else _told(str(agreement)))
     if not agreement.ok:
         raise typer.Exit(1)
 
@@ -622,7 +633,9 @@ def _failure(error: Exception) -> int:
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
     if isinstance(error, TrtoptError):
-        kind, message, status = type(error).__name__, str(error), error.exit_code
+        kind, status = type(error).__name__, error.exit_code
+        said = error.for_cli(_FLAGS)
+        message = "\n".join(said)
     elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
         return 2
@@ -633,7 +646,8 @@ def _failure(error: Exception) -> int:
     else:
         kind, status = "InternalError", 70
         message = f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"
-    said = error.lines if isinstance(error, TrtoptError) else [message]
+    if not isinstance(error, TrtoptError):
+        said = [message]
     print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
         with contextlib.suppress(TrtoptError, OSError):

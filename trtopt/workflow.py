@@ -185,7 +185,7 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
     """
     reporter = request.reporter
-    chosen = Precision(choice(request.precision, [str(item) for item in Precision], "--precision"))
+    chosen = Precision(choice(request.precision, [str(item) for item in Precision], "`precision=`"))
     model = load_recipe(request.recipe)
     folder = made_folder(request.output)
     ledger, files = _Ledger(folder), dict[str, Path]()

@@ -150,7 +150,7 @@ def test_int8_slower_than_fp16_is_said_loudly_and_kept(gpu: Gpu, build: Build) -
     assert _manifest(result).spec["precision"] == "int8"
     (said,) = [text for text in heard.warnings if "FP16" in text]
     assert said.startswith("INT8 takes 1.20 times as long as FP16 on Played GPU")
-    assert said.endswith("use --best or --fp16")
+    assert said.endswith("use `best=True` or `fp16=True`")
     again = Heard()
     assert build(reporter=again).cached
     assert said in again.warnings
@@ -250,7 +250,12 @@ def test_best_fails_before_the_build_where_it_can_not_measure(
     break_it(gpu, monkeypatch)
     with pytest.raises(kind) as caught:
         build(best=True)
-    has(str(caught.value), "--best measures engines on a GPU", *words, "--int8 or --fp16 instead of --best")
+    has(
+        str(caught.value),
+        "`best=True` measures engines on a GPU",
+        *words,
+        "`int8=True` or `fp16=True` instead of `best=True`",
+    )
     assert gpu.built == []
     assert world.contents() == {}
 
@@ -259,9 +264,9 @@ def test_models_with_qdq_and_stripped_engines_are_not_compared(gpu: Gpu, build: 
     build(compare=False, save_onnx=world.output / "qdq.onnx")
     result = trtopt.build(world.output / "qdq.onnx", world.output / "again.engine", int8=True, target="sm89")
     has(result.not_measured, "already holds Q/DQ", "give the float model")
-    with pytest.raises(UsageError, match=r"already holds Q/DQ.*--int8 or --fp16"):
+    with pytest.raises(UsageError, match=r"already holds Q/DQ.*`int8=True` or `fp16=True`"):
         trtopt.build(world.output / "qdq.onnx", world.output / "b.engine", best=True, data=world.arrays, target="sm89")
-    with pytest.raises(UsageError, match=r"--strip"):
+    with pytest.raises(UsageError, match=r"`strip=True`"):
         build(best=True, strip=True)
     assert gpu.built == ["int8", "int8"]
 
@@ -269,7 +274,7 @@ def test_models_with_qdq_and_stripped_engines_are_not_compared(gpu: Gpu, build: 
 def test_without_comparison_only_int8_is_built(gpu: Gpu, build: Build) -> None:
     result = build(compare=False)
     assert gpu.built == ["int8"]
-    assert result.not_measured == "--no-compare was given"
+    assert result.not_measured == "`compare=False` was given"
     assert build().comparison["speedup"] == pytest.approx(1.6)  # asked for now: INT8 isn't built again
     assert gpu.built == ["int8", "fp16"]
 
@@ -377,7 +382,7 @@ def test_best_without_any_candidate_inside_leaves_what_was_there(gpu: Gpu, build
     build(compare=False, fp16=True)
     before = world.contents()
     gpu.noise["fp32"] = 0.3
-    with pytest.raises(AccuracyLost, match=r"INT8.*FP16.*FP32.*--min-snr"):
+    with pytest.raises(AccuracyLost, match=r"INT8.*FP16.*FP32.*`min_snr=`"):
         build(best=True, min_snr=70)
     assert world.contents() == before
 
@@ -415,7 +420,7 @@ def test_an_engine_that_best_kept_is_the_one_that_int8_asks_for(gpu: Gpu, build:
 def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, world: World) -> None:
     table = trtopt.calibrate(world.model, data=world.arrays, threads=1).table
     assert table is not None
-    with pytest.raises(UsageError, match=r"--best judges accuracy on real samples: add .*beside --calib"):
+    with pytest.raises(UsageError, match=r"`best=True` judges accuracy on real samples: add .*beside `calib=`"):
         build(best=True, calib=table, data=None)
     result = build(best=True, calib=table, data={"x": samples(12) * 0.5})
     assert result.comparison["entrants"][0]["accuracy"]["samples"] == 12
@@ -506,15 +511,18 @@ def test_best_that_can_not_be_written_leaves_what_was_there(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"best": True, "compare": False}, "drop --no-compare"),
-        ({"best": True, "data": None}, "--best judges accuracy on real samples: add --images DIR or --data F.npz"),
+        ({"best": True, "compare": False}, "drop `compare=False`"),
+        (
+            {"best": True, "data": None},
+            "`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`",
+        ),
         ({"best": True, "min_snr": float("inf")}, "--min-snr is inf"),
         ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
         ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
-        ({"min_snr": 20.0}, "limits of --best"),
-        ({"min_agreement": 0.9}, "limits of --best"),
-        ({"best": True, "int8": True, "fp8": True}, "--int8 and --fp8"),
-        ({"best": True, "fp16": True, "bf16": True}, "--fp16 and --bf16"),
+        ({"min_snr": 20.0}, "limits of `best=True`"),
+        ({"min_agreement": 0.9}, "limits of `best=True`"),
+        ({"best": True, "int8": True, "fp8": True}, "`int8=True` and `fp8=True`"),
+        ({"best": True, "fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
     ],
 )
 def test_requests_that_can_not_be_right(gpu: Gpu, build: Build, world: World, options: Any, said: str) -> None:

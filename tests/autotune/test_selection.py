@@ -102,7 +102,7 @@ def test_none_within_the_limits_is_an_error_that_names_them_all() -> None:
         _entrant("int8", 0.5, agreement=0.5), _entrant("fp16", 0.8, agreement=0.9), Entrant("fp32", failed="F")
     )
     with pytest.raises(
-        AccuracyLost, match=r"INT8: y: same class for 50.0%.*FP16: y: .*90.0%.*FP32: F.*--min-agreement"
+        AccuracyLost, match=r"INT8: y: same class for 50.0%.*FP16: y: .*90.0%.*FP32: F.*`min_agreement=`"
     ):
         bad.judged(Limits())
 

@@ -119,7 +119,7 @@ def test_a_quantized_model_in_fp16_says_what_it_runs(files: Path, tmp_path: Path
     heard = Heard()
     result = build(tmp_path / "int8.onnx", tmp_path / "again.engine", fp16=True, target=TARGET, reporter=heard)
     assert result.precision["int8"] == 3
-    assert any("the model is quantized, which --int8 says" in text for text in heard.warnings)
+    assert any("the model is quantized, which `int8=True` says" in text for text in heard.warnings)
 
 
 def _reshaped(folder: Path) -> Path:
@@ -270,7 +270,7 @@ def test_a_model_that_holds_qdq_needs_no_calibration(files: Path, tmp_path: Path
     _build(files, tmp_path / "net.engine", int8=True, save_onnx=tmp_path / "graph.onnx")
     result = build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, target=TARGET)
     assert result.precision["int8"] == 3
-    with pytest.raises(UsageError, match=r"already holds Q/DQ.*drop --data"):
+    with pytest.raises(UsageError, match=r"already holds Q/DQ.*drop `data=`"):
         build(tmp_path / "graph.onnx", tmp_path / "again.engine", int8=True, data=files / "data.npz", target=TARGET)
 
 
@@ -342,7 +342,7 @@ def test_an_override_that_the_builder_ignores_is_lost_precision(files: Path, tmp
 
 
 def test_lost_precision_is_an_error_unless_it_is_allowed(files: Path, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedRequest, match=r"sm75.*--allow-precision-fallback"):
+    with pytest.raises(UnsupportedRequest, match=r"sm75.*`allow_precision_fallback=True`"):
         _build(files, tmp_path / "net.engine", int8=True, target="sm75,sm89")
     heard = Heard()
     result = _build(
@@ -389,16 +389,16 @@ def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"int8": True, "fp8": True}, "--int8 and --fp8"),
-        ({"fp16": True, "bf16": True}, "--fp16 and --bf16"),
+        ({"int8": True, "fp8": True}, "`int8=True` and `fp8=True`"),
+        ({"fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
         ({"fp16": True, "data": "data.npz"}, "--data calibrates, but the build is fp16"),
-        ({"int8": True, "data": None}, "no data was given.*--images DIR, --data F.npz or --calib"),
-        ({"int8": True, "calib": "table.json"}, "--data and --calib are given"),
+        ({"int8": True, "data": None}, "no data was given.*`images=DIR`, `data='F.npz'` or `calib="),
+        ({"int8": True, "calib": "table.json"}, "`data=` and `calib=` are given"),
         ({"calibrator": "native"}, "native calibrates INT8"),
-        ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs --int8"),
+        ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs `int8=True`"),
         ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
-        ({"precision_override": ["conv1=fp16"]}, "needs --fp16: beside fp32 this build has fp32 only"),
-        ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs --bf16: beside fp16"),
+        ({"precision_override": ["conv1=fp16"]}, "needs `fp16=True`: beside fp32 this build has fp32 only"),
+        ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs `bf16=True`: beside fp16"),
         ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32 matches no node"),
         ({"workspace": "much"}, "'much' isn't a size"),
         ({"optimization_level": 9}, "allowed: 0 to 5"),

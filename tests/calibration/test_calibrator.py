@@ -262,13 +262,13 @@ def test_a_saved_table_serves_its_own_model_only(digits: NDArray[np.float32], tm
     ).table
     with pytest.raises(CalibrationError, match="not of these weights"):
         calibrate(digits_model(1), calib=first)
-    with pytest.raises(CalibrationError, match="--precision-override"):
+    with pytest.raises(CalibrationError, match="`precision_override="):
         calibrate(digits_model(), calib=first)
-    with pytest.raises(UsageError, match="drop --data"):
+    with pytest.raises(UsageError, match="drop `data=`"):
         calibrate(digits_model(), calib=first, data={"x": digits})
-    with pytest.raises(UsageError, match="drop --calib"):
+    with pytest.raises(UsageError, match="drop `calib=`"):
         calibrate(digits_model(), calib=first, import_cache=write_cache({"x": 1.0}, tmp_path / "old.cache"))
-    with pytest.raises(UsageError, match="give it as --import-cache"):
+    with pytest.raises(UsageError, match="give it as `import_cache="):
         calibrate(digits_model(), calib=tmp_path / "old.cache")
 
 
@@ -306,18 +306,18 @@ def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np
     quantized = insert_qdq(folded, points, dict.fromkeys(points.activations, 1.0))
     with pytest.raises(CalibrationError, match="already holds Q/DQ"):
         calibrate(quantized, data={"x": digits}, threads=1)
-    with pytest.raises(CalibrationError, match=r"nothing to quantize.*--precision-override asks for fp32"):
+    with pytest.raises(CalibrationError, match=r"nothing to quantize.*`precision_override=` asks for fp32"):
         calibrate(digits_model(), data={"x": digits}, threads=1, precision_override=["Conv=fp32"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "max"}, "--method is 'max'; allowed"),
-        ({"threads": 0}, "--threads is 0"),
-        ({"batch": 0}, "--batch is 0"),
-        ({"precision_override": ["conv"]}, "--precision-override 'conv'"),
-        ({"data": None}, "give --images"),
+        ({"method": "max"}, "`method=` is 'max'; allowed"),
+        ({"threads": 0}, "`threads=` is 0"),
+        ({"batch": 0}, "`batch=` is 0"),
+        ({"precision_override": ["conv"]}, "`precision_override=['conv']`"),
+        ({"data": None}, "give `images="),
     ],
 )
 def test_bad_arguments_are_refused(digits: NDArray[np.float32], arguments: dict[str, Any], message: str) -> None:

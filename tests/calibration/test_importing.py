@@ -289,9 +289,9 @@ def test_missing_tensors_are_named_with_what_to_type(lite0: Case, tmp_path: Path
         f"1 of the {len(lite0.points.activations)} tensors",
         gone,
         reader,
-        "--missing float",
+        "`missing='float'`",
         "foreign",
-        "--images",
+        "`images=",
     ):
         assert part in str(caught.value)
     assert not (tmp_path / "t.json").exists()
@@ -363,9 +363,9 @@ def test_a_node_with_the_name_of_an_operator_takes_no_others_along(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"images": "photos", "limit": 3}, "drop --images, --limit"),
-        ({"method": "mse"}, "drop --method"),
-        ({"missing": "fp16"}, "--missing is 'fp16'; allowed: error, float"),
+        ({"images": "photos", "limit": 3}, "drop `images=`, `limit=`"),
+        ({"method": "mse"}, "drop `method=`"),
+        ({"missing": "fp16"}, "`missing=` is 'fp16'; allowed: error, float"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

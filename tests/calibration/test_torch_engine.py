@@ -126,14 +126,14 @@ def test_a_conversion_that_computes_something_else_is_refused(
 ) -> None:
     original = TorchEngine._run
     monkeypatch.setattr(TorchEngine, "_run", lambda self, feed: [item * 1.01 for item in original(self, feed)])
-    with pytest.raises(CalibrationError, match=r"'first' differs by .* between PyTorch \(cpu, .* --device cpu"):
+    with pytest.raises(CalibrationError, match=r"'first' differs by .* between PyTorch \(cpu, .* `device='cpu'`"):
         observe(network(), SEEN, cut(digits, 8), engine=engine)
 
 
 def test_an_operator_that_the_converter_lacks_is_quoted(digits: NDArray[np.float32]) -> None:
     proto = network()
     proto.graph.node[-1].op_type = "Frobnicate"
-    with pytest.raises(CalibrationError, match=r"onnx2pytorch can't convert .*Frobnicate.*--device cpu"):
+    with pytest.raises(CalibrationError, match=r"onnx2pytorch can't convert .*Frobnicate.*`device='cpu'`"):
         observe(proto, SEEN, cut(digits, 8), engine=engine)
 
 
@@ -174,7 +174,7 @@ def test_the_key_of_a_pass_tells_engines_apart() -> None:
 def test_devices_that_are_not_there_are_refused(digits: NDArray[np.float32]) -> None:
     torch = pytest.importorskip("torch")
 
-    with pytest.raises(UsageError, match="--device is 'tpu'; allowed: cpu, cuda"):
+    with pytest.raises(UsageError, match="`device=` is 'tpu'; allowed: cpu, cuda"):
         calibrate(network(), data={"x": digits}, device="tpu", cache=False)
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -89,7 +89,7 @@ def test_the_right_preprocessing_passes_and_swapped_colours_cannot_be_told() -> 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_preprocessing_is_told(name: str) -> None:
     found = examine(with_norm(), fed("x", WRONG[name]))
-    assert "--preprocess" in found["warning"]
+    assert "`preprocess=`" in found["warning"]
     assert ("0..255" in found["warning"]) == (name in ("0..255", "mean only"))
 
 
@@ -129,7 +129,7 @@ def test_an_export_keeps_what_its_folded_normalization_knew(lite0: ModelProto) -
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_preprocessing_of_real_weights_is_told(lite0: ModelProto, name: str) -> None:
-    assert "--preprocess" in examine(lite0, fed("input", WRONG[name]))["warning"]
+    assert "`preprocess=`" in examine(lite0, fed("input", WRONG[name]))["warning"]
 
 
 @pytest.mark.parametrize("make", [with_norm, lambda: with_norm(trained=False), lambda: fold(with_norm())[0]])

@@ -93,8 +93,8 @@ def test_outliers_copies_and_monotony_are_told() -> None:
     assert "sample 7" in note
     assert not [note for note in measured(varied).notes if "far outside" in note or "same" in note]
     dull = np.concatenate([varied[:4], np.repeat(varied[4:5], 20, 0)])
-    assert any("--method minmax" in note for note in measured(dull, method="percentile").notes)
-    assert not any("--method minmax" in note for note in measured(dull, method="minmax").notes)
+    assert any("`method='minmax'`" in note for note in measured(dull, method="percentile").notes)
+    assert not any("`method='minmax'`" in note for note in measured(dull, method="minmax").notes)
 
 
 def test_entropy_is_told_where_it_costs() -> None:
@@ -103,7 +103,7 @@ def test_entropy_is_told_where_it_costs() -> None:
     spiky[:, :, ::4, ::4] *= 12  # few, large and regular: an entropy search cuts them off
     spiky += random.uniform(0, 1e-3, spiky.shape)
     result = measured(spiky, method="entropy")
-    assert any("entropy search costs accuracy" in note and "--method auto" in note for note in result.notes)
+    assert any("entropy search costs accuracy" in note and "`method='auto'`" in note for note in result.notes)
     assert not any("entropy search" in note for note in measured(spiky).notes)
     assert not any("entropy search" in note for note in measured(samples(40), method="entropy").notes)
 

@@ -98,6 +98,8 @@ FLAGS = {
         ("add `target='sm89'`", "add --target sm89"),
         ("add `target='a b'`", "add --target 'a b'"),
         ("add `target=['sm89']`", "add --target sm89"),
+        ("add `target=['a', 'b c']`", "add --target a --target 'b c'"),
+        ("add `target={'a': None, 'b': 'x'}`", "add --target a=None --target b=x"),
         ("give `target=NAME`", "give --target NAME"),
         ("give another `output=`", "give another -o/--output"),
         ("`output='x'`", "--output x"),

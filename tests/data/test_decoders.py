@@ -165,5 +165,5 @@ def test_what_is_no_list_of_images_is_refused(images: Any, message: str) -> None
 
 
 def test_threads_must_be_there() -> None:
-    with pytest.raises(UsageError, match="--threads is 0; at least 1"):
+    with pytest.raises(UsageError, match="`threads=` is 0; at least 1"):
         open_data([INPUT], images=[PHOTO], preprocess=PLAIN, threads=0)

@@ -79,7 +79,7 @@ def test_arrays_are_what_numpy_reads_or_refused_by_name(
         try:
             found = np.concatenate([part["x"] for part in open_data([INPUT], data=path, batch=4, lazy=lazy)])
         except (DataError, UsageError) as error:
-            has(str(error), str(path) if "no samples" not in str(error) else "--data")
+            has(str(error), str(path) if "no samples" not in str(error) else "`data=`")
             assert len(str(error)) < 1000, error
         else:
             expected = numpys(path)
@@ -100,7 +100,7 @@ def test_unpacked_arrays_are_the_same_or_refused_by_name(tmp_path: Path) -> None
             try:
                 found = np.concatenate([part["x"] for part in open_data([INPUT], data=path, unpack=folder)])
             except (DataError, UsageError) as error:
-                has(str(error), str(path) if "no samples" not in str(error) else "--data")
+                has(str(error), str(path) if "no samples" not in str(error) else "`data=`")
             else:
                 np.testing.assert_array_equal(found, numpys(path), err_msg=name)
             assert not folder.exists() or [str(item.relative_to(folder)) for item in folder.rglob("*.*")] == ["0/0.npy"]
@@ -120,7 +120,7 @@ def test_run_reads_arrays_as_numpy_does_or_refuses_them_by_name(tmp_path: Path) 
             found = run(model, input=path, backend="onnxruntime").arrays["y"]
         except TrtoptError as error:  # of what fits the file and not the engine it names the input
             assert isinstance(error, (DataError, UsageError)), name
-            assert str(path) in str(error) or "'x'" in str(error) or "--input" in str(error), error
+            assert str(path) in str(error) or "'x'" in str(error) or "`input=" in str(error), error
         else:
             expected = np.load(path) if path.suffix == ".npy" else np.lib.npyio.NpzFile(path)["x"]
             np.testing.assert_array_equal(found, expected.astype(np.float32), err_msg=name)

@@ -247,13 +247,13 @@ def test_opencv_is_named_where_it_is_missing(folder: Path, monkeypatch: pytest.M
 
 def test_open_data_refuses_what_does_not_go_together(folder: Path) -> None:
     image = [INPUT]
-    with pytest.raises(UsageError, match="no data: give --images DIR or --data"):
+    with pytest.raises(UsageError, match="no data: give `images=DIR` or `data="):
         open_data(image)
-    with pytest.raises(UsageError, match="both --images and --data"):
+    with pytest.raises(UsageError, match="both `images=` and `data=`"):
         open_data(image, images=folder, data={"input": np.zeros((1, 3, 32, 32))})
-    with pytest.raises(UsageError, match=r"--images needs --preprocess.*imagenet, efficientnet-lite, yolo"):
+    with pytest.raises(UsageError, match=r"`images=` needs `preprocess=`.*imagenet, efficientnet-lite, yolo"):
         open_data(image, images=folder)
-    with pytest.raises(UsageError, match="--preprocess is for --images"):
+    with pytest.raises(UsageError, match="`preprocess=` is for `images=`"):
         open_data(image, data={}, preprocess="imagenet")
     for name in ("limit", "batch"):
         with pytest.raises(UsageError, match=f"--{name} is 0; at least 1"):

@@ -227,7 +227,7 @@ def test_size_and_dtype_come_from_the_model() -> None:
         ({}, ("n", 1, 28, 28), "float32", r"has 1 channels in NCHW, the preprocessing gives 3 \(rgb\)"),
         ({"channels": "gray"}, ("n", 3, 28, 28), "float32", r"has 3 channels in NCHW, the preprocessing gives 1"),
         ({"layout": "nhwc"}, ("n", 3, 28, 28), "float32", r"has 28 channels in NHWC"),
-        ({}, ("n", 3, "h", "w"), "float32", r"x \(n, 3, h, w\) leaves its size open: give --size HEIGHTxWIDTH"),
+        ({}, ("n", 3, "h", "w"), "float32", r"x \(n, 3, h, w\) leaves its size open: give `size='HEIGHTxWIDTH'`"),
         ({"size": 64}, ("n", 3, 32, 32), "float32", r"makes images of 64x64, the input x takes \(n, 3, 32, 32\)"),
         ({}, ("n", 16), "float32", r"has shape \(n, 16\); images need four dimensions"),
         ({"dtype": "float16"}, ("n", 3, 8, 8), "float32", r"takes float32, the preprocessing gives float16"),

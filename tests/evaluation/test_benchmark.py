@@ -198,11 +198,11 @@ def test_the_session_is_closed_when_something_fails(engine: Path) -> None:
         ({"against": ("tensorflow",)}, "tensorflow"),
         ({"against": "torch"}, "lists"),
         ({"batch": (1, 1)}, "twice"),
-        ({"batch": (0,)}, "--batch is 0"),
-        ({"streams": 0}, "--streams is 0"),
-        ({"iterations": 0}, "--iterations is 0"),
-        ({"preprocess": "imagenet"}, "--images"),
-        ({"against": ("onnxruntime",)}, "--model"),
+        ({"batch": (0,)}, "`batch=` is 0"),
+        ({"streams": 0}, "`streams=` is 0"),
+        ({"iterations": 0}, "`iterations=` is 0"),
+        ({"preprocess": "imagenet"}, "`images=`"),
+        ({"against": ("onnxruntime",)}, "`model=`"),
     ],
 )
 def test_refused(engine: Path, options: dict[str, Any], said: str) -> None:
@@ -241,7 +241,7 @@ def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
     peer.prepare(inputs)
     assert "(CPU)" in peer.name or "(CUDA)" in peer.name
     np.testing.assert_array_equal(peer.run(inputs)["y"], 2 * inputs["x"])
-    with pytest.raises(UsageError, match="--model"):
+    with pytest.raises(UsageError, match="`model=`"):
         peer.prepare({"z": inputs["x"]})
 
 

@@ -295,7 +295,7 @@ def test_what_is_judged_is_in_the_result(digits: Digits) -> None:
     assert (plain["ok"], plain["missed"], plain["limits"]) == (False, [said], {"min_agreement": 0.99, "min_snr": None})
     (said,) = judged(min_snr=40, min_agreement=0.9).missed
     assert said == f"logits: {measured.snr_db:.1f} dB, at least 40 is asked for"
-    with pytest.raises(UsageError, match="--min-agreement is 95"):
+    with pytest.raises(UsageError, match="`min_agreement=` is 95"):
         judged(min_agreement=95)
 
 

@@ -317,7 +317,7 @@ def test_torchvision_takes_arguments_and_never_downloads(tmp_path: Path, monkeyp
         assert found.module.classifier.low_classifier.out_channels == 3
         assert found.inputs[0].shape == ("batch", 3, 520, 520)
     with (
-        pytest.raises(ModelError, match=r"downloads nothing.*--weights"),
+        pytest.raises(ModelError, match=r"downloads nothing.*`weights=FILE`"),
         opened("torchvision:lraspp_mobilenet_v3_large", None, {"weights_backbone": "DEFAULT"}),
     ):
         pass
@@ -339,7 +339,7 @@ class Fixed(nn.Module):
     ("module", "words"),
     [
         (Depends(), ["control flow", "test_exporter.py, line", "if x.sum() > 0"]),
-        (Fixed(), ["batch of x is always 2", "--inputs"]),
+        (Fixed(), ["batch of x is always 2", "`inputs=`"]),
         (Broken(), ["forward fails on x float32 [2, 6]", "x @ torch.ones(5, 5)"]),
     ],
 )
@@ -360,7 +360,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         ("model.onnx", {}, UsageError, "ONNX model already"),
         ("weights.pth", {}, UsageError, "--weights"),
         ("rapidocr-det", {}, UsageError, "ONNX model already"),
-        (Net(), {}, UsageError, "--inputs"),
+        (Net(), {}, UsageError, "`inputs="),
         (Net(), {"inputs": {"x": (0, 3)}}, UsageError, "positive"),
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "opset": 99}, UsageError, "16 to 23"),
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "for_generation": "9"}, UsageError, "tensorrt8"),
@@ -376,7 +376,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (3, {}, UsageError, "torch.nn.Module"),
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "factory_arg": {"a": 1}}, UsageError, "ready module"),
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "output_names": ["a", "b"]}, UsageError, "gives 1 output (output)"),
-        (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "--inputs b:"),
+        (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "`inputs='b:"),
         (Two(), {}, UsageError, "forward takes: a, b"),
         ("torchvision:ssd300_vgg16", {}, UsageError, "NMS"),
         (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, UsageError, "NMS"),

@@ -44,13 +44,13 @@ def test_new_names_are_taken_in_order() -> None:
 @pytest.mark.parametrize(
     ("module", "names", "words"),
     [
-        (Two, ["image"], ["needs meta, too", "--inputs meta:"]),
+        (Two, ["image"], ["needs meta, too", "`inputs='meta:"]),
         (Two, ["x"], ["needs meta, too"]),
         (Two, ["image", "met"], ["no argument 'met'", "image, meta, scale (optional), mask (optional)"]),
         (Two, ["image", "meta", "more"], ["no argument 'more'"]),
         (Two, ["a", "b", "c", "d"], ["4 inputs are given (a, b, c, d)", "image, meta"]),
         (Two, ["image", "image"], ["'image' is given twice"]),
-        (Single, ["imgae"], ["no argument 'imgae'", "--inputs image:", "--input-names imgae"]),
+        (Single, ["imgae"], ["no argument 'imgae'", "`inputs='image:", "`input_names=['imgae']`"]),
     ],
 )
 def test_wrong_missing_and_surplus_names(module: Any, names: list[str], words: list[str]) -> None:

@@ -432,7 +432,7 @@ def test_kinds_are_read_from_text_and_mappings() -> None:
 def test_kinds_that_can_not_be_are_refused(given: Any, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError) as caught:
         stated(given, OUTPUTS)
-    assert all(word in str(caught.value) for word in ("--output-kind", *words)), str(caught.value)
+    assert all(word in str(caught.value) for word in ("`output_kind=", *words)), str(caught.value)
 
 
 def test_users_decide_before_names_of_classes_and_these_before_the_guess() -> None:

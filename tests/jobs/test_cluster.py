@@ -141,7 +141,7 @@ def test_each_shard_takes_a_gpu(ray: Any, world: World, monkeypatch: pytest.Monk
 
 
 def test_too_many_threads_for_the_cluster_are_refused(ray: Any, world: World) -> None:
-    with pytest.raises(BackendError, match="has 2 CPUs; a worker with --threads 64"):
+    with pytest.raises(BackendError, match="has 2 CPUs; a worker with `threads=64`"):
         trtopt.run_jobs(listed(world), workers=1, threads=64, ray="auto")
 
 
@@ -154,14 +154,14 @@ def test_a_cluster_that_isnt_there_is_named(world: World, monkeypatch: pytest.Mo
             raise ConnectionError("nobody listens")
 
     monkeypatch.setattr(module, "require", lambda *_: Absent())
-    with pytest.raises(BackendError, match=r"--ray 10.0.0.1:6379: .*nobody listens.*ray start --head"):
+    with pytest.raises(BackendError, match=r"`ray='10.0.0.1:6379'`: .*nobody listens.*ray start --head"):
         trtopt.run_jobs(listed(world), workers=1, ray="10.0.0.1:6379")
 
     def missing(name: str, extra: str, purpose: str) -> None:
         raise MissingDependency(f"{purpose} needs {name}: {to_install(extra)}")
 
     monkeypatch.setattr(module, "require", missing)
-    with pytest.raises(MissingDependency, match="--ray needs ray: pip install 'ray"):
+    with pytest.raises(MissingDependency, match="`ray=` needs ray: pip install 'ray"):
         trtopt.run_jobs(listed(world), workers=1, ray="auto")
 
 

@@ -439,7 +439,7 @@ def test_bad_requests_are_refused_before_any_work(world: World) -> None:
         has(world.refused("jobs", "run", path, option, "0"), f"{option} is 0", "at least 1")
     has(world.refused("jobs", "show", world.folder), "isn't the state folder", "trtopt jobs run")
     assert not (world.folder / "jobs.state").exists()
-    with pytest.raises(OutputError, match="--state"):
+    with pytest.raises(OutputError, match="`state=`"):
         trtopt.run_jobs(path, state=world.model / "state")
     with runner.State.locked(world.folder / "held"), pytest.raises(UsageError, match="another run"):
         trtopt.run_jobs(path, state=world.folder / "held")
@@ -450,8 +450,8 @@ def test_a_table_that_cant_be_written_says_what_to_change_in_the_list(world: Wor
     (world.folder / "calibrated" / "model.arrays.auto.calib.json" / "in the way").mkdir(parents=True)
     (job,) = trtopt.run_jobs(listed(world, text), workers=1).jobs
     assert job.error is not None and job.error["type"] == "OutputError"
-    has(job.error["message"], "can't write", "change output in the list", "--state")
-    assert "-o/--output" not in job.error["message"]
+    has(job.error["message"], "can't write", "change output in the list", "`state=`")
+    assert "`output=`" not in job.error["message"]
 
 
 def test_too_many_threads_are_told(world: World) -> None:

@@ -118,7 +118,7 @@ def test_one_run_at_a_time_and_a_killed_one_lets_go(tmp_path: Path) -> None:
     assert run.stdin
     assert run.stdout.readline() == "held\n"
     with (
-        pytest.raises(UsageError, match=f"another run is at work .*process {run.pid} on .*--state"),
+        pytest.raises(UsageError, match=f"another run is at work .*process {run.pid} on .*`state=`"),
         State.locked(tmp_path),
     ):
         pass
@@ -140,5 +140,5 @@ def test_whether_a_run_is_at_work_can_be_asked(tmp_path: Path) -> None:
 
 def test_a_place_that_cant_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match=r"state folder .*--state"), State.locked(tmp_path / "file" / "state"):
+    with pytest.raises(OutputError, match=r"state folder .*`state=`"), State.locked(tmp_path / "file" / "state"):
         pass

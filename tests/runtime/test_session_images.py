@@ -175,7 +175,7 @@ def test_what_is_no_list_of_images_is_told(session: Session, given: Any, message
 def test_without_preprocessing_the_way_out_is_told(folder: Path) -> None:
     with Session(folder / "bare.engine", backend="onnxruntime") as session:
         with pytest.raises(
-            UsageError, match="its manifest has no preprocessing; build it with --preprocess, or give arrays"
+            UsageError, match="its manifest has no preprocessing; build it with `preprocess=`, or give arrays"
         ):
             session.run_images([PHOTO])
         assert session.run({"x": samples(2)})["y"].shape == (2, 16)

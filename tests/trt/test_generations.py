@@ -70,26 +70,26 @@ PROBED = {
 # Each option of BuildSpec, set to something, and the generations that refuse it by the name given.
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "precision": ({"precision": Precision.FP16}, {}),
-    "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "--remainder bf16"}),
+    "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "`remainder='bf16'`"}),
     "io_fp32": ({"precision": Precision.FP16, "io_fp32": False}, {}),
     "overrides": ({}, {}),  # lowered by the graph, or by layer_precision below
     "profiles": ({"profiles": PROFILES}, {}),
-    "targets": ({"targets": (89,)}, dict.fromkeys(VERSIONS, "--target")),
+    "targets": ({"targets": (89,)}, dict.fromkeys(VERSIONS, "`target=")),
     "backend": ({"backend": "tensorrt"}, {}),
     "calibrator": (
         {"precision": Precision.INT8, "calibrator": "native"},
-        {"11.4.0": "--calibrator native"},
+        {"11.4.0": "`calibrator='native'`"},
     ),
     "workspace": ({"workspace": 1 << 30}, {}),
     "optimization_level": ({"optimization_level": 2}, {}),
     "timing_cache": ({"timing_cache": "timing.cache"}, {}),
     "hardware_compatibility": (
         {"hardware_compatibility": "same_compute_capability"},
-        {"8.6.0": "--hardware-compatibility same_compute_capability"},
+        {"8.6.0": "`hardware_compatibility='same_compute_capability'`"},
     ),
     "version_compatible": ({"version_compatible": True}, {}),
     "exclude_lean_runtime": ({"version_compatible": True, "exclude_lean_runtime": True}, {}),
-    "strip": ({"strip": True}, {"8.6.0": "--strip"}),
+    "strip": ({"strip": True}, {"8.6.0": "`strip=True`"}),
     "refit": ({"refit": True}, {}),
     "sparsity": ({"sparsity": True}, {}),
     "tf32": ({"tf32": False}, {}),
@@ -328,7 +328,7 @@ def test_native_calibration_faults(stand_in: Install, float_net: Path) -> None:
 
     with pytest.raises(DataError, match="photo 7"):  # raised inside TensorRT's callback, not lost there
         build(generation, float_net, spec, calibration=broken(), calibration_batch=3)
-    with pytest.raises(UnsupportedRequest, match="--images"):
+    with pytest.raises(UnsupportedRequest, match="`images="):
         build(generation, float_net, spec)
     with pytest.raises(DataError, match="0 samples"):
         build(generation, float_net, spec, calibration=[])
@@ -377,7 +377,7 @@ def test_without_a_gpu_nothing_native_is_touched(
     plan = build(generation, float_net, BuildSpec(profiles=PROFILES[:1])).plan
     with_gpu(None)
     sim.has_gpu, before = False, len(sim.networks)
-    with pytest.raises(UnsupportedRequest, match="--backend rtx"):
+    with pytest.raises(UnsupportedRequest, match="`backend='rtx'`"):
         build(generation, float_net, BuildSpec(profiles=PROFILES[:1]))
     with pytest.raises(DeviceError, match="needs a GPU"):
         generation.unsupported(float_net)
@@ -435,7 +435,7 @@ def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Pa
     spec = BuildSpec(precision=Precision.FP8, remainder=Precision.BF16, targets=(89,), strip=True)
     with pytest.raises(UnsupportedRequest) as caught:
         generation.refuse(spec)
-    for named in ("--fp8", "--remainder bf16", "--target", "--strip", "TensorRT 8.6.0"):
+    for named in ("`fp8=True`", "`remainder='bf16'`", "`target=", "`strip=True`", "TensorRT 8.6.0"):
         assert named in str(caught.value)
 
 
@@ -547,7 +547,7 @@ def test_plans_of_others_are_refused_with_both_versions(stand_in: Install, float
     _, newer = stand_in("10.16.1")
     with pytest.raises(EngineMismatch, match=r"TensorRT 8\.6\.0\.0.*10\.16\.1\.11"):
         newer.load(plan, "old.engine")
-    with pytest.raises(EngineMismatch, match=r"old\.engine was made by TensorRT-RTX 1\.7\.1\.116.*--backend rtx"):
+    with pytest.raises(EngineMismatch, match=r"old\.engine was made by TensorRT-RTX 1\.7\.1\.116.*`backend='rtx'`"):
         newer.load(b"vtrt" + bytes(20) + bytes([1, 7, 1, 116]) + bytes(64), "old.engine")
     with pytest.raises(EngineError, match="isn't a TensorRT plan"):
         newer.load(b"not a plan" * 20)

@@ -52,11 +52,11 @@ BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
         ),
         ("CUDA initialization failure with error: 35", DeviceError, "needs a GPU"),
         ("Error Code 1: Cuda Runtime (In generateForCurrent … cudaError 35…)", DeviceError, "needs a GPU"),
-        ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "--exclude-lean-runtime"),
+        ("Unable to load library: libnvinfer_lean.so.1", UnsupportedRequest, "`exclude_lean_runtime=True`"),
         (
             "MyelinCheckException: graph_jit.cpp:278: CHECK(status == CUDA_SUCCESS) failed.",
             UnsupportedRequest,
-            "--strip and --refit",
+            "`strip=True` and `refit=True`",
         ),
         ("Failed to import initializer: w1", InvalidModel, "weights of w1"),
         (

@@ -73,7 +73,7 @@ def test_what_the_native_calibrator_wrote_is_kept_where_asked(stand_in: Install,
     kept.unlink()
     assert not trtopt.build(model, tmp_path / "e.engine", **options).cached
     assert kept.is_file()
-    with pytest.raises(UsageError, match="add --calibrator native"):
+    with pytest.raises(UsageError, match="add `calibrator='native'`"):
         trtopt.build(model, tmp_path / "f.engine", fp16=True, backend="tensorrt", save_cache=kept)
     with pytest.raises(UsageError, match="would overwrite"):
         trtopt.build(model, tmp_path / "f.engine", **{**options, "save_cache": given})

@@ -39,7 +39,7 @@ def test_every_problem_at_once() -> None:
 
 
 def test_dynamic_inputs_need_a_profile_and_static_ones_do_not() -> None:
-    assert "no --shapes gives their range: image" in profile_problems([IMAGE], ())[0]
+    assert "no `shapes=` gives their range: image" in profile_problems([IMAGE], ())[0]
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ()) == []
     assert profile_problems([TensorInfo("x", "float32", (1, 3))], ({"x": same(1, 3)},)) == []
 

@@ -91,7 +91,9 @@ def test_targets_are_always_named(rtx: Generation, tmp_path: Path) -> None:
 def test_sm75_takes_int8_from_every_target(rtx: Generation, tmp_path: Path) -> None:
     model = nets.conv_net(tmp_path / "m.onnx", base="fp16", quantized="int8")
     spec = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89))
-    with pytest.raises(UnsupportedRequest, match=r"sm75.*floating point on every target.*--allow-precision-fallback"):
+    with pytest.raises(
+        UnsupportedRequest, match=r"sm75.*floating point on every target.*`allow_precision_fallback=True`"
+    ):
         rtx.build(model, spec, quantized=True)
     heard = Heard()
     allowed = BuildSpec(precision=Precision.INT8, profiles=(X,), targets=(75, 89), allow_precision_fallback=True)
@@ -103,15 +105,15 @@ def test_sm75_takes_int8_from_every_target(rtx: Generation, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        (BuildSpec(targets=(90,)), r"--target sm90: TensorRT-RTX .* has sm75, sm80, sm86, sm89, sm120, sm121"),
-        (BuildSpec(precision=Precision.FP8, targets=(80, 86, 89)), r"--target sm80,sm86: fp8 needs sm89"),
-        (BuildSpec(precision=Precision.BF16, targets=(75,)), r"--target sm75: bf16 needs sm80"),
-        (BuildSpec(precision=Precision.INT8, calibrator="native"), r"--calibrator native"),
-        (BuildSpec(timing_cache=Path("t.cache")), r"--timing-cache"),
-        (BuildSpec(hardware_compatibility="ampere_plus"), r"--hardware-compatibility ampere_plus.*--target"),
-        (BuildSpec(version_compatible=True), r"--version-compatible"),
-        (BuildSpec(strip=True), r"--strip: TensorRT-RTX needs a GPU"),
-        (BuildSpec(refit=True), r"--refit: TensorRT-RTX needs a GPU"),
+        (BuildSpec(targets=(90,)), r"`target='sm90'`: TensorRT-RTX .* has sm75, sm80, sm86, sm89, sm120, sm121"),
+        (BuildSpec(precision=Precision.FP8, targets=(80, 86, 89)), r"`target='sm80,sm86'`: fp8 needs sm89"),
+        (BuildSpec(precision=Precision.BF16, targets=(75,)), r"`target='sm75'`: bf16 needs sm80"),
+        (BuildSpec(precision=Precision.INT8, calibrator="native"), r"`calibrator='native'`"),
+        (BuildSpec(timing_cache=Path("t.cache")), r"`timing_cache=`"),
+        (BuildSpec(hardware_compatibility="ampere_plus"), r"`hardware_compatibility='ampere_plus'`.*`target=`"),
+        (BuildSpec(version_compatible=True), r"`version_compatible=True`"),
+        (BuildSpec(strip=True), r"`strip=True`: TensorRT-RTX needs a GPU"),
+        (BuildSpec(refit=True), r"`refit=True`: TensorRT-RTX needs a GPU"),
     ],
 )
 def test_refusals_before_the_build(spec: BuildSpec, said: str, rtx: Generation, tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_options_it_honours_change_the_build(rtx: Generation, tmp_path: Path) ->
     model = nets.conv_net(tmp_path / "m.onnx")
     spec = BuildSpec(profiles=(X,), optimization_level=5, sparsity=True, tf32=False, workspace=1 << 30)
     assert rtx.build(model, spec, quantized=False).layers
-    with pytest.raises(BuildFailed, match="--workspace"):
+    with pytest.raises(BuildFailed, match="`workspace=`"):
         rtx.build(model, BuildSpec(profiles=(X,), workspace=4), quantized=False)
 
 
@@ -145,7 +147,7 @@ def test_what_parses_but_has_no_implementation(rtx: Generation, tmp_path: Path) 
 
 def test_fp32_matrix_product_on_turing(rtx: Generation, tmp_path: Path) -> None:
     model = nets.conv_net(tmp_path / "m.onnx")
-    with pytest.raises(UnsupportedRequest, match=r"sm75 \(node fc\).*--fp16"):
+    with pytest.raises(UnsupportedRequest, match=r"sm75 \(node fc\).*`fp16=True`"):
         rtx.build(model, BuildSpec(profiles=(X,), targets=(75,)), quantized=False)
 
 
@@ -153,7 +155,7 @@ def test_profiles(rtx: Generation, tmp_path: Path) -> None:
     model = nets.conv_net(tmp_path / "m.onnx")
     large = {"x": ShapeRange((8, 3, 32, 32), (16, 3, 32, 32), (16, 3, 32, 32))}
     assert rtx.build(model, BuildSpec(profiles=(X, large)), quantized=False).layers
-    with pytest.raises(UsageError, match=r"no --shapes gives their range: x \(batch, 3, 32, 32\)"):
+    with pytest.raises(UsageError, match=r"no `shapes=` gives their range: x \(batch, 3, 32, 32\)"):
         rtx.build(model, BuildSpec(), quantized=False)
     wrong = ({"y": ShapeRange((1,), (1,), (1,))}, {"x": ShapeRange((1, 3, 32, 33), (4, 3, 32, 33), (8, 3, 32, 33))})
     with pytest.raises(UsageError) as caught:

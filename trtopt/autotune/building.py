@@ -135,10 +135,12 @@ def build(request: BuildRequest) -> BuildResult:
     limits = Limits(request.min_agreement, request.min_snr)
     if request.best:
         if not request.compare:
-            raise UsageError("--best compares engines: drop --no-compare, or name the precision instead of --best")
+            raise UsageError(
+                "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
+            )
         return _Best(request, limits).build()
     if limits != Limits():
-        raise UsageError("--min-agreement and --min-snr are limits of --best: add it, or drop them")
+        raise UsageError("`min_agreement=` and `min_snr=` are limits of `best=True`: add it, or drop them")
     return _asked_for(request)
 
 
@@ -152,7 +154,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         return result
     quantized, base = precisions(request)
     if not request.compare:
-        return replace(result, not_measured="--no-compare was given")
+        return replace(result, not_measured="`compare=False` was given")
     try:
         gpu = gpu_for(request)
         stored = stored_comparison(result.engine) if result.cached else None
@@ -165,7 +167,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         return replace(result, not_measured=str(error))
     try:
         with folder_beside(result.engine) as folder:
-            reporter.note(f"building for {base.upper()} too, to compare (--no-compare leaves that out)")
+            reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
             other = build_candidate(floating(request, base, request.preprocess), base, folder)
             samples = None if request.images is None and request.data is None else real_samples(model, request)
             found = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
@@ -184,7 +186,7 @@ def _asked_for(request: BuildRequest) -> BuildResult:
 def _warn_if_slow(found: Comparison, quantized: Precision, base: Precision, reporter: Reporter) -> None:
     if found.speedup is None or found.speedup > 1 + EQUAL:
         return
-    name, instead = quantized.upper(), f"use --best or --{base}"
+    name, instead = quantized.upper(), f"use `best=True` or `{base}=True`"
     if found.speedup < 1 / (1 + EQUAL):
         reporter.warn(f"{name} takes {1 / found.speedup:.2f} times as long as {base.upper()} on {found.gpu}: {instead}")
     else:
@@ -208,15 +210,17 @@ class _Best:
         read = (given.model, given.data, given.calib, given.preprocess, given.timing_cache)
         check_outputs(self.output, (given.save_onnx, given.save_cache), read)
         if given.images is None and given.data is None:
-            beside = "; beside --calib they judge and nothing else" if given.calib is not None else ""
-            raise UsageError(f"--best judges accuracy on real samples: add --images DIR or --data F.npz{beside}")
+            beside = "; beside `calib=` they judge and nothing else" if given.calib is not None else ""
+            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{beside}")
         model = load_model(given.model)
         try:
             gpu = gpu_for(given)
             check_measurable(given, model, self.base)
         except (DeviceError, MissingDependency, UsageError) as error:
-            instead = f"choose the precision yourself: --{self.quantized} or --{self.base} instead of --best"
-            raise type(error)(f"--best measures engines on a GPU, and {error}; else {instead}") from error
+            instead = (
+                f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
+            )
+            raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
         samples = real_samples(model, given)
         names = None if given.classes is None else load_classes(given.classes)
         self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given.output_kind, names)
@@ -346,7 +350,7 @@ class _Best:
             scales = real_samples(model, given, None).describe()
         else:
             scales = {
-                "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "--calib"))
+                "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
             }
         return sha256_json(
             {

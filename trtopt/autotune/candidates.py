@@ -57,14 +57,16 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     targets = select(request.backend).targets(spec)
     if targets and here.compute_capability not in targets:
         said = ", ".join(f"sm{target}" for target in targets)
-        raise DeviceError(f"the engine is for {said}; the GPU here is {here}: add --target sm{here.compute_capability}")
+        raise DeviceError(
+            f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
+        )
     return Device(here.ordinal).info
 
 
 def check_measurable(request: BuildRequest, model: Model, base: Precision) -> None:
     """Raise UsageError unless engines of both precisions can be made of the model and run."""
     if request.strip:
-        raise UsageError("an engine without its weights (--strip) can't run")
+        raise UsageError("an engine without its weights (`strip=True`) can't run")
     if is_quantized(model.proto):
         raise UsageError(
             f"the model already holds Q/DQ, so there is no {base.upper()} form of it: give the float model"

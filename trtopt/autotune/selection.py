@@ -139,8 +139,8 @@ class Comparison:
         if not fitting:
             said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.entrants)
             raise AccuracyLost(
-                f"no precision stays within the accuracy limit ({said}): lower --min-agreement or --min-snr, calibrate on "
-                "more or other data, or keep sensitive layers in FP32 with --precision-override"
+                f"no precision stays within the accuracy limit ({said}): lower `min_agreement=` or `min_snr=`, calibrate on "
+                "more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
         first = fitting[0]
         fastest = min(item.pace(first) for item in fitting)

@@ -128,7 +128,7 @@ def construct(request: BuildRequest) -> BuildResult:
     output, reporter = Path(request.output), request.reporter
     if request.save_cache and request.calibrator != "native":
         raise UsageError(
-            "--save-cache keeps what TensorRT's own calibrator wrote: add --calibrator native; trtopt's own scales become "
+            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
         )
     check_outputs(
@@ -155,14 +155,14 @@ def construct(request: BuildRequest) -> BuildResult:
     generation = select(request.backend)
     generation.refuse(spec, reporter)
     if not spec.targets and (targets := generation.targets(spec)):
-        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (--target chooses)")
+        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
     prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
     spec = _with_profiles(spec, loaded.inputs, prepared, reporter)
     if prepared is not None:
         sized = prepared.at_opt(loaded.inputs, spec.profiles)
         if sized.size is not None and prepared.size is None:
             said = "x".join(map(str, sized.size))
-            reporter.note(f"images are prepared in {said}, the opt size of --shapes (--size gives another)")
+            reporter.note(f"images are prepared in {said}, the opt size of `shapes=` (`size=` gives another)")
         scales = replace(scales, preprocess=sized)
     table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
     native, cache = scales.native(loaded, spec), scales.native_cache(spec)
@@ -271,7 +271,7 @@ def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool)
     """Why nothing runs in the precision asked for."""
     what = f"no convolution or matrix product runs in {spec.precision.upper()}"
     if quantized and not spec.precision.quantized:
-        return f"{what}: the model is quantized, which --int8 says"
+        return f"{what}: the model is quantized, which `int8=True` says"
     if lowered.kept:
         return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
     others = " and ".join(precision.upper() for precision in verdict.coverage)
@@ -282,7 +282,7 @@ def _accept(
     verdict: Verdict, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
 ) -> None:
     """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
-    anyway = "take it as it is with --allow-precision-fallback"
+    anyway = "take it as it is with `allow_precision_fallback=True`"
     if verdict.unknown:
         what = f"what the engine of {generation} runs isn't known: {verdict.unknown}"
         if not spec.allow_precision_fallback:
@@ -296,7 +296,7 @@ def _accept(
     if not spec.allow_precision_fallback and (little or named):
         raise PrecisionLost(
             f"{generation} built an engine without the precision asked for: {what}. Nothing was written; {anyway}, "
-            "or keep layers out with --precision-override"
+            "or keep layers out with `precision_override=`"
         )
     reporter.warn(what)
 
@@ -544,12 +544,12 @@ def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporte
     """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
     if save_onnx is None and (graph := kept_graph(output)) is not None:
         reporter.warn(
-            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add --save-onnx {graph}"
+            f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add `save_onnx='{graph}'`"
         )
     if save_onnx is not None and beside(output, save_onnx) is None:
         reporter.warn(
             f"{os.fspath(save_onnx)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
-            "--backend onnxruntime won't find it"
+            "`backend='onnxruntime'` won't find it"
         )
 
 
@@ -566,9 +566,9 @@ def _summary(table: Table | None) -> dict[str, Any] | None:
 
 def _spec(request: BuildRequest) -> BuildSpec:
     if request.int8 and request.fp8:
-        raise UsageError("--int8 and --fp8 are both given; one network is quantized in one of them")
+        raise UsageError("`int8=True` and `fp8=True` are both given; one network is quantized in one of them")
     if request.fp16 and request.bf16:
-        raise UsageError("--fp16 and --bf16 are both given; choose one")
+        raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
     half = request.fp16 or request.int8 or request.fp8
     base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
@@ -576,12 +576,12 @@ def _spec(request: BuildRequest) -> BuildSpec:
     for override in overrides:
         if override.precision.quantized and override.precision is not precision:
             raise UsageError(
-                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
                 f"the build is {precision}"
             )
         if not override.precision.quantized and override.precision not in (Precision.FP32, base):
             raise UsageError(
-                f"--precision-override {override.pattern}={override.precision} needs --{override.precision}: "
+                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
                 f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
             )
     return BuildSpec(
@@ -636,7 +636,7 @@ def _with_profiles(
         if open_batch
         else "the size that images are prepared in"
     )
-    reporter.note(f"no --shapes given: {what} ({said})")
+    reporter.note(f"no `shapes=` given: {what} ({said})")
     return replace(spec, profiles=(profile,))
 
 

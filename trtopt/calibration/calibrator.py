@@ -134,11 +134,11 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     """
     reporter = request.reporter
     started = time.monotonic()
-    choice(request.method, METHODS, "--method")
+    choice(request.method, METHODS, "`method=`")
     if request.threads is not None and request.threads < 1:
-        raise UsageError(f"--threads is {request.threads}; at least 1 is needed")
-    choice(request.missing, MISSING, "--missing")
-    choice(request.device, DEVICES, "--device")
+        raise UsageError(f"`threads=` is {request.threads}; at least 1 is needed")
+    choice(request.missing, MISSING, "`missing=`")
+    choice(request.device, DEVICES, "`device=`")
     overrides = tuple(map(Override.parse, request.precision_override))
     if request.output is not None:
         check_writable(
@@ -177,7 +177,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         found = _Found(table, folded, coverage=coverage, amax=old.amax)
     elif request.calib is not None:
         refuse_measuring(
-            "--calib",
+            "`calib=`",
             images=request.images,
             data=request.data,
             preprocess=request.preprocess,
@@ -186,7 +186,9 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             device=None if request.device == "cpu" else request.device,
         )
         if not isinstance(request.calib, Table) and is_cache(request.calib):
-            raise UsageError(f"--calib {request.calib} is a TensorRT cache: give it as --import-cache {request.calib}")
+            raise UsageError(
+                f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"
+            )
         earlier = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         prepared = prepare(loaded, overrides, reporter=reporter)
         check_overrides(overrides, prepared.proto.graph.node)

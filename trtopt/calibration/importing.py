@@ -29,6 +29,7 @@ from trtopt.calibration.spreading import Known, spread
 from trtopt.calibration.table import Entry, Table
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.core.errors import CalibrationError, TrtoptError, UsageError
+from trtopt.core.options import named
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Override, Precision
@@ -275,8 +276,8 @@ def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
         text += f"; {coverage.note}"
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
-        f"{text}. Calibrate on real inputs instead (--images DIR --preprocess PRESET, or --data F.npz), leave what reads these "
-        f"tensors in floating point with --missing float, or name it: --precision-override '{node}=fp16'"
+        f"{text}. Calibrate on real inputs instead (`images=DIR` and `preprocess=PRESET`, or `data='F.npz'`), leave "
+        f"what reads these tensors in floating point with `missing='float'`, or name it: `precision_override=['{node}=fp16']`"
     )
 
 
@@ -370,14 +371,14 @@ def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
         raise problem
 
 
-def refuse_measuring(source: str = "--import-cache", **given: Any) -> None:
+def refuse_measuring(source: str = "`import_cache=`", **given: Any) -> None:
     """Raise UsageError for what only measuring needs, beside an import.
 
     Args:
         source: the option that scales come from.
         given: option → its value, None where it wasn't given.
     """
-    extra = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+    extra = [named(name) for name, value in given.items() if value is not None]
     if extra:
         raise UsageError(
             f"{source} takes what was measured before, without data: drop {', '.join(extra)}, or drop {source} to measure anew"

@@ -220,7 +220,7 @@ class _Runner:
             raise CalibrationError(
                 f"the tensor {name!r} ({_source(name, self.producers)}) isn't finite for sample {sample} (from 0): {error}; "
                 "check the preprocessing and the weights, or keep that node out with "
-                "--precision-override 'NODE=fp32'"
+                "`precision_override=['NODE=fp32']`"
             ) from None
 
     def result(self) -> tuple[dict[str, Histogram], ...]:
@@ -324,7 +324,7 @@ def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str
     more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
     raise CalibrationError(
         f"the tensor {name!r} ({_source(name, producers)}) {seen} in {samples} samples{more}, which gives no scale: "
-        "calibrate on real, varied inputs, or keep its readers out with --precision-override 'NODE=fp32'"
+        "calibrate on real, varied inputs, or keep its readers out with `precision_override=['NODE=fp32']`"
     )
 
 

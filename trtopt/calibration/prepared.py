@@ -108,12 +108,12 @@ class Prepared:
         if table.model["fingerprint"] != self.fingerprint or lacking:
             why = (
                 f"has nothing of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''}: it was made with other "
-                "--precision-override"
+                "`precision_override=`"
                 if table.model["fingerprint"] == self.fingerprint
                 else f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
             )
             raise CalibrationError(
-                f"the calibration table {why}; calibrate on real inputs: --images DIR, or --data F.npz"
+                f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
             )
         kept = {name: table.tensors[name] for name in self.tensors}
         return replace(table, tensors=kept, groups=self.groups, model=self.identity).with_method(method)
@@ -143,7 +143,7 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         raise CalibrationError(
             "there is nothing to quantize in the model: "
             + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")
-            + "; build it with --fp16"
+            + "; build it with `fp16=True`"
         )
     return Prepared(
         proto=folded,

@@ -14,6 +14,7 @@ from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.verdict import costly_entropy
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import Batches, open_data
@@ -44,22 +45,24 @@ class Scales:
         if not spec.precision.quantized:
             if sources:
                 raise UsageError(
-                    f"--{sources[0]} calibrates, but the build is {spec.precision}: add --int8, or drop it"
+                    f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )
         elif model_quantized:
             if sources or spec.calibrator == "native":
                 extra = sources[0] if sources else "calibrator"
-                raise UsageError(f"the model already holds Q/DQ, whose scales are used as they are: drop --{extra}")
+                raise UsageError(
+                    f"the model already holds Q/DQ, whose scales are used as they are: drop {named(extra)}"
+                )
         elif len(sources) != 1:
-            said = f"{' and '.join('--' + name for name in sources)} are given" if sources else "no data was given"
+            said = f"{' and '.join(map(named, sources))} are given" if sources else "no data was given"
             raise UsageError(
-                f"--{spec.precision} needs scales measured on real inputs, and {said}: give one of --images DIR, "
-                "--data F.npz or --calib T.calib.json (random data is never used)"
+                f"`{spec.precision}=True` needs scales measured on real inputs, and {said}: give one of `images=DIR`, "
+                "`data='F.npz'` or `calib='T.calib.json'` (random data is never used)"
             )
         elif spec.calibrator == "native" and self.calib is not None and not self.calib_is_cache:
             raise UsageError(
-                "--calibrator native measures its own scales: give --images or --data, or as --calib a TensorRT cache such as "
-                "trtopt calibrate --export-cache writes"
+                "`calibrator='native'` measures its own scales: give `images=` or `data=`, or as `calib=` a TensorRT cache "
+                "such as trtopt calibrate --export-cache writes"
             )
 
     def table(self, model: Model, spec: BuildSpec, model_quantized: bool, reporter: Reporter) -> Table | None:

@@ -86,7 +86,7 @@ class Table:
         if bare:
             raise CalibrationError(
                 f"the table has thresholds without histograms ({', '.join(bare[:3])}{', …' if len(bare) > 3 else ''}), so "
-                f"--method {method} can't choose others: run trtopt calibrate on data, or leave the method out"
+                f"`method='{method}'` can't choose others: run trtopt calibrate on data, or leave the method out"
             )
         return replace(self, tensors=choose_all(histograms, self.groups, method), method=method)
 

@@ -51,7 +51,7 @@ def choose(histogram: Histogram, method: str) -> Choice:
         UsageError: no such method.
         CalibrationError: nothing but zeros was seen.
     """
-    choice(method, METHODS, "--method")
+    choice(method, METHODS, "`method=`")
     if histogram.absmax <= 0:
         raise CalibrationError("only zeros were seen, which give no scale")
     if method != "auto":

@@ -70,7 +70,7 @@ class TorchEngine:
         except Exception as error:  # whatever a converter stumbles over
             raise CalibrationError(
                 f"onnx2pytorch can't convert the model {proto.graph.name!r} ({type(error).__name__}: {error}): "
-                "calibrate it with --device cpu"
+                "calibrate it with `device='cpu'`"
             ) from error
         self._module = module.eval().to(self.device)
 
@@ -140,7 +140,7 @@ class TorchEngine:
                 continue
             raise CalibrationError(
                 f"the tensor {name!r} {far} between PyTorch ({self.device}, through onnx2pytorch) and ONNX Runtime, so the "
-                "conversion can't be trusted: calibrate with --device cpu"
+                "conversion can't be trusted: calibrate with `device='cpu'`"
             )
 
 

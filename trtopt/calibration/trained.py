@@ -161,7 +161,7 @@ def _sentence(shift: float, spread: float, source: str) -> str:
             "the preprocessing (0..1 where the model wants mean and std taken off too? normalised twice?) doesn't seem to be "
             "the one the model was trained with, or the images are much darker or flatter"
         )
-    return f"{seen}: {cause}; check --preprocess, or the arrays in --data"
+    return f"{seen}: {cause}; check `preprocess=`, or the arrays in `data=`"
 
 
 def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std: Floats) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std:
         result["warning"] = (
             f"inputs are {low:.3g} to {high:.3g}, and after the model's first convolution values spread by {spread:.3g}, where "
             "trained networks have about 1: pixels seem to arrive as 0..255 where the model wants them normalised; check "
-            "--preprocess, or the arrays in --data"
+            "`preprocess=`, or the arrays in `data=`"
         )
     return result
 

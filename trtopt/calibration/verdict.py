@@ -131,7 +131,7 @@ def _monotonous(table: Table, found: Facts) -> str:
         return ""
     return (
         f"most of the {found['samples']} samples show nearly the same ({dull} of them repeat others or are of one colour), and "
-        f"{' and '.join(clipped)} may cut off what is rare in them: give more varied data, or use --method minmax"
+        f"{' and '.join(clipped)} may cut off what is rare in them: give more varied data, or use `method='minmax'`"
     )
 
 
@@ -164,7 +164,7 @@ def costly_entropy(table: Table) -> str:
         return ""
     return (
         f"on this model the entropy search costs accuracy: for {len(worse)} of {len(table.tensors)} tensors (such as "
-        f"{worse[0]!r}) its expected error is more than twice that of not clipping at all; use --method auto, which takes "
+        f"{worse[0]!r}) its expected error is more than twice that of not clipping at all; use `method='auto'`, which takes "
         "the better per tensor"
     )
 

@@ -22,23 +22,25 @@
     ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
     └── WorkerDied            a process of a job list ended in the middle of a task
 
-A message says what happened, the value seen, the value allowed, and what to type next.
+A message says what happened, the value seen, the value allowed, and what to type next. It names options as the API does,
+between backticks (`trtopt.core.options`); the command line shows them as flags.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
 from trtopt.core.library_output import unreported
+from trtopt.core.options import spoken
 from trtopt.core.version import to_install
 
 
 class TrtoptError(Exception):
-    """Base of every error trtopt raises on purpose; the CLI prints its text and exits with `exit_code`."""
+    """Base of every error trtopt raises on purpose; the CLI prints `for_cli` and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -46,6 +48,10 @@ class TrtoptError(Exception):
     def lines(self) -> list[str]:
         """The text by lines: a line break in a name isn't one."""
         return [str(self)]
+
+    def for_cli(self, flags: Mapping[str, str]) -> list[str]:
+        """The lines with a command's `flags` for the options that they name (`trtopt.core.options`)."""
+        return [spoken(line, flags) for line in self.lines]
 
 
 class UsageError(TrtoptError):

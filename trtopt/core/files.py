@@ -153,9 +153,7 @@ def cache_folder(*parts: str) -> Path:
     return made_folder(base.joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
 
 
-def made_folder(
-    path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another -o/--output"
-) -> Path:
+def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another `output=`") -> Path:
     """A folder, made if absent, with those above it.
 
     Raises:
@@ -258,7 +256,7 @@ def _sync(path: Path) -> None:
 
 
 def _output_error(target: Path, error: OSError | ValueError) -> OutputError:
-    advice = ADVICE if is_scratch(target) else "give another -o/--output"
+    advice = ADVICE if is_scratch(target) else "give another `output=`"
     return OutputError(f"can't write {target}: {_reason(error)}; nothing was left behind", advice)
 
 

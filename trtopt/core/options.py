@@ -138,16 +138,18 @@ def spoken(text: str, flags: Mapping[str, str]) -> str:
         yes = next(form for form in forms if form.startswith("--"))
         if value in ("", "True"):
             return yes if value or forms[0] == yes else flags[name]
-        return forms[-1] if value == "False" else f"{yes} {_typed(value)}"
+        return forms[-1] if value == "False" else " ".join(f"{yes} {word}" for word in _typed(value))
 
     return _NAMED.sub(flag, text)
 
 
-def _typed(value: str) -> str:
-    """A value as a shell takes it: quoted in Python it is a text; unquoted it stands for one (DIR)."""
+def _typed(value: str) -> list[str]:
+    """A value, or those of a list or mapping, as a shell takes them; what isn't Python stands for a value (DIR)."""
     try:
         read = ast.literal_eval(value)
     except (ValueError, SyntaxError):
-        return value
+        return [value]
+    if isinstance(read, dict):
+        read = [f"{name}={item}" for name, item in read.items()]
     words = [read] if isinstance(read, str) else read if isinstance(read, (list, tuple)) else [value]
-    return " ".join(shlex.quote(str(word)) for word in words)
+    return [shlex.quote(str(word)) for word in words]

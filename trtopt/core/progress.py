@@ -6,9 +6,10 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
+from trtopt.core.options import spoken
 from trtopt.core.terminal import styled, visible
 
 HEARTBEAT = 10.0  # seconds between signs of life in a log
@@ -54,13 +55,20 @@ SILENT = Reporter()
 
 
 class PlainReporter(Reporter):
-    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
+    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken.
 
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+    Args:
+        flags: of the options that texts name (`trtopt.core.options`), on the command line.
+    """
+
+    def __init__(self, stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> None:
+        self.stream, self.flags = stream or sys.stderr, flags or {}
 
     def _line(self, text: str) -> None:
-        print(visible(text), file=self.stream, flush=True)
+        print(self._shown(text), file=self.stream, flush=True)
+
+    def _shown(self, text: str) -> str:
+        return visible(spoken(text, self.flags))
 
     def note(self, text: str) -> None:
         self._line(text)
@@ -97,7 +105,7 @@ class RichReporter(PlainReporter):
         if self._live is None:
             super()._line(text)
         else:
-            self._live.print(visible(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+            self._live.print(self._shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
@@ -110,7 +118,7 @@ class RichReporter(PlainReporter):
         spinner = Spinner("dots")
 
         def render() -> Spinner:
-            spinner.update(text=Text(visible(f"{phase}… {phase.seconds:.0f} s")))
+            spinner.update(text=Text(self._shown(f"{phase}… {phase.seconds:.0f} s")))
             return spinner
 
         state, before = "stopped after ", self._live
@@ -132,7 +140,7 @@ class RichReporter(PlainReporter):
             self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
 
-def reporter(stream: TextIO | None = None) -> Reporter:
-    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere."""
+def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> Reporter:
+    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere; `flags` as for these."""
     chosen = stream or sys.stderr
-    return RichReporter(chosen) if chosen.isatty() else PlainReporter(chosen)
+    return RichReporter(chosen, flags) if chosen.isatty() else PlainReporter(chosen, flags)

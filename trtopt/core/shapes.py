@@ -28,20 +28,20 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
         found = _INPUT.match(rest)
         if not found:
             raise UsageError(
-                f"--shapes {rest!r} can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
+                f"`shapes={rest!r}` can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
                 "'NAME:…;NAME:…' in quotes"
             )
         name, rest = found["name"], rest[found.end() :].strip(" ;")
         if name in profile:
             raise UsageError(
-                f"--shapes names the input {name!r} twice in one profile; give --shapes again for another profile"
+                f"`shapes=` names the input {name!r} twice in one profile; give `shapes=` again for another profile"
             )
         try:
             profile[name] = ShapeRange.parse(found["shapes"])
         except UsageError as error:
-            raise UsageError(f"--shapes {name}: {error}") from None
+            raise UsageError(f"`shapes='{name}'`: {error}") from None
     if not profile:
-        raise UsageError(f"--shapes is empty; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}")
+        raise UsageError(f"`shapes=` is empty; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}")
     return profile
 
 
@@ -67,7 +67,7 @@ def parse_profiles(shapes: str | Profile | Iterable[str | Profile]) -> tuple[Pro
         count = max(map(len, ranges.values()))
         whole = [{name: given[min(place, len(given) - 1)] for name, given in ranges.items()} for place in range(count)]
         raise UsageError(
-            "--shapes can't be divided into profiles: each must name the same inputs. Write each profile whole: "
+            "`shapes=` can't be divided into profiles: each must name the same inputs. Write each profile whole: "
             + shapes_option(whole)
         )
     return tuple(profiles)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 
@@ -22,11 +22,12 @@ class Escaped:
 
     def __init__(self, stream: Any) -> None:
         self.stream, self.own_lines = stream, False
+        self.shown: Callable[[str], str] = visible
 
     def write(self, text: str) -> int:
         """With `own_lines`, a line feed inside `text` isn't the program's: `print` writes each argument and end by itself."""
         if self.own_lines:
-            self.stream.write(text if text == "\n" else visible(text))
+            self.stream.write(text if text == "\n" else self.shown(text))
         else:
             self.stream.write("\n".join(map(visible, text.split("\n"))))
         return len(text)
@@ -51,16 +52,17 @@ def escaped() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def own_lines(stream: Any) -> Iterator[None]:
-    """Each argument of `print` is one line on `stream` meanwhile, whatever line breaks it holds."""
+def own_lines(stream: Any, worded: Callable[[str], str] = str) -> Iterator[None]:
+    """Each argument of `print` is one line on `stream` meanwhile, whatever line breaks it holds, in the words of `worded`."""
     if not isinstance(stream, Escaped):
         yield
         return
-    stream.own_lines, before = True, stream.own_lines
+    before = stream.own_lines, stream.shown
+    stream.own_lines, stream.shown = True, lambda text: visible(worded(text))
     try:
         yield
     finally:
-        stream.own_lines = before
+        stream.own_lines, stream.shown = before
 
 
 def styled(stream: Any) -> TextIO:

@@ -113,7 +113,7 @@ def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
         if not match:
-            raise UsageError(f"--target {part!r} isn't a compute capability; write sm89 or sm89,sm120")
+            raise UsageError(f"`target={part!r}` isn't a compute capability; write sm89 or sm89,sm120")
         if int(match[1]) not in targets:
             targets.append(int(match[1]))
     return tuple(targets)
@@ -131,7 +131,7 @@ class Override:
         pattern, equals, precision = text.rpartition("=")
         if not equals or not pattern or precision not in {str(item) for item in Precision}:
             raise UsageError(
-                f"--precision-override {text!r} can't be read; write PATTERN=fp32, "
+                f"`precision_override=[{text!r}]` can't be read; write PATTERN=fp32, "
                 f"PATTERN a node name or operator, precision one of {', '.join(map(str, Precision))}"
             )
         return cls(pattern, Precision(precision))
@@ -158,7 +158,7 @@ def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None
         names = dict.fromkeys([node.op_type for node in nodes] + [node.name for node in nodes])
         near = difflib.get_close_matches(override.pattern, names, 3)
         raise UsageError(
-            f"--precision-override {override.pattern}={override.precision} matches no node"
+            f"`precision_override=['{override.pattern}={override.precision}']` matches no node"
             + (f"; near: {', '.join(near)}" if near else "")
             + ". Give a node's name (shell patterns such as '*/conv1*' work) or an operator: trtopt check MODEL --nodes lists "
             "them"
@@ -202,21 +202,21 @@ class BuildSpec:
     allow_precision_fallback: bool = False
 
     def __post_init__(self) -> None:
-        choice(self.backend, BACKENDS, "--backend")
-        choice(self.calibrator, ("trtopt", "native"), "--calibrator")
-        choice(self.hardware_compatibility, HARDWARE_LEVELS, "--hardware-compatibility")
+        choice(self.backend, BACKENDS, "`backend=`")
+        choice(self.calibrator, ("trtopt", "native"), "`calibrator=`")
+        choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
         if self.remainder.quantized:
-            raise UsageError(f"--remainder is {self.remainder}; allowed: fp32, fp16, bf16")
+            raise UsageError(f"`remainder=` is {self.remainder}; allowed: fp32, fp16, bf16")
         if self.calibrator == "native" and self.precision is not Precision.INT8:
             raise UsageError(
-                f"--calibrator native calibrates INT8; the precision asked for is {self.precision}: add --int8"
+                f"`calibrator='native'` calibrates INT8; the precision asked for is {self.precision}: add `int8=True`"
             )
         if self.workspace is not None and self.workspace <= 0:
-            raise UsageError(f"--workspace is {self.workspace} bytes; a positive size is needed, such as 2GiB")
+            raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
-            raise UsageError(f"--optimization-level is {self.optimization_level}; allowed: 0 to 5")
+            raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
         if self.exclude_lean_runtime and not self.version_compatible:
-            raise UsageError("--exclude-lean-runtime only means something with --version-compatible: add it")
+            raise UsageError("`exclude_lean_runtime=True` only means something with `version_compatible=True`: add it")
 
     @property
     def base(self) -> Precision:
@@ -317,5 +317,5 @@ def parse_size(text: str | int) -> int:
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"--workspace {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
+        raise UsageError(f"`workspace={text!r}` isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

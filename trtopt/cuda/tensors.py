@@ -96,7 +96,7 @@ class Signature:
                 for profile in self.profiles
             )
             said = "; ".join(f"{name} {x(shape)}" for name, shape in given.items())
-            raise UsageError(f"inputs {said} are outside the engine's shapes: {allowed}; build it with other --shapes")
+            raise UsageError(f"inputs {said} are outside the engine's shapes: {allowed}; build it with other `shapes=`")
         return min(fitting, key=lambda index: _distance(given, self.profiles[index]))
 
     def batches(self, inputs: Mapping[str, NDArray[Any]]) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:

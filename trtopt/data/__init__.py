@@ -48,28 +48,28 @@ def open_data(
     """
     if (images is None) == (data is None):
         said = (
-            "both --images and --data are given: choose one"
+            "both `images=` and `data=` are given: choose one"
             if data is not None
-            else "no data: give --images DIR or --data F.npz"
+            else "no data: give `images=DIR` or `data='F.npz'`"
         )
         raise UsageError(said)
     if limit is not None and limit < 1:
-        raise UsageError(f"--limit is {limit}; at least 1 is needed")
+        raise UsageError(f"`limit=` is {limit}; at least 1 is needed")
     if batch < 1:
-        raise UsageError(f"--batch is {batch}; at least 1 is needed")
+        raise UsageError(f"`batch=` is {batch}; at least 1 is needed")
     if data is not None:
         if preprocess is not None:
-            raise UsageError("--preprocess is for --images: arrays in --data are used as they are; drop one")
+            raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
         return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack)
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise UsageError(
-            f"--images fits a model with one input; this one has {names}: give --data F.npz with these names"
+            f"`images=` fits a model with one input; this one has {names}: give `data='F.npz'` with these names"
         )
     if preprocess is None:
         raise UsageError(
-            f"--images needs --preprocess, how pixels become inputs: {', '.join(PRESETS)} or a TOML file ({PAGE}); or give "
-            "--scale, --mean and --std"
+            f"`images=` needs `preprocess=`, how pixels become inputs: {', '.join(PRESETS)} or a TOML file ({PAGE}); or give "
+            "`scale=`, `mean=` and `std=`"
         )
     return ImageBatches(
         images, inputs[0], Preprocess.load(preprocess), limit=limit, batch=batch, threads=threads, lazy=lazy

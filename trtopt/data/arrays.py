@@ -67,9 +67,9 @@ class ArrayBatches:
         self._named = [_short(where, source) for where, _ in self._parts]
         found = sum(_count(_matched(load(), self._inputs, where)) for where, load in self._parts)
         if not found:
-            raise DataError("--data holds no samples (the first axis counts them)")
+            raise DataError("`data=` holds no samples (the first axis counts them)")
         if found > _MOST:
-            raise DataError(f"--data holds {found} samples; up to {_MOST} are read, and some hundred are enough")
+            raise DataError(f"`data=` holds {found} samples; up to {_MOST} are read, and some hundred are enough")
         self.samples = found if limit is None else min(found, limit)
         self._reading: Future[_Taken] | None = Future()
         if lazy:
@@ -193,9 +193,9 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
             if not files:
                 raise DataError(f"there is no .npz or .npy file in {path}")
         else:
-            files = [existing_file(path, "--data")]
+            files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
-                raise UsageError(f"--data {path} is neither .npz nor .npy nor a folder of them")
+                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them")
         return [(str(file), partial(_load, file, inputs)) for file in files]
     if isinstance(source, np.ndarray):
         return [("the array", partial(_given, {_only(inputs, "an array").name: source}))]

@@ -67,7 +67,7 @@ class ImageBatches:
     ) -> None:
         require("cv2", "ort", "reading images")
         if threads is not None and threads < 1:
-            raise UsageError(f"--threads is {threads}; at least 1 is needed")
+            raise UsageError(f"`threads=` is {threads}; at least 1 is needed")
         self.name, self.batch = info.name, batch
         self._prepare = preprocess.fitted(info)
         self.preprocess: Preprocess | None = self._prepare
@@ -267,8 +267,8 @@ def _listed(source: Any) -> list[Item]:
 def _images_in(folder: Path) -> list[Item]:
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
         if not os.path.lexists(folder):
-            raise UsageError(f"--images {folder} doesn't exist")
-        raise UsageError(f"--images {folder} isn't a folder; give the folder that holds the images")
+            raise UsageError(f"`images='{folder}'` doesn't exist")
+        raise UsageError(f"`images='{folder}'` isn't a folder; give the folder that holds the images")
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
     if not paths:

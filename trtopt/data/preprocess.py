@@ -133,11 +133,11 @@ class Preprocess:
             return PRESETS[name]
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"--preprocess {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
+            raise UsageError(f"`preprocess={name!r}` is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
             content = read_toml(path)
         except Damaged as error:
-            raise UsageError(f"--preprocess {name}: {error}") from None
+            raise UsageError(f"`preprocess='{name}'`: {error}") from None
         preset = content.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
@@ -205,8 +205,8 @@ class Preprocess:
         ):
             said = "; ".join(f"{name}:{item}" for item in ranges)
             raise UsageError(
-                f"images are prepared in {self.size[0]}x{self.size[1]}, which --shapes {said} leaves out: give another --size, "
-                "or --shapes that hold it"
+                f"images are prepared in {self.size[0]}x{self.size[1]}, which `shapes='{said}'` leaves out: give another "
+                "`size=`, or `shapes=` that hold it"
             )
 
     def fitted(self, info: TensorInfo) -> Preprocess:
@@ -217,7 +217,7 @@ class Preprocess:
         """
         if len(info.shape) != 4:
             raise UsageError(
-                f"the input {info.name} has shape {info.dims}; images need four dimensions: give --data instead"
+                f"the input {info.name} has shape {info.dims}; images need four dimensions: give `data=` instead"
             )
         channels, height, width = (info.shape[axis] for axis in self._axes)
         mine = 1 if self.channels == "gray" else 3
@@ -230,14 +230,14 @@ class Preprocess:
         if dtype != info.dtype or dtype not in DTYPES:
             raise UsageError(
                 f"the input {info.name} takes {info.dtype}, the preprocessing gives {self.dtype or ' or '.join(DTYPES)}: "
-                "set its dtype, or give --data instead"
+                "set its dtype, or give `data=` instead"
             )
         fixed = [size if isinstance(size, int) and size > 0 else None for size in (height, width)]
         if self.size is None:
             if None in fixed:
                 raise UsageError(
-                    f"the input {info.name} {info.dims} leaves its size open: give --size HEIGHTxWIDTH such as 640x640, or "
-                    "size = [height, width] in a --preprocess file"
+                    f"the input {info.name} {info.dims} leaves its size open: give `size='HEIGHTxWIDTH'` such as 640x640, or "
+                    "size = [height, width] in a `preprocess=` file"
                 )
             return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):

@@ -98,7 +98,7 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         if others:
             raise UsageError(
                 f"{target} holds what wasn't made from a recipe ({', '.join(others[:3])}): give another folder, or use it "
-                "with --images"
+                "with `images=`"
             )
     try:
         with folder_in(target.parent, f".{target.name[:40]}.") as place:

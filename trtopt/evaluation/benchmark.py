@@ -216,12 +216,12 @@ def _check(against: Sequence[str], batch: Sequence[int], streams: int, iteration
     if isinstance(against, str) or isinstance(batch, int):
         raise UsageError("against and batch are lists, such as against=('torch',), batch=(1, 32)")
     for name in against:
-        choice(name, PEERS, "--against")
-    for values, what in ((against, "--against"), (batch, "--batch")):
+        choice(name, PEERS, "`against=`")
+    for values, what in ((against, "`against=`"), (batch, "`batch=`")):
         if len(set(values)) != len(values):
             raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
-    least = [("--streams", streams, 1), ("--iterations", iterations, 1), ("--warmup", warmup, 0)]
-    for what, value, low in least + [("--batch", size, 1) for size in batch]:
+    least = [("`streams=`", streams, 1), ("`iterations=`", iterations, 1), ("`warmup=`", warmup, 0)]
+    for what, value, low in least + [("`batch=`", size, 1) for size in batch]:
         if value < low:
             raise UsageError(f"{what} is {value}; at least {low} is needed")
 
@@ -257,9 +257,9 @@ def _inputs(
     """Batch size → arrays, and where they came from."""
     if data is None and images is None:
         if preprocess is not None:
-            raise UsageError("--preprocess is for --images: give both, or neither for synthetic inputs")
+            raise UsageError("`preprocess=` is for `images=`: give both, or neither for synthetic inputs")
         made = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
-        return made, "synthetic: good for speed only (give --data or --images for real ones)"
+        return made, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
     if images is not None:
         prepared = session.preprocess if preprocess is None else Preprocess.load(preprocess, session.preprocess)
         preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
@@ -287,7 +287,7 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
         fixed = [axis for axis in info.shape[:1] if isinstance(axis, int) and axis > 0]
         if fixed and fixed[0] != size:
             raise UsageError(
-                f"--batch {size}: input {info.name!r} has a fixed batch of {fixed[0]}; build with --shapes"
+                f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {fixed[0]}; build with `shapes=`"
             )
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         shaped.append(replace(info, shape=(size, *shape[1:]) if shape else shape))
@@ -304,12 +304,12 @@ def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | Non
     if model is None and not (said and Path(said).is_file()):
         why = f"the manifest names {said}, which isn't there" if said else "the manifest doesn't name it"
         raise UsageError(
-            f"--against onnxruntime needs the ONNX model that the engine was built from, and {why}: give --model"
+            f"`against=['onnxruntime']` needs the ONNX model that the engine was built from, and {why}: give `model=`"
         )
     path = existing_file(said if model is None else model, "the ONNX model")
     if manifest and load_model(path).fingerprint != manifest.source.get("sha256"):
         if model is None:
-            raise UsageError(f"{path} isn't any more what the engine was built from: give --model, or build it again")
+            raise UsageError(f"{path} isn't any more what the engine was built from: give `model=`, or build it again")
         notes.append(f"{path} isn't the model that the engine was built from: its times are of another network")
     return path
 

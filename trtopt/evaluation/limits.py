@@ -38,9 +38,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_agreement <= 1:
-            raise UsageError(f"--min-agreement is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
+            raise UsageError(f"`min_agreement=` is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
         if self.min_snr is not None and not math.isfinite(self.min_snr):
-            raise UsageError(f"--min-snr is {self.min_snr}; a number of dB is needed, such as 20")
+            raise UsageError(f"`min_snr=` is {self.min_snr}; a number of dB is needed, such as 20")
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """What of `Agreement.describe()` is outside, each with the value and the limit."""

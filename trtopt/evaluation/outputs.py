@@ -514,7 +514,7 @@ class _Boxes(_Measure):
             before = self._noise[0].shape[1]
             raise UsageError(
                 f"an output of boxes has {before} channels (axis {self._axis}), and then {a.shape[1]}: say "
-                "--output-kind NAME=other"
+                "`output_kind=['NAME=other']`"
             )
         low, high = a.min((0, 2), initial=np.inf), a.max((0, 2), initial=-np.inf)
         self._signal.append(np.stack([np.square(a).sum((0, 2)), low, high]))

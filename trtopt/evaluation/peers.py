@@ -64,7 +64,7 @@ class OnnxRuntime:
         if self._takes != set(inputs):
             raise UsageError(
                 f"the ONNX model takes {', '.join(sorted(self._takes))}, the engine {', '.join(sorted(inputs))}: give "
-                "--model, the one that the engine was built from"
+                "`model=`, the one that the engine was built from"
             )
         self.run(inputs)
 
@@ -89,7 +89,7 @@ class Polygraphy:
     def __init__(self, engine: Path, backend: str) -> None:
         if backend == "rtx":
             raise UsageError(
-                "Polygraphy runs plans of TensorRT; this one is TensorRT-RTX's: leave polygraphy out of --against"
+                "Polygraphy runs plans of TensorRT; this one is TensorRT-RTX's: leave polygraphy out of `against=`"
             )
         try:
             trt = importlib.import_module("polygraphy.backend.trt")
@@ -211,7 +211,7 @@ def cuda_torch() -> Any:
     if not torch.cuda.is_available():
         raise DeviceError(
             f"torch {torch.__version__} finds no GPU to measure on (built for CUDA {torch.version.cuda}): install a CUDA "
-            "build that the driver runs, or leave torch out of --against"
+            "build that the driver runs, or leave torch out of `against=`"
         )
     return torch
 
@@ -243,7 +243,7 @@ def open_peers(
                 cuda_torch()
                 if source is None:
                     raise UsageError(
-                        "--against torch needs the PyTorch module that the engine came from: give --source "
+                        "`against=['torch']` needs the PyTorch module that the engine came from: give `source=` "
                         "torchvision:NAME, package.module:factory or a recipe"
                     )
                 names = [item.name for item in outputs]

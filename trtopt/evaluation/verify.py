@@ -169,11 +169,11 @@ def check_graphs(reference: Any, candidate: Any) -> None:
             if plan_header(file.read(64)) is None:
                 continue
         graph = kept_graph(path)
-        first = f"the engine's graph is {graph}, which build --save-onnx kept:"
+        first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
         if graph is None:
             graph = path.with_suffix(".onnx")
             first = (
-                f"build keeps the engine's graph with --save-onnx: trtopt build … --save-onnx {graph} -o {path}, then"
+                f"build keeps the engine's graph with `save_onnx=`: trtopt build … --save-onnx {graph} -o {path}, then"
             )
         both = (graph if item is given else item for item in (reference, candidate))
         typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
@@ -280,7 +280,7 @@ class _Comparison:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
             raise UsageError(
                 f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
-                f"(--output-kind {outputs[0].name}=classes)"
+                f"(`output_kind=['{outputs[0].name}=classes']`)"
             )
         hits = next(iter(self.hits.values()))
         share = {key: hits[key] / self.samples for key in ("old1", "old5", "new1", "new5")}

@@ -222,9 +222,9 @@ def parse_input(text: str) -> TensorInfo:
     """
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
-        raise UsageError(f"--inputs {text!r} can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
+        raise UsageError(f"`inputs={text!r}` can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
     pieces = parts[1].split("," if "," in parts[1] else "x")
-    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"--inputs {parts[0]}")
+    shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
 
@@ -235,9 +235,9 @@ def _opset(opset: int | None, generation: str | None) -> int:
     if opset is None:
         return limit or DEFAULT_OPSET
     if not 16 <= opset <= 23:
-        raise UsageError(f"--opset is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
+        raise UsageError(f"`opset=` is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
     if generation == "tensorrt8" and opset > 17:
-        raise UsageError(f"--opset is {opset}; TensorRT 8.6 reads 17 and older: leave --opset out")
+        raise UsageError(f"`opset=` is {opset}; TensorRT 8.6 reads 17 and older: leave `opset=` out")
     return opset
 
 
@@ -257,7 +257,7 @@ def _inputs(
     else:
         infos = list(inputs or found.inputs)
     if not infos:
-        typed = " ".join(f"--inputs {name}:{example(name)}" for name in takes.needed or ["input"])
+        typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
         raise UsageError(
             f"{found.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
@@ -429,7 +429,7 @@ def _elsewhere(
             at = ", ".join(f"{name} {size}" for name, size in traced.items())
             raise ExportMismatch(
                 f"{what}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with {said}, "
-                f"but {problem}. Nothing was written; give sizes instead of names in --inputs"
+                f"but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
         return [Comparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
     if not tried:
@@ -605,10 +605,10 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> s
         if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
     ]
     if fixed:
-        return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in --inputs"
+        return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
     if any(sign in told for sign in signs):
-        return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in --inputs"
+        return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
     if uses_nms:
         return (
             f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
@@ -631,10 +631,10 @@ def _at(error: BaseException) -> str:
 def _input_hint(error: BaseException) -> str:
     told = str(error)
     if re.search(r"scalar type|dtype|indices|Half|Double|Long", told):
-        return ". Where a tensor of another type is needed, say so: --inputs NAME:batchx16:int64 (or :float16)"
+        return ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
     if "index out of range" in told:
-        return ". Integer inputs were made up of 0 and 1: give real ones by --sample, or other shapes by --inputs"
-    return ". Are the shapes and types of --inputs right?"
+        return ". Integer inputs were made up of 0 and 1: give real ones by `sample=`, or other shapes by `inputs=`"
+    return ". Are the shapes and types of `inputs=` right?"
 
 
 @contextlib.contextmanager

@@ -32,10 +32,12 @@ def parse_argument(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(
-            f"--factory-arg {text!r} can't be read; write NAME=VALUE, such as num_classes=10 or weights=None"
+            f"`factory_arg={text!r}` can't be read; write NAME=VALUE, such as num_classes=10 or weights=None"
         )
     if value in _ENDINGS:
-        raise UsageError(f"--factory-arg {text}: write {name}={_ENDINGS[value]}, or {name}='\"{value}\"' for the text")
+        raise UsageError(
+            f"`factory_arg={text!r}`: write {name}={_ENDINGS[value]}, or {name}='\"{value}\"' for the text"
+        )
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return name, ast.literal_eval(value)
     return name, value
@@ -102,8 +104,8 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
 def no_downloads(text: str, asked: Sequence[str]) -> str:
     return (
         f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its published "
-        "weights (--factory-arg weights=None, or pretrained=False, as the factory calls it) and give them as a file: "
-        "--weights FILE"
+        "weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give them as a file: "
+        "`weights=FILE`"
     )
 
 
@@ -199,7 +201,7 @@ def _callable(found: Any, text: str, arguments: Sequence[Any], options: Mapping[
             unknown = next((name for name in options if name not in signature.parameters), None)
             told = f"it has no argument {unknown!r}" if unknown else str(error)
             raise UsageError(
-                f"{text}: {told}; it takes: {takes or 'nothing'}. Give arguments as --factory-arg NAME=VALUE"
+                f"{text}: {told}; it takes: {takes or 'nothing'}. Give arguments as `factory_arg={{'NAME': 'VALUE'}}`"
             ) from error
     return lambda: found(*arguments, **options)
 

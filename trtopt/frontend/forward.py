@@ -64,8 +64,8 @@ class Arguments:
                     name.startswith(close[0]) or close[0].startswith(name)
                 ):  # "images" is no slip for "image"
                     raise UsageError(
-                        f"{text}: forward has no argument {name!r}; it takes: {self}. Write --inputs {close[0]}:…, and "
-                        f"--input-names {name} if the file shall call it so"
+                        f"{text}: forward has no argument {name!r}; it takes: {self}. Write `inputs='{close[0]}:…'`, and "
+                        f"`input_names=['{name}']` if the file shall call it so"
                     )
             if len(names) > len(self.ordered) and not self.free:
                 raise UsageError(f"{text}: {len(names)} inputs are given ({', '.join(names)}); forward takes: {self}")
@@ -78,7 +78,7 @@ class Arguments:
             keywords = tuple(info.name for info in infos[first:])
         missing = [name for name in self.needed if name not in given]
         if missing:
-            typed = " ".join(f"--inputs {name}:{example(name)}" for name in missing)
+            typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in missing)
             raise UsageError(
                 f"{text}: forward needs {', '.join(missing)}, too; it takes: {self}. Add its shape, such as {typed}"
             )

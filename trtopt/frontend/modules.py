@@ -226,7 +226,7 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
     except RuntimeError as error:
         raise ModelError(
             f"the weights {path} don't fit {found.text}: {essence(error, 6)}. If the model was trained with other arguments, "
-            "give them as --factory-arg NAME=VALUE"
+            "give them as `factory_arg={'NAME': 'VALUE'}`"
         ) from error
     notes = tuple(note for note in found.notes if "random weights" not in note and "start" not in note)
     return replace(found, weights=str(path), notes=notes)

@@ -72,10 +72,10 @@ def parse(given: Given) -> dict[str, Kind]:
             close = difflib.get_close_matches(str(kind), allowed, 1, 0.5)
             meant = f"; did you mean {name}={close[0]}?" if close else ""
             raise UsageError(
-                f"--output-kind {name}={kind}: {str(kind)!r} isn't a kind; allowed: {', '.join(allowed)}{meant}"
+                f"`output_kind=['{name}={kind}']`: {str(kind)!r} isn't a kind; allowed: {', '.join(allowed)}{meant}"
             )
         if name in kinds:
-            raise UsageError(f"--output-kind names the output {name!r} twice; give it one kind")
+            raise UsageError(f"`output_kind=` names the output {name!r} twice; give it one kind")
         kinds[name] = Kind(str(kind))
     return kinds
 
@@ -88,7 +88,7 @@ def _pair(text: str) -> tuple[str, str]:
     name, equals, kind = text.rpartition("=")
     if not equals or not name:
         kinds = ", ".join(str(item) for item in Kind)
-        raise UsageError(f"--output-kind {text!r} can't be read; write NAME=KIND, KIND one of {kinds}")
+        raise UsageError(f"`output_kind=[{text!r}]` can't be read; write NAME=KIND, KIND one of {kinds}")
     return name, kind
 
 
@@ -104,7 +104,7 @@ def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
             close = difflib.get_close_matches(name, known, 1, 0.5)
             meant = f"; did you mean {close[0]}={kind}?" if close else ""
             raise UsageError(
-                f"--output-kind {name}={kind}: there is no output {name!r}; there is {', '.join(known)}{meant}"
+                f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(known)}{meant}"
             )
         if known[name].shape:
             check(kind, known[name])
@@ -122,7 +122,7 @@ def check(kind: Kind, output: TensorInfo) -> None:
         return
     shape = "x".join(map(str, output.shape)) or "scalar"
     raise UsageError(
-        f"--output-kind {output.name}={kind}: output {output.name!r} is {output.dtype} {shape}; {kind} needs {needed}: say "
+        f"`output_kind=['{output.name}={kind}']`: output {output.name!r} is {output.dtype} {shape}; {kind} needs {needed}: say "
         f"{output.name}={Kind.OTHER}"
     )
 

@@ -47,7 +47,7 @@ class Cluster:
 
     def __init__(self, address: str, threads: int, device: str | None = None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
-        self._ray: Any = require("ray", "ray", "--ray")
+        self._ray: Any = require("ray", "ray", "`ray=`")
         self._own = not self._ray.is_initialized()
         if self._own:
             self._connect(address)
@@ -56,7 +56,7 @@ class Cluster:
         if resources.get("CPU", 0) < threads:
             self.close()
             raise BackendError(
-                f"the Ray cluster has {resources.get('CPU', 0):g} CPUs; a worker with --threads {threads} needs as many"
+                f"the Ray cluster has {resources.get('CPU', 0):g} CPUs; a worker with `threads={threads}` needs as many"
             )
         gpus = int(resources.get("GPU", 0))
         if device is not None and not gpus:
@@ -94,7 +94,7 @@ class Cluster:
             )
         except Exception as error:  # Ray's own have no common base
             raise BackendError(
-                f"--ray {address}: the cluster can't be reached or started ({str(error)[:300]}); give the address of "
+                f"`ray='{address}'`: the cluster can't be reached or started ({str(error)[:300]}); give the address of "
                 "ray start --head, auto or local"
             ) from error
 

@@ -122,7 +122,7 @@ class _Worker:
 
 def _epitaph(status: int) -> str:
     if status == -signal.SIGKILL:
-        return "its process was killed, as the system does where memory runs out: try fewer --workers"
+        return "its process was killed, as the system does where memory runs out: try fewer `workers=`"
     if status < 0:
         return f"its process crashed with {signal.Signals(-status).name}"
     return f"its process ended with status {status}; what it said is above"

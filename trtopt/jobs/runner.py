@@ -20,7 +20,7 @@ from typing import Any
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import cores
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.progress import Phase, Reporter
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local, Memory
@@ -61,7 +61,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
     reporter, workers = request.reporter, request.workers
     for name, value in (("workers", workers), ("threads", request.threads), ("shard", request.shard)):
         if value is not None and value < 1:
-            raise UsageError(f"--{name} is {value}; at least 1 is needed")
+            raise UsageError(f"{named(name)} is {value}; at least 1 is needed")
     started, listed = time.monotonic(), load_jobs(request.jobs)
     folder = Path(request.state) if request.state is not None else Path(request.jobs).with_suffix(".state")
     have = cores()
@@ -441,7 +441,7 @@ class _Run:
             if job.name not in self.results:
                 internal = not isinstance(error, TrtoptError)
                 if isinstance(error, OutputError) and error.advice:
-                    error = OutputError(error.problem, "make room, change output in the list, or give --state")
+                    error = OutputError(error.problem, "make room, change output in the list, or give `state=`")
                 text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
                 self._record(
                     job,

@@ -108,14 +108,14 @@ class State:
             lock = (folder / "lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise OutputError(
-                f"can't use the state folder {folder}: {error.strerror}; give another with --state"
+                f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
             ) from error
         with lock:
             if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
                 lock.seek(0)
                 raise UsageError(
                     f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end it, "
-                    "or give another folder with --state"
+                    "or give another folder with `state=`"
                 )
             try:
                 lock.truncate(0)
@@ -292,7 +292,7 @@ def check_folder(folder: Path) -> None:
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                     raise UsageError(
                         f"{path} is neither a file nor a folder, which is all that a state folder holds: remove it, or give "
-                        "another folder with --state"
+                        "another folder with `state=`"
                     )
 
 

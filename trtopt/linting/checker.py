@@ -136,7 +136,7 @@ def check(request: CheckRequest) -> CheckReport:
         OutputError: `fix` can't be written.
     """
     reporter = request.reporter
-    choice(request.backend, BACKENDS, "--backend")
+    choice(request.backend, BACKENDS, "`backend=`")
     targets = parse_targets(request.target)
     profiles = parse_profiles(request.shapes)
     if request.fix is not None:
@@ -162,7 +162,7 @@ def check(request: CheckRequest) -> CheckReport:
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
         said = f"build makes an engine for batch {low} to {high}, tuned for {best}"
-        findings.append(Finding("info", "batch-range", "", "", said, "--shapes for another range"))
+        findings.append(Finding("info", "batch-range", "", "", said, "`shapes=` for another range"))
         suggestion = NOTHING
     written, verified = None, None
     if request.fix is not None:
@@ -204,7 +204,7 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         )
     if report.changed:
         yield Finding(
-            "info", "foldable", "", "", str(report), "building does this by itself; --fix OUT writes the result"
+            "info", "foldable", "", "", str(report), "building does this by itself; `fix=OUT` writes the result"
         )
 
 
@@ -243,7 +243,7 @@ def _ask(
             graph = parts
         values = () if issues else generation.shape_inputs(path)
     origins = Origins(original, graph)
-    hint = "replace it, build with another --backend, or move that part outside the engine"
+    hint = "replace it, build with another `backend=`, or move that part outside the engine"
     refused = []
     for issue in issues:
         origin = origins.of(issue.node)
@@ -256,7 +256,7 @@ def _ask(
             "shape-input",
             name,
             "",
-            "its values decide shapes inside, so --shapes bounds them, not its own shape",
+            "its values decide shapes inside, so `shapes=` bounds them, not its own shape",
         )
         for name, _ in values
     ]
@@ -321,7 +321,7 @@ def _fix(
         verified = False
     except ModelError as error:
         text = f"the cleaned model wasn't compared: the original wasn't run ({str(error)[:200]})"
-        findings.append(Finding("warning", "fix-not-verified", "", "", text, "give --shapes"))
+        findings.append(Finding("warning", "fix-not-verified", "", "", text, "give `shapes=`"))
         verified = False
     else:
         verified = True

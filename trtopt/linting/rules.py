@@ -282,7 +282,7 @@ def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Ite
             node,
             op,
             f"the values of {tensor.name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-            f"--precision-override '{node}=fp32', or --bf16",
+            f"`precision_override=['{node}=fp32']`, or `bf16=True`",
         )
 
 
@@ -299,7 +299,7 @@ def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterato
         op,
         f"{name} holds {what} of {float(values.flat[int(np.abs(values).argmax())]):.4g}, beyond FP16's ±65504: "
         "it becomes infinity there, and infinity − infinity is NaN",
-        f"--precision-override '{node}=fp32'" + (", or use -65504 as the mask" if mask else ""),
+        f"`precision_override=['{node}=fp32']`" + (", or use -65504 as the mask" if mask else ""),
     )
 
 
@@ -352,12 +352,12 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         "error",
         "integer-operator",
         "TensorRT has no integer operators: it wants Q/DQ pairs",
-        "build from the float model with --int8, or quantize in the Q/DQ format",
+        "build from the float model with `int8=True`, or quantize in the Q/DQ format",
     )
 
 
 def _overflow(graph: _Graph) -> Iterator[Finding]:
-    hint = "a reduced-precision build keeps it FP32 (--precision-override decides otherwise)"
+    hint = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
     for op in RANGE_PRONE:
         yield from _several(graph.of(op), "info", "fp16-range", "its result can exceed FP16's range", hint)
     squares = [
@@ -454,7 +454,7 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
         "int8-channel-spread",
         "one output channel's weights are over 1000 times the typical channel's, so "
         "that one scale for the activations after it serves the others badly",
-        "compare --method mse and minmax, or --precision-override the node to fp16",
+        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
     )
 
 
@@ -473,14 +473,14 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         "error",
         "qdq-zero-point",
         "its zero point isn't 0; TensorRT quantizes symmetrically only",
-        "build from the float model with --int8, or quantize with symmetric activations and weights",
+        "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
     )
     yield from _several(
         biases,
         "error",
         "qdq-int32-bias",
         "dequantizes an INT32 bias, which TensorRT refuses",
-        "build from the float model with --int8, or quantize without biases",
+        "build from the float model with `int8=True`, or quantize without biases",
     )
 
 
@@ -494,7 +494,7 @@ def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Ite
             "",
             "",
             f"opset {opset}; {generation} reads {limit} and older well",
-            f"export with --opset {limit}, or --fix, which lowers it",
+            f"export with `opset={limit}`, or `fix=`, which lowers it",
         )
     elif limit is None and opset > 17:
         yield Finding("info", "opset-newer-than-8.6", "", "", f"opset {opset}; TensorRT 8.6 reads 17 and older", "")

@@ -66,4 +66,4 @@ def check_classes(names: Sequence[str], outputs: Sequence[TensorInfo]) -> None:
     sizes = [item.shape[1] for item in scores]
     if scores and all(isinstance(size, int) and size > 0 for size in sizes) and len(names) not in sizes:
         has = ", ".join(f"{item.name!r} has {item.shape[1]}" for item in scores)
-        raise UsageError(f"--classes gives {len(names)} names; output {has}: give one name for each, in order")
+        raise UsageError(f"`classes=` gives {len(names)} names; output {has}: give one name for each, in order")

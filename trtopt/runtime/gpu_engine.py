@@ -44,7 +44,7 @@ def open_gpus(
     if not found:
         raise DeviceError(
             f"running {engine.name} needs an NVIDIA GPU: {found.reason}. To develop without one, ask for the graph "
-            "that build --save-onnx kept, on the CPU: backend='onnxruntime' (trtopt run … --backend onnxruntime); it is "
+            "that build kept by `save_onnx=`, on the CPU: `backend='onnxruntime'`; it is "
             "never taken by itself"
         )
     plan = engine.read_bytes()
@@ -135,7 +135,7 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
     here = f"sm{info.compute_capability}"
     if manifest.targets and here not in manifest.targets and manifest.generation["family"] == "rtx":
         raise EngineMismatch(
-            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with --target {here}"
+            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with `target='{here}'`"
         )
     built = manifest.generation.get("gpu")
     made = re.search(r"\(sm(\d+),", str(built))
@@ -145,13 +145,13 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
     if level == "ampere_plus":
         if info.compute_capability < 80:
             raise EngineMismatch(
-                f"{engine} was built for sm80 and later (--hardware-compatibility ampere_plus, on {built}); GPU "
+                f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {built}); GPU "
                 f"{info.ordinal} is {info}: build it here"
             )
     elif int(made[1]) != info.compute_capability:
         raise EngineMismatch(
             f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
-            "--hardware-compatibility ampere_plus"
+            "`hardware_compatibility='ampere_plus'`"
         )
 
 
@@ -165,6 +165,6 @@ def _check_made(manifest: Manifest, generation: Generation, engine: Path) -> Non
     if made["version"] != generation.version and not manifest.spec.get("version_compatible"):
         raise EngineMismatch(
             f"{engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
-            "again here, or with --version-compatible"
+            "again here, or with `version_compatible=True`"
         )
     manifest.check_plan(engine)

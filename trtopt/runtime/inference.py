@@ -134,11 +134,11 @@ def run(request: RunRequest) -> RunResult:
     """
     reporter = request.reporter
     if (request.input is None) == (request.images is None):
-        raise UsageError("give one of --input and --images: what the engine is to be run on")
+        raise UsageError("give one of `input=` and `images=`: what the engine is to be run on")
     if request.top < 1:
-        raise UsageError(f"--top is {request.top}; at least 1 is needed")
+        raise UsageError(f"`top=` is {request.top}; at least 1 is needed")
     if request.images is None and request.preprocess is not None:
-        raise UsageError("--preprocess is for --images: arrays in --input are used as they are; drop one")
+        raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
     path = existing_file(request.engine, "the engine")
     with _folder(request.output) as folder, Session(path, backend=request.backend, device=request.device) as session:
         if request.images is None:
@@ -158,7 +158,7 @@ def _run_arrays(session: Session, given: Any, folder: Path | None, top: int, rep
     wrong += [f"missing {name!r}" for name in known if name not in named]
     if wrong:
         takes = "; ".join(f"{info.name!r} {info.dtype} {'x'.join(map(str, info.shape))}" for info in session.inputs)
-        raise UsageError(f"--input: {', '.join(wrong)}; the engine takes {takes}")
+        raise UsageError(f"`input=`: {', '.join(wrong)}; the engine takes {takes}")
     arrays = {name: _converted(named[name], info, reporter) for name, info in known.items()}
     files = _files(folder, [item.name for item in session.outputs])
     parts: list[dict[str, Array]] = []
@@ -193,7 +193,7 @@ def _arrays(given: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
     for item in given:
         named = _arrays(item, inputs)
         if twice := sorted(set(named) & set(found)):
-            raise UsageError(f"--input gives {', '.join(map(repr, twice))} twice; give each input once")
+            raise UsageError(f"`input=` gives {', '.join(map(repr, twice))} twice; give each input once")
         found |= named
     return found
 
@@ -208,14 +208,14 @@ def _from_file(text: str, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
         return {name: _loaded(rest)}
     if not text.endswith(".npz"):
         return {_only(inputs, text): _loaded(text)}
-    arrays = stored_arrays(existing_file(text, "--input"))
+    arrays = stored_arrays(existing_file(text, "`input=`"))
     return {name: array.whole() for name, array in arrays.items()}
 
 
 def _loaded(source: str | os.PathLike[str]) -> Array:
-    path = existing_file(source, "--input")
+    path = existing_file(source, "`input=`")
     if path.suffix != ".npy":
-        raise UsageError(f"--input {path} isn't an .npy file, nor an .npz one without NAME=")
+        raise UsageError(f"`input='{path}'` isn't an .npy file, nor an .npz one without NAME=")
     return stored_array(path).whole()
 
 
@@ -223,7 +223,7 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> str:
     if len(inputs) != 1:
         names = ", ".join(repr(info.name) for info in inputs)
         raise UsageError(
-            f"--input: {what} fits an engine with one input; this one has {names}: write NAME=x.npy, or give an .npz"
+            f"`input=`: {what} fits an engine with one input; this one has {names}: write NAME=x.npy, or give an .npz"
         )
     return inputs[0].name
 
@@ -239,7 +239,7 @@ def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
     floating = array.dtype.kind == "f" and info.dtype.startswith(("float", "bfloat"))
     whole = array.dtype.kind in "iu" and wanted.kind in "iu"
     if not floating and not whole:
-        raise UsageError(f"--input: {info.name!r} is {array.dtype}; the engine takes {info.dtype}: convert it")
+        raise UsageError(f"`input=`: {info.name!r} is {array.dtype}; the engine takes {info.dtype}: convert it")
     with np.errstate(over="ignore"):
         found = array.astype(wanted)
     held = (
@@ -248,7 +248,7 @@ def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
         else np.isfinite(found.astype(np.float64)).sum() == np.isfinite(array).sum()
     )
     if not held:
-        raise UsageError(f"--input: {info.name!r} is {array.dtype}, with values beyond the engine's {info.dtype}")
+        raise UsageError(f"`input=`: {info.name!r} is {array.dtype}, with values beyond the engine's {info.dtype}")
     reporter.note(f"{info.name}: converted from {array.dtype} to {info.dtype}")
     return found
 
@@ -331,7 +331,7 @@ def _listed(images: Any) -> list[Any]:
     if isinstance(images, np.ndarray) and images.ndim == 4:
         given = list(images)
     if len(given) == 1 and _is_path(given[0]) and not Path(given[0]).exists():
-        raise UsageError(f"--images {given[0]} doesn't exist")
+        raise UsageError(f"`images='{given[0]}'` doesn't exist")
     found: list[Any] = []
     for item in given:
         if _is_path(item) and Path(item).is_dir():
@@ -346,7 +346,7 @@ def _listed(images: Any) -> list[Any]:
         else:
             found.append(item)
     if not found:
-        raise UsageError("--images gives no image")
+        raise UsageError("`images=` gives no image")
     return found
 
 

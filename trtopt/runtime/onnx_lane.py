@@ -33,7 +33,7 @@ class OnnxLane:
         if manifest is not None and manifest.graph != loaded.fingerprint:
             raise EngineMismatch(
                 f"{os.fspath(model)} has content {loaded.fingerprint[:16]}…; the engine was built from "
-                f"{str(manifest.graph)[:16]}…: build it again with --save-onnx"
+                f"{str(manifest.graph)[:16]}…: build it again with `save_onnx=`"
             )
         profiles = () if manifest is None else manifest.profiles
         inputs, outputs = (tuple(map(_tensor, items)) for items in (loaded.inputs, loaded.outputs))

@@ -36,7 +36,7 @@ def best(scores: NDArray[Any], top: int, classes: Sequence[str] | None, engine: 
         odd = int((~(scores < np.inf)).sum())
         raise EngineError(
             f"{engine} gives {odd} of {scores.size} scores as NaN or infinity: its arithmetic overflows, or the "
-            "input isn't finite; build it with --bf16, or with --precision-override"
+            "input isn't finite; build it with `bf16=True`, or with `precision_override=`"
         )
     shifted = np.exp(scores - scores.max())
     already = bool((scores >= 0).all() and abs(scores.sum() - 1) < 1e-3)  # the model ends in a softmax

@@ -128,7 +128,7 @@ class Session:
         if onnx and backend != "onnxruntime":
             raise UsageError(
                 f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
-                "model itself on the CPU, ask for backend='onnxruntime' (--backend onnxruntime)"
+                "model itself on the CPU, ask for `backend='onnxruntime'`"
             )
         self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
@@ -164,7 +164,7 @@ class Session:
             if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
                     f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
-                    "build with --save-onnx, or give an ONNX file"
+                    "build with `save_onnx=`, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
@@ -432,7 +432,7 @@ class Session:
             why, instead = f"it has {len(self.inputs)} inputs ({', '.join(self._names)})", ""
             if len(self.inputs) == 1:
                 why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-                instead = "build it with --preprocess, or "
+                instead = "build it with `preprocess=`, or "
             raise UsageError(
                 f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --input F.npz, Session.run)"
             )

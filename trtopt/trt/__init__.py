@@ -66,17 +66,17 @@ def select(backend: str = "auto") -> Generation:
         NoBackend: what was asked for isn't installed; says how to install it.
         UsageError: another word.
     """
-    choice(backend, BACKENDS, "--backend")
+    choice(backend, BACKENDS, "`backend=`")
     found = {"tensorrt": _look("tensorrt"), "rtx": _look("tensorrt_rtx")}
     if backend != "auto":
         taken = found[backend]
         if isinstance(taken, Generation):
             return taken
-        raise NoBackend(f"--backend {backend}: {taken}: {_to_install(backend)}")
+        raise NoBackend(f"`backend='{backend}'`: {taken}: {_to_install(backend)}")
     tensorrt, rtx = found["tensorrt"], found["rtx"]
     gpu = probe()
     if isinstance(tensorrt, Generation) and gpu:
-        tensorrt.alternatives = f"--backend rtx takes {rtx}" if isinstance(rtx, Generation) else ""
+        tensorrt.alternatives = f"`backend='rtx'` takes {rtx}" if isinstance(rtx, Generation) else ""
         return tensorrt
     if isinstance(rtx, Generation):
         there = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if isinstance(tensorrt, Generation) else ""

@@ -138,23 +138,25 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
     wanted = {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
     for precision in sorted(wanted - can.precisions, key=str):
-        option = f"--{precision}"
+        option = f"`{precision}=True`"
         if precision is not spec.precision:
-            option = f"--remainder {precision}" if precision is spec.base else f"--precision-override …={precision}"
+            option = (
+                f"`remainder='{precision}'`" if precision is spec.base else f"`precision_override=['…={precision}']`"
+            )
         need(True, False, option, f"{name} has {there}", "choose one of these, or install a newer TensorRT")
     need(
         spec.calibrator == "native",
         can.native_calibrator,
-        "--calibrator native",
+        "`calibrator='native'`",
         f"{name} has no calibrator of its own",
         "drop it: trtopt's calibrator gives the scales",
     )
     need(
         bool(spec.targets),
         can.compute_targets is not None,
-        "--target",
+        "`target=`",
         f"{name} builds for the GPU of this machine only",
-        "drop it, or use --backend rtx",
+        "drop it, or use `backend='rtx'`",
     )
     if can.compute_targets is not None:
         listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets))
@@ -162,38 +164,50 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
             need(
                 target not in can.compute_targets,
                 False,
-                f"--target sm{target}",
+                f"`target='sm{target}'`",
                 f"{name} has {listing}",
                 "choose of these",
             )
     need(
         spec.hardware_compatibility != "none",
         spec.hardware_compatibility in can.hardware_levels,
-        f"--hardware-compatibility {spec.hardware_compatibility}",
+        f"`hardware_compatibility='{spec.hardware_compatibility}'`",
         f"{name} has {', '.join(sorted(can.hardware_levels))}",
-        "drop it" if can.compute_targets is None else "name the GPUs with --target instead",
+        "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead",
     )
-    need(spec.timing_cache is not None, can.timing_cache, "--timing-cache", f"{name} has no timing cache", "drop it")
-    need(spec.strip, can.strip, "--strip", f"{name} can't strip weights from a plan", "use --refit alone, or drop it")
-    need(spec.refit, can.refit, "--refit", f"{name} can't refit here", "drop it")
+    need(spec.timing_cache is not None, can.timing_cache, "`timing_cache=`", f"{name} has no timing cache", "drop it")
+    need(
+        spec.strip,
+        can.strip,
+        "`strip=True`",
+        f"{name} can't strip weights from a plan",
+        "use `refit=True` alone, or drop it",
+    )
+    need(spec.refit, can.refit, "`refit=True`", f"{name} can't refit here", "drop it")
     need(
         spec.version_compatible,
         can.version_compatible,
-        "--version-compatible",
+        "`version_compatible=True`",
         f"{name} makes no version-compatible plans",
         "drop it and rebuild after an upgrade",
     )
-    need(spec.sparsity, can.sparsity, "--sparsity", f"{name} has no sparse kernels to choose", "drop it")
-    need(not spec.tf32, can.tf32, "--no-tf32", f"{name} has no TF32 switch", "drop it")
+    need(spec.sparsity, can.sparsity, "`sparsity=True`", f"{name} has no sparse kernels to choose", "drop it")
+    need(not spec.tf32, can.tf32, "`tf32=False`", f"{name} has no TF32 switch", "drop it")
     need(
         spec.optimization_level is not None,
         can.optimization_level,
-        "--optimization-level",
+        "`optimization_level=`",
         f"{name} has no optimization levels",
         "drop it",
     )
     if compute_capability is not None and can.compute_targets is None:
         gpu = f"this GPU is sm{compute_capability}"
-        need(Precision.FP8 in wanted, compute_capability >= 89, "fp8", f"{gpu}, FP8 needs sm89 or later", "use --int8")
+        need(
+            Precision.FP8 in wanted,
+            compute_capability >= 89,
+            "fp8",
+            f"{gpu}, FP8 needs sm89 or later",
+            "use `int8=True`",
+        )
         need(Precision.BF16 in wanted, compute_capability >= 80, "bf16", f"{gpu}, BF16 needs sm80 or later", "use fp16")
     return found

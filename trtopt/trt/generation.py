@@ -185,7 +185,7 @@ class Generation:
         if not gpu and not self.capabilities.builds_without_gpu:
             found.append(
                 f"{self} builds only on a machine with a GPU ({gpu.reason}); "
-                f"build there, or use --backend rtx ({to_install('rtx')}), which needs none"
+                f"build there, or use `backend='rtx'` ({to_install('rtx')}), which needs none"
             )
         if found:
             raise UnsupportedRequest(f"{self} can't do what was asked", found)
@@ -460,7 +460,7 @@ class Generation:
                 give(name, wanted[name].min, wanted[name].opt, wanted[name].max)
             if held.config.add_optimization_profile(profile) < 0:
                 listing = "; ".join(f"{name}:{shape}" for name, shape in wanted.items())
-                raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct --shapes")
+                raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
 
     def _configure_weak(
         self, held: _Objects, request: _Request, inputs: tuple[TensorInfo, ...], warnings: list[str]

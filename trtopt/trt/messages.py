@@ -41,7 +41,7 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
     (r"Missing scale and zero-point for tensor", "tensors without a calibrated scale stay in floating point"),
     (
         r"Profile kM(IN|AX) values are not self-consistent",
-        "the model's own shapes don't fit together at every size within --shapes: run it at the least and the largest",
+        "the model's own shapes don't fit together at every size within `shapes=`: run it at the least and the largest",
     ),
     (r"Make sure input .* has Int64 binding", None),  # every integer input has one
     (r"Converting conv \w+ scales to fp32", None),  # TensorRT-RTX, on every Q/DQ with FP16 scales; it changes nothing
@@ -154,42 +154,42 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
     (
         r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported",
         UnsupportedRequest,
-        "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from --target, or build with --fp16",
+        "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`",
     ),
     (
         r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)",
         UnsupportedRequest,
-        "{0} can't compute in {1}, which the model holds: drop it from --target or choose another precision",
+        "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision",
     ),
     (
         r"no tactics to implement the operation within workspace limit",
         BuildFailed,
-        "the workspace is too small for at least one layer: raise or drop --workspace",
+        "the workspace is too small for at least one layer: raise or drop `workspace=`",
     ),
     (
         r"no optimization profile has been defined",
         UsageError,
-        "the network has dynamic inputs and no profile: give --shapes NAME:MIN,OPT,MAX",
+        "the network has dynamic inputs and no profile: give `shapes='NAME:MIN,OPT,MAX'`",
     ),
     (
         r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)",
         UsageError,
-        "profile {1} doesn't cover the dynamic input {0}: add it to --shapes",
+        "profile {1} doesn't cover the dynamic input {0}: add it to `shapes=`",
     ),
     (
         r"optimization profiles satisfy MIN<=OPT<=MAX",
         UsageError,
-        "a profile breaks min ≤ opt ≤ max: correct --shapes",
+        "a profile breaks min ≤ opt ≤ max: correct `shapes=`",
     ),
     (
         r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)",
         UnsupportedOperator,
-        "TensorRT parses {0} but has no implementation for its types and shapes; if --workspace is given, raise it",
+        "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it",
     ),
     (
         r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC",
         InvalidModel,
-        "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to --int8",
+        "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to `int8=True`",
     ),
     (
         r"([^\s(]+): input has type Int32 but must have type",
@@ -229,18 +229,18 @@ _KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
     (
         r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory",
         BuildFailed,
-        "the GPU ran out of memory: use smaller --shapes or a smaller --workspace, or free the GPU",
+        "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU",
     ),
     (r"Network must have at least one output", InvalidModel, "the model has no outputs"),
     (
         r"libnvinfer_lean",
         UnsupportedRequest,
-        "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add --exclude-lean-runtime",
+        "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add `exclude_lean_runtime=True`",
     ),
     (
         r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)",
         UnsupportedRequest,
-        "--strip and --refit need a GPU at build time with TensorRT-RTX: build on one, or drop them",
+        "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them",
     ),
     (
         r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible",

@@ -172,7 +172,7 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
     if header is not None and header.product != product:
         other = "rtx" if header.product == "TensorRT-RTX" else "tensorrt"
         raise EngineMismatch(
-            f"{name} was made by {header}, this is {product} {version}: use --backend {other}, or build it again"
+            f"{name} was made by {header}, this is {product} {version}: use `backend='{other}'`, or build it again"
         )
     if header is not None and header.product == "TensorRT-RTX":
         whole = int.from_bytes(bytes(memoryview(plan)[_SIZE_AT : _SIZE_AT + 8]), "little")

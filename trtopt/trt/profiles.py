@@ -63,14 +63,14 @@ def validate_profiles(
     if not profiles:
         raise UsageError(f"{'; '.join(problems)}. Write {line}")
     if not line and not any(map(may_be_values, inputs)):
-        line = "no --shapes: the model leaves no size open"
-    raise UsageError(f"--shapes doesn't fit the model: {'; '.join(problems)}. Write {line or 'NAME:MIN,OPT,MAX'}")
+        line = "no `shapes=`: the model leaves no size open"
+    raise UsageError(f"`shapes=` doesn't fit the model: {'; '.join(problems)}. Write {line or 'NAME:MIN,OPT,MAX'}")
 
 
 def _uncovered(needing: Sequence[TensorInfo], shape_inputs: frozenset[str]) -> list[str]:
     """What is missing altogether: ranges of sizes, and of the values that decide sizes."""
     dynamic = ", ".join(f"{info.name} {info.dims}" for info in needing if info.name not in shape_inputs)
-    problems = [f"the model leaves sizes open, and no --shapes gives their range: {dynamic}"] if dynamic else []
+    problems = [f"the model leaves sizes open, and no `shapes=` gives their range: {dynamic}"] if dynamic else []
     for info in needing:
         if info.name in shape_inputs:
             count = int(info.shape[0]) if info.shape else 1

@@ -56,11 +56,15 @@ class TensorRTRTX(Generation):
         for precision, least in _LEAST.items():
             low = [f"sm{target}" for target in spec.targets if target < least]
             if low and precision in self._wanted(spec):
-                found.append(f"--target {','.join(low)}: {precision} needs sm{least} or later; drop it or use --fp16")
+                found.append(
+                    f"`target='{','.join(low)}'`: {precision} needs sm{least} or later; drop it or use `fp16=True`"
+                )
         if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
-            found.append(f"--target sm75: {_TURING}; drop sm75, or add --allow-precision-fallback")
+            found.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
         if (spec.strip or spec.refit) and not self.gpu():
-            option = " and ".join(name for name, asked in (("--strip", spec.strip), ("--refit", spec.refit)) if asked)
+            option = " and ".join(
+                name for name, asked in (("`strip=True`", spec.strip), ("`refit=True`", spec.refit)) if asked
+            )
             found.append(
                 f"{option}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
             )
@@ -71,7 +75,7 @@ class TensorRTRTX(Generation):
         return 75 in spec.targets and spec.precision is Precision.INT8
 
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        return [f"--target sm75: {_TURING}"] if self._turing_loses_int8(spec) else []
+        return [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.
@@ -80,7 +84,7 @@ class TensorRTRTX(Generation):
         for index, target in enumerate(targets):
             if not config.set_compute_capability(getattr(self.module.ComputeCapability, f"SM{target}"), index):
                 listing = ",".join(f"sm{cc}" for cc in targets)
-                raise UnsupportedRequest(f"--target {listing}: {self} refuses sm{target} in this list")
+                raise UnsupportedRequest(f"`target='{listing}'`: {self} refuses sm{target} in this list")
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, cached: bytes | None, capture: bool

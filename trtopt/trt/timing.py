@@ -55,4 +55,4 @@ def _read(path: Path) -> bytes:
         return b""
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OutputError(f"can't read the timing cache {path}: {reason}; give another --timing-cache") from error
+        raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error

@@ -115,7 +115,9 @@ class NativeCalibration:
         upload: Callable[[], Upload],
     ) -> None:
         if batches is None and cache is None:
-            raise UnsupportedRequest("--calibrator native needs data to calibrate on: give --images DIR or --data FILE")
+            raise UnsupportedRequest(
+                "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
+            )
         self.cache = cache
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
@@ -136,7 +138,7 @@ class NativeCalibration:
         if count < self._batch:
             raise DataError(
                 f"native calibration got {count} samples, fewer than one batch of {self._batch}: "
-                "give more, or a smaller --batch"
+                "give more, or a smaller `batch=`"
             )
         problems = []
         for info in self._inputs:
@@ -147,7 +149,7 @@ class NativeCalibration:
         if problems:
             listing = "; ".join(problems)
             raise UsageError(
-                f"the calibration data doesn't fit the model: {listing}; choose --batch and --preprocess to fit"
+                f"the calibration data doesn't fit the model: {listing}; choose `batch=` and `preprocess=` to fit"
             )
         self._shapes = {name: array.shape for name, array in first.items()}
         self._source = itertools.chain([first], source)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import onnx
 import onnx_ir as ir
 
+from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.view import constant, int_attribute, ints_attribute, is_float, linked, read_once, sizes
 
@@ -36,7 +37,7 @@ SCALE_PRESERVING = frozenset(
     )
 )
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
-_ATTENTION = "quantizing them costs accuracy; to do it all the same: --precision-override NAME"
+_ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -169,7 +170,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     kept_in = search.base
     weight = constant(node.inputs[1])
     if asked is not None and not asked.quantized:
-        reason, kept_in = f"--precision-override asks for {asked}", asked
+        reason, kept_in = f"`precision_override=` asks for {asked}", asked
     elif node.op_type in search.excluded:
         reason = search.excluded[node.op_type]
     elif not forced and str(node.name) in search.barred:
@@ -179,7 +180,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
-        reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}={search.precision}"
+        instead = named("precision_override", [f"NAME={search.precision}"])
+        reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}{instead}"
     elif weight.ndim < 2 or (node.op_type in ("Gemm", "MatMul") and weight.ndim != 2):
         reason = f"its weight has rank {weight.ndim}; 2 is needed"
     elif node.op_type == "Gemm" and int_attribute(node, "transA", 0):

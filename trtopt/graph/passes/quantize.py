@@ -91,7 +91,7 @@ def insert_qdq(
         raise CalibrationError(
             f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
             f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or other "
-            "--precision-override; run trtopt calibrate on this model"
+            "`precision_override=`; run trtopt calibrate on this model"
         )
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
     if bad:
@@ -105,8 +105,8 @@ def insert_qdq(
         scale = round_scale(np.asarray(amax[name] / LARGEST[points.precision]), base)
         if not np.isfinite(scale):
             raise CalibrationError(
-                f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with --bf16 "
-                "besides, or keep its readers out with --precision-override"
+                f"{name} reaches {amax[name]:.4g}, whose scale {str(base).upper()} can't hold: build with `bf16=True` "
+                "besides, or keep its readers out with `precision_override=`"
             )
         dequantized = writer.pair(values[name], scale)
         for node_name, slot in readers:

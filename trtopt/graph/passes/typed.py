@@ -141,7 +141,7 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
     for node in model.graph:
         asked = overriding(overrides, node.name or "", node.op_type)
         if asked is Precision.FP32:
-            keep(node, "--precision-override asks for fp32")
+            keep(node, "`precision_override=` asks for fp32")
             continue
         if node.op_type in _CONTROL_FLOW:
             keep(node, "control flow: its body stays as it is")
