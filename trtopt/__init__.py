@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trtopt.jobs.results import JobsResult
     from trtopt.jobs.runner import run_jobs, show_jobs
     from trtopt.linting.checker import CheckReport, check
+    from trtopt.runtime.batcher import Batcher, BatcherStats
     from trtopt.runtime.inference import RunResult, run
     from trtopt.runtime.predictions import Prediction
     from trtopt.runtime.session import Session
@@ -43,6 +44,7 @@ _HOMES = {
     "builder.construction": ("BuildResult",),
     "core.errors": ("TrtoptError",),
     "frontend.exporter": ("ExportResult", "export"),
+    "runtime.batcher": ("Batcher", "BatcherStats"),
     "runtime.inference": ("RunResult", "run"),
     "jobs.results": ("JobsResult",),
     "jobs.runner": ("run_jobs", "show_jobs"),
@@ -59,6 +61,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Agreement",
+    "Batcher",
+    "BatcherStats",
     "BenchReport",
     "BuildResult",
     "CalibrateResult",

@@ -13,6 +13,7 @@ from trtopt.core.values import (
     Precision,
     ShapeRange,
     overriding,
+    parse_seconds,
     parse_size,
     parse_targets,
 )
@@ -37,6 +38,19 @@ def test_sizes(text: str | int, size: int) -> None:
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="isn't a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2ms", 0.002), (" 500 us", 0.0005), ("0.5s", 0.5), (3, 3.0), (0.25, 0.25), (0, 0.0)]
+)
+def test_times(text: str | float, seconds: float) -> None:
+    assert parse_seconds(text, "max_delay") == pytest.approx(seconds, abs=0)
+
+
+@pytest.mark.parametrize("text", ["2", "2m", "-1ms", "ms", "1e3s", "", -0.1, float("inf"), float("nan"), True, None])
+def test_times_refused(text: object) -> None:
+    with pytest.raises(UsageError, match=r"max_delay is .*write '2ms'"):
+        parse_seconds(text, "max_delay")  # type: ignore[arg-type]
 
 
 def test_overrides_match_names_by_pattern_and_operators_whole() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -319,3 +320,19 @@ def parse_size(text: str | int) -> int:
     if not match:
         raise UsageError(f"`workspace={text!r}` isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def parse_seconds(time: str | float, name: str) -> float:
+    """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number.
+
+    Raises:
+        UsageError: it can't be read, is negative, or has no end; the message calls it `name`.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)", time.strip()) if isinstance(time, str) else None
+    if match:
+        return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
+        return float(time)
+    raise UsageError(
+        f"{name} is {time!r}, which isn't a length of time; write '2ms', '500us', '0.5s' or seconds as a number"
+    )

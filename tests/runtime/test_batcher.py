@@ -1,0 +1,679 @@
+"""Batcher on a fake GPU (tests/fake_cuda.py), and on ONNX Runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from fake_session import Array, FakeCuda, FakeEngine, OnGpu, Open, adding_engine, busy, in_threads
+from graphs import conv_relu, values
+
+from trtopt import Batcher
+from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
+from trtopt.runtime.batcher import CLOSED, _Batch, _Buffer, _Group, _Queue, _Request, _sizes
+from trtopt.runtime.session import Session
+
+HOUR = 3600.0
+WIDE = 20_000  # floats: more bytes than an input that is staged without asking whether it is pinned
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Engine:
+    """y = 2 x + k, s = the sum of each sample; x is samples × anything, k one integer a sample. Remembers what ran."""
+
+    def __init__(self, cuda: FakeCuda, batches: Sequence[tuple[int, int]] = ((1, 32),), fixed: int = -1) -> None:
+        self.ran: list[Array] = []
+        self.wrong: str = ""
+        width = 3 if fixed > 0 else -1
+        self.engine = FakeEngine(
+            cuda,
+            {
+                "x": ("FLOAT", "float32", (fixed, width), "INPUT", "DEVICE"),
+                "k": ("INT32", "int32", (fixed,), "INPUT", "DEVICE"),
+                "y": ("FLOAT", "float32", (fixed, width), "OUTPUT", "DEVICE"),
+                "s": ("FLOAT", "float32", (fixed,), "OUTPUT", "DEVICE"),
+            },
+            [
+                {"x": tuple((n, 3) if fixed > 0 else (n, w) for n, w in ends), "k": ((low,), (high,), (high,))}
+                for low, high in batches
+                for ends in [((low, 1), (high, 8), (high, WIDE))]
+            ],
+            lambda shapes: {"y": shapes["x"], "s": shapes["x"][:1]},
+            self.compute,
+        )
+
+    def compute(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        if self.wrong:
+            raise EngineError(self.wrong)
+        self.ran.append(arrays["k"].copy())
+        return {"y": arrays["x"] * 2 + arrays["k"][:, None], "s": arrays["x"].sum(1)}
+
+
+def sample(count: int = 1, width: int = 3, seed: int = 0) -> dict[str, Array]:
+    generator = np.random.default_rng(seed)
+    x = generator.integers(-50, 50, size=(count, width)).astype(np.float32)  # sums are exact, in any order
+    return {"x": x, "k": np.full(count, seed, np.int32)}
+
+
+def check(inputs: dict[str, Array], results: dict[str, Any]) -> None:
+    assert set(results) == {"y", "s"}
+    np.testing.assert_array_equal(results["y"], inputs["x"] * 2 + inputs["k"][:, None])
+    np.testing.assert_array_equal(results["s"], inputs["x"].sum(1))
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("trtopt-batcher")]
+
+
+# Results ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [[(1, 32)], [(4, 8), (16, 24)]])
+def test_64_threads_with_any_shapes_get_their_own_results(
+    cuda: FakeCuda, open_session: Open, batches: list[tuple[int, int]]
+) -> None:
+    engine = Engine(cuda, batches)
+    with open_session(engine.engine) as session, Batcher(session, max_delay="1ms") as batcher:
+
+        def work(seed: int) -> None:
+            generator = np.random.default_rng(seed)
+            for turn in range(6):
+                inputs = sample(
+                    int(generator.integers(1, 6)), WIDE if turn == seed % 16 else int(generator.choice([1, 3, 7])), seed
+                )
+                given = {name: array.copy() for name, array in inputs.items()}
+                future = batcher.submit(given)
+                for array in given.values():
+                    array[...] = 99  # they are copied by now
+                check(inputs, future.result(30))
+
+        assert in_threads(64, work) == []
+        stats = batcher.stats()
+        assert (stats.requests, stats.queued) == (64 * 6, 0)
+        assert stats.batches < stats.requests
+        assert stats.mean_batch == stats.samples / stats.batches
+    allowed = {size for low, high in batches for size in range(low, high + 1)}
+    assert {len(ran) for ran in engine.ran} <= allowed
+    assert threads() == []
+
+
+def test_a_full_batch_starts_without_waiting(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=4) as batcher:
+        futures = [batcher.submit(sample(1, seed=seed)) for seed in range(8)]
+        for seed, future in enumerate(futures):
+            check(sample(1, seed=seed), future.result(20))
+        stats = batcher.stats()
+        assert (stats.batches, stats.full, stats.mean_batch) == (2, 2, 4.0)
+        assert stats.describe()["samples"] == 8
+    assert sorted(map(list, engine.ran)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_request_counts_as_its_samples_and_is_never_divided(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=8) as batcher:
+        first, second = batcher.submit(sample(5, seed=1)), batcher.submit(sample(4, seed=2))
+        check(sample(5, seed=1), first.result(20))  # full: the next didn't fit
+        third = batcher.submit(sample(4, seed=3))
+        check(sample(4, seed=2), second.result(20))
+        check(sample(4, seed=3), third.result(20))
+    assert [list(ran) for ran in engine.ran] == [[1] * 8, [2] * 4 + [3] * 4]  # 5 samples run as 8: the last repeated
+
+
+def test_a_fixed_batch_is_filled_up_and_cut(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda, [(8, 8)], fixed=8)
+    with open_session(engine.engine) as session, Batcher(session, max_delay=0) as batcher:
+        assert batcher.max_batch == 8
+        for count in (1, 8, 3):
+            check(sample(count, seed=count), batcher.run(sample(count, seed=count)))
+    assert [list(ran) for ran in engine.ran] == [[1] * 8, [8] * 8, [3] * 8]
+
+
+def test_a_batch_smaller_than_the_engine_takes_keeps_its_samples(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda, [(16, 32)])
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        futures = [batcher.submit(sample(1, seed=seed)) for seed in range(2)]
+        for seed, future in enumerate(futures):
+            check(sample(1, seed=seed), future.result(20))
+    assert [list(ran) for ran in engine.ran] == [[0] + [1] * 15]
+
+
+@pytest.mark.parametrize(
+    ("ranges", "capacity", "sizes"),
+    [
+        ([(1, 32)], 32, (1, 2, 4, 8, 16, 32)),
+        ([(1, 32)], 24, (1, 2, 4, 8, 16, 24)),
+        ([(8, 8)], 8, (8,)),
+        ([(8, 8)], 3, (8,)),
+        ([(3, 20)], 20, (3, 4, 8, 16, 20)),
+        ([(1, 8), (16, 64)], 12, (1, 2, 4, 8, 16)),
+        ([(1, 8), (16, 64)], 64, (1, 2, 4, 8, 16, 32, 64)),
+        ([(1, 1)], 1, (1,)),
+    ],
+)
+def test_sizes_that_run(ranges: list[tuple[int, int]], capacity: int, sizes: tuple[int, ...]) -> None:
+    assert _sizes(ranges, capacity) == sizes
+
+
+def test_results_are_the_callers_own(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        one, other = batcher.submit(sample(1)), batcher.submit(sample(1))
+        kept = one.result(20)["y"]
+        assert kept.base is None
+        kept[...] = -1
+        check(sample(1), other.result(20))
+
+
+def test_torch_in_torch_out(cuda: FakeCuda, open_session: Open) -> None:
+    torch = pytest.importorskip("torch")
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
+        inputs = sample(2, seed=4)
+        results = batcher.run({name: torch.from_numpy(array) for name, array in inputs.items()})
+        assert isinstance(results["y"], torch.Tensor)
+        check(inputs, {name: result.numpy() for name, result in results.items()})
+
+
+def test_onnx_runtime_behind_it(tmp_path: Path) -> None:
+    onnx.save(conv_relu(), tmp_path / "net.onnx")
+    with Session(tmp_path / "net.onnx", backend="onnxruntime") as session:
+        with pytest.raises(UsageError, match="max_batch=32"):
+            Batcher(session)
+        with Batcher(session, max_batch=4) as batcher:
+
+            def work(seed: int) -> None:
+                inputs = {"x": values(1 + seed % 3, 3, 8, 8, seed=seed)}
+                wanted = session.run(inputs)["y"]
+                np.testing.assert_allclose(batcher.run(inputs)["y"], wanted, rtol=1e-5, atol=1e-5)
+
+            assert in_threads(8, work) == []
+            assert batcher.stats().requests == 8
+
+
+# Time and order -----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_starts_when_its_oldest_request_has_waited(cuda: FakeCuda, open_session: Open) -> None:
+    clock = Clock()
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay="500ms", clock=clock) as batcher:
+        one = batcher.submit(sample(1, seed=1))
+        clock.now = 0.4
+        two = batcher.submit(sample(1, seed=2))
+        assert batcher._queue._due(0.4999) is None
+        assert batcher.stats().queued == 2
+        clock.now = 0.5
+        with batcher._queue._ready:
+            batcher._queue._ready.notify()
+        check(sample(1, seed=1), one.result(20))
+        check(sample(1, seed=2), two.result(20))
+        stats = batcher.stats()
+        assert (stats.batches, stats.full, stats.longest_wait) == (1, 0, 0.5)
+        assert stats.mean_wait == pytest.approx(0.3)
+
+
+class _Memory(_Buffer):
+    """A batch's memory without a session."""
+
+    def __init__(self) -> None:
+        pass
+
+    def arrays(self, shapes: Any, samples: int) -> dict[str, Array]:
+        return {str(number): np.full((samples, *shape), 7) for number, shape in enumerate(shapes)}
+
+
+def _group(width: int, capacity: int = 4) -> _Group:
+    return _Group(((width,),), capacity, (capacity,))
+
+
+def _queue(most: int = 8) -> tuple[_Queue, Clock]:
+    clock = Clock()
+    return _Queue(_Memory, 1.0, most, clock), clock
+
+
+def _entered(queue: _Queue, group: _Group, samples: int = 1) -> _Request:
+    request = _Request(group, samples)
+    if queue.enter(request):
+        queue.filled(request)
+    return request
+
+
+def _taken(queue: _Queue) -> list[_Request]:
+    batch = queue.take()
+    assert batch is not None
+    return batch.requests
+
+
+def test_of_batches_that_are_due_the_one_with_the_oldest_request_goes_first() -> None:
+    queue, clock = _queue()
+    narrow, wide = _group(1), _group(2)
+    old = _entered(queue, wide)
+    clock.now = 0.5
+    crowd = [_entered(queue, narrow) for _ in range(12)]
+    assert _taken(queue) == crowd[:4]  # full, while the old one may wait for others yet
+    clock.now = 1.0
+    assert _taken(queue) == [old]
+    assert _taken(queue) == crowd[4:8]
+    late = _entered(queue, wide)
+    assert _taken(queue) == crowd[8:]
+    clock.now = 2.0
+    assert _taken(queue) == [late]
+
+
+def test_a_batch_is_not_taken_while_a_caller_copies_and_takes_nobody_else_once_it_is_due() -> None:
+    queue, clock = _queue()
+    group = _group(1)
+    slow = _Request(group, 1)
+    assert queue.enter(slow)
+    clock.now = 1.0
+    assert queue._due(clock.now) is None
+    late = _entered(queue, group)
+    assert late.batch is not slow.batch
+    queue.filled(slow)
+    assert _taken(queue) == [slow]
+
+
+def test_who_waits_for_room_gets_it_in_order_and_nobody_waits_for_more_meanwhile() -> None:
+    queue, _ = _queue(most=1)
+    narrow, wide = _group(1), _group(2)
+    first = _entered(queue, wide)
+    assert queue._due(0.0) is None
+    called: list[_Request] = []
+    blocked = [_Request(group, 1) for group in (narrow, narrow, _group(3), narrow)]
+    for request in blocked:
+        request.called = partial(called.append, request)
+        assert not queue.enter(request)
+    assert _taken(queue) == [first]  # before its time
+    joined = [blocked[0], blocked[1], blocked[3]]
+    assert called == joined  # the third needs a batch of its own: the others only join the first's
+    newcomer = _Request(wide, 1)
+    assert not queue.enter(newcomer)
+    for request in joined:
+        queue.filled(request)
+    assert _taken(queue) == joined
+    assert called[3:] == [blocked[2]]
+
+
+def test_who_leaves_is_not_waited_for_and_leaves_no_old_memory_behind() -> None:
+    queue, clock = _queue()
+    gone = _Request(_group(2), 2)
+    assert queue.enter(gone)
+    stays = _entered(queue, _group(2))
+    queue.abandon(gone)
+    queue.abandon(gone)
+    clock.now = 1.0
+    batch = queue.take()
+    assert isinstance(batch, _Batch)
+    assert batch.requests == [gone, stays]
+    assert gone.future.cancelled()
+    np.testing.assert_array_equal(batch.arrays["0"], [[0, 0], [0, 0], [7, 7], [7, 7]])
+
+
+def test_no_memory_for_a_batch_is_an_error_of_who_needs_it() -> None:
+    queue, clock = _queue(most=1)
+    first = _entered(queue, _group(1))
+    blocked = _Request(_group(2), 1)
+    assert not queue.enter(blocked)
+
+    def refuse() -> _Buffer:
+        raise DeviceError("out of memory")
+
+    queue._make = refuse
+    assert _taken(queue) == [first]
+    with pytest.raises(DeviceError, match="out of memory"):
+        blocked.check()
+    with pytest.raises(DeviceError, match="out of memory"):
+        queue.enter(_Request(_group(2), 1))
+    queue._make = _Memory
+    assert _entered(queue, _group(1)).batch is not None
+    clock.now = 1.0
+    assert len(_taken(queue)) == 1
+
+
+def test_the_next_batch_is_filled_and_launched_while_one_runs(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine, contexts=2) as session, Batcher(session, max_delay=0) as batcher:
+        assert len(batcher._queue.threads) == 2
+        running, on = threading.Barrier(3, timeout=20), threading.Event()
+        run = session.run
+
+        def slow(*arguments: Any, **options: Any) -> Any:
+            running.wait()
+            on.wait(20)
+            return run(*arguments, **options)
+
+        session.run = slow  # type: ignore[method-assign]
+        first = batcher.submit(sample(1, seed=1))
+        until(lambda: batcher.stats().batches == 1)
+        second = batcher.submit(sample(1, seed=2))
+        running.wait()  # both are in `run`
+        third = batcher.submit(sample(1, seed=3))
+        assert batcher.stats().queued == 1
+        running.reset()
+        session.run = run  # type: ignore[method-assign]
+        on.set()
+        for seed, future in enumerate((first, second, third), 1):
+            check(sample(1, seed=seed), future.result(20))
+
+
+# Bounds and errors --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_makes_callers_wait_or_says_so(cuda: FakeCuda, open_session: Open) -> None:
+    with (
+        open_session(Engine(cuda).engine, contexts=1) as session,
+        Batcher(session, max_delay=0, max_batch=1, max_queue=2, slots=1) as batcher,
+    ):
+        with busy(session):
+            futures = [batcher.submit(sample(1, seed=0))]
+            until(lambda: batcher.stats().queued == 0)
+            futures += [batcher.submit(sample(1, seed=seed)) for seed in (1, 2)]
+            with pytest.raises(Busy, match="2 batches wait already"):
+                batcher.submit(sample(1), timeout=0)
+            with pytest.raises(Busy):
+                batcher.run(sample(1), timeout=0.01)
+            results: list[Any] = []
+            waiting = threading.Thread(target=lambda: results.append(batcher.run(sample(1, seed=3))))
+            waiting.start()
+            until(lambda: batcher.stats().queued == 3)
+        for seed, future in enumerate(futures):
+            check(sample(1, seed=seed), future.result(20))
+        waiting.join(20)
+        check(sample(1, seed=3), results[0])
+
+
+def test_what_a_caller_gives_wrongly_is_its_own_error(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=4) as batcher:
+        good = batcher.submit(sample(2, seed=1))
+        x, k = sample(1)["x"], sample(1)["k"]
+        for inputs, message in (
+            ({"x": x}, "missing 'k'"),
+            ({"x": x, "k": k, "z": k}, "unknown 'z'"),
+            ([x, k], "names with arrays"),
+            ({"x": x.astype(np.float64), "k": k}, "float64; the engine takes float32"),
+            ({"x": x[0], "k": k}, "rank 1"),
+            ({"x": x, "k": np.zeros(2, np.int32)}, "'x' 1, 'k' 2"),
+            ({"x": x[:0], "k": k[:0]}, "at least 1"),
+            ({"x": np.zeros((1, WIDE + 1), np.float32), "k": k}, "outside the engine's shapes"),
+            (sample(5), "5 samples; a batch of this shape holds 4"),
+            ({"x": "text", "k": k}, "'x' is <U4"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                batcher.submit(inputs)  # type: ignore[arg-type]
+        on_gpu = OnGpu(session._gpus[0].device, x)
+        with pytest.raises(UsageError, match="GPU memory"):
+            batcher.run({"x": on_gpu, "k": k})
+        rest = batcher.submit(sample(2, seed=2))
+        check(sample(2, seed=1), good.result(20))
+        check(sample(2, seed=2), rest.result(20))
+        assert batcher.stats().samples == 4
+
+
+def test_an_error_of_the_run_goes_to_the_whole_batch_and_no_further(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        engine.wrong = "the engine is on fire"
+        futures = [batcher.submit(sample(1)) for _ in range(2)]
+        errors = [future.exception(20) for future in futures]
+        assert [str(error) for error in errors] == ["the engine is on fire"] * 2
+        assert all(isinstance(error, EngineError) for error in errors)
+        assert errors[0] is not errors[1]
+        engine.wrong = ""
+        futures = [batcher.submit(sample(1, seed=seed)) for seed in range(2)]
+        for seed, future in enumerate(futures):
+            check(sample(1, seed=seed), future.result(20))
+
+
+def test_outputs_that_are_not_of_the_batch_are_an_error(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
+        monkeypatch.setattr(session, "run", lambda inputs: {"y": np.zeros((3, 4))})
+        with pytest.raises(EngineError, match="'y' has shape 3x4 for a batch of 1"):
+            batcher.run(sample(1))
+
+
+def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session:
+        for options, message in (
+            ({"max_delay": "2 minutes"}, "max_delay is '2 minutes'"),
+            ({"max_delay": -1}, "max_delay is -1"),
+            ({"max_delay": float("nan")}, "max_delay is nan"),
+            ({"max_delay": None}, "max_delay is None"),
+            ({"max_batch": 33}, "at most 32"),
+            ({"max_batch": 1.5}, "max_batch is 1.5"),
+            ({"max_queue": 0}, "max_queue is 0"),
+            ({"slots": -1}, "slots is -1"),
+        ):
+            with pytest.raises(UsageError, match=message):
+                Batcher(session, **options)  # type: ignore[arg-type]
+    with open_session(adding_engine(cuda)) as session, pytest.raises(UsageError, match="'row' has shape 3"):
+        Batcher(session)
+    assert threads() == []
+
+
+def test_cancelled_requests_are_dropped(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        assert batcher.submit(sample(1, seed=1)).cancel()
+        check(sample(1, seed=2), batcher.run(sample(1, seed=2)))
+        futures = [batcher.submit(sample(1, 5)) for _ in range(1)]
+        assert futures[0].cancel()
+        last = batcher.submit(sample(1, 5))
+        assert last.cancel()  # nobody is left: nothing runs
+    assert len(engine.ran) == 1
+    assert batcher.stats().requests == 1
+
+
+# The end ------------------------------------------------------------------------------------------------------------
+
+
+def test_close_finishes_what_was_accepted_and_refuses_the_rest(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session:
+        batcher = Batcher(session, max_delay=HOUR)
+        futures = [batcher.submit(sample(1, seed % 4 + 1, seed)) for seed in range(7)]
+        batcher.close()
+        assert threads() == []
+        for seed, future in enumerate(futures):
+            check(sample(1, seed % 4 + 1, seed), future.result(0))
+        for call in (batcher.submit, batcher.run, lambda inputs: asyncio.run(batcher.run_async(inputs))):
+            with pytest.raises(DeviceError, match=CLOSED):
+                call(sample(1))
+        batcher.close()
+        assert session.memory().pinned == sum(lane_pinned(session))
+
+
+def lane_pinned(session: Session) -> list[int]:
+    """Bytes of page-locked memory that the session's own lanes hold."""
+    lanes = [lane for free in session._lanes._free for lane in free]
+    return [held.nbytes for lane in lanes for held in lane.bindings.host.values()]  # type: ignore[attr-defined]
+
+
+def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine, contexts=1) as session:
+        batcher = Batcher(session, max_delay=0, max_batch=1, max_queue=1, slots=1)
+        refused: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                batcher.run(sample(1))
+            except DeviceError as error:
+                refused.append(error)
+
+        with busy(session):
+            runs = batcher.submit(sample(1, seed=1))
+            until(lambda: batcher.stats().queued == 0)
+            waits = batcher.submit(sample(1, seed=2))
+            blocked = threading.Thread(target=wait)
+            blocked.start()
+            until(lambda: batcher.stats().queued == 2)
+            closing = threading.Thread(target=batcher.close, args=(False,))
+            closing.start()
+            blocked.join(20)
+            with pytest.raises(CancelledError):
+                waits.result(20)
+        closing.join(20)
+        check(sample(1, seed=1), runs.result(0))
+        assert [str(error) for error in refused] == [CLOSED]
+        assert threads() == []
+
+
+def test_an_error_in_the_with_block_cancels_what_waits(cuda: FakeCuda, open_session: Open) -> None:
+    futures: list[Future[dict[str, Any]]] = []
+    with open_session(Engine(cuda).engine) as session:
+        with pytest.raises(ZeroDivisionError), Batcher(session, max_delay=HOUR) as batcher:
+            futures.append(batcher.submit(sample(1)))
+            raise ZeroDivisionError
+        assert futures[0].cancelled()
+
+
+def test_a_closed_session_is_every_requests_error(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(Engine(cuda).engine)
+    with Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        first = batcher.submit(sample(1))
+        session.close()
+        second = batcher.submit(sample(1))
+        for future in (first, second):
+            assert isinstance(future.exception(20), DeviceError)
+        del future, first, second
+    del batcher, session
+
+
+def test_close_in_a_callback_does_not_wait_for_itself(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session:
+        batcher = Batcher(session, max_delay=HOUR)
+        future, done = batcher.submit(sample(1)), threading.Event()
+
+        def close(_: object) -> None:
+            batcher.close()
+            done.set()
+
+        future.add_done_callback(close)
+        batcher._queue.close()
+        assert done.wait(20)
+        until(lambda: threads() == [])
+
+
+def test_a_batcher_that_nobody_has_any_more_finishes_and_ends(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session:
+        batcher = Batcher(session, max_delay=HOUR)
+        future, gone = batcher.submit(sample(1, seed=3)), weakref.ref(batcher)
+        del batcher
+        gc.collect()
+        assert gone() is None
+        check(sample(1, seed=3), future.result(20))
+        until(lambda: threads() == [])
+
+
+def test_results_are_not_kept_while_the_next_batch_is_waited_for(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
+        future = batcher.submit(sample(1))
+        kept = weakref.ref(future.result(20)["y"])
+        del future
+        until(lambda: gc.collect() >= 0 and kept() is None)
+
+
+def test_a_process_that_closes_nothing_ends_and_finishes(tmp_path: Path) -> None:
+    onnx.save(conv_relu(), tmp_path / "net.onnx")
+    script = (
+        "import numpy as np, sys, trtopt\n"
+        "session = trtopt.Session(sys.argv[1], backend='onnxruntime')\n"
+        "batcher = trtopt.Batcher(session, max_delay=3600, max_batch=8)\n"
+        "future = batcher.submit({'x': np.ones((1, 3, 8, 8), np.float32)})\n"
+        "future.add_done_callback(lambda done: print(done.result()['y'].shape, flush=True))\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "net.onnx")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "(1, 4, 8, 8)\n"), ended.stderr
+
+
+# asyncio --------------------------------------------------------------------------------------------------------------
+
+
+def test_asyncio_tasks_share_batches_and_wait_for_room_without_blocking(cuda: FakeCuda, open_session: Open) -> None:
+    with (
+        open_session(Engine(cuda).engine) as session,
+        Batcher(session, max_delay="1ms", max_batch=4, max_queue=1) as batcher,
+    ):
+
+        async def one(seed: int) -> None:
+            inputs = sample(1 + seed % 3, 3 + seed % 2, seed)
+            check(inputs, await batcher.run_async(inputs))
+
+        async def everything() -> None:
+            await asyncio.wait_for(asyncio.gather(*map(one, range(100))), 30)
+            with pytest.raises(UsageError, match="missing 'k'"):
+                await batcher.run_async({"x": sample(1)["x"]})
+
+        asyncio.run(everything())
+        stats = batcher.stats()
+        assert stats.requests == 100
+        assert stats.batches < 100
+
+
+def test_a_task_that_is_cancelled_leaves_no_trace(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with (
+        open_session(engine.engine, contexts=1) as session,
+        Batcher(session, max_delay=0, max_batch=1, max_queue=1, slots=1) as batcher,
+    ):
+
+        async def cancel() -> None:
+            with busy(session):
+                tasks = [asyncio.create_task(batcher.run_async(sample(1, seed=seed))) for seed in range(4)]
+                while batcher.stats().queued != 3:  # one runs, one has rows, two wait for room
+                    await asyncio.sleep(0.001)
+                for task in tasks[1:3]:
+                    task.cancel()
+                await asyncio.wait(tasks[1:3])
+                assert all(task.cancelled() for task in tasks[1:3])
+            check(sample(1, seed=0), await asyncio.wait_for(tasks[0], 20))
+            check(sample(1, seed=3), await asyncio.wait_for(tasks[3], 20))
+
+        asyncio.run(cancel())
+        assert [list(ran) for ran in engine.ran] == [[0], [3]]
+
+
+def test_a_loop_that_was_closed_over_a_waiting_task_holds_nobody_up(cuda: FakeCuda, open_session: Open) -> None:
+    with (
+        open_session(Engine(cuda).engine, contexts=1) as session,
+        Batcher(session, max_delay=0, max_batch=1, max_queue=1, slots=1) as batcher,
+    ):
+        with busy(session):
+            first = batcher.submit(sample(1, seed=1))
+            until(lambda: batcher.stats().queued == 0)
+            second = batcher.submit(sample(1, seed=2))
+            loop = asyncio.new_event_loop()
+            task = loop.create_task(batcher.run_async(sample(1, seed=3)))
+            loop.run_until_complete(asyncio.sleep(0))
+            assert batcher.stats().queued == 2
+            loop.close()
+        for seed, future in ((1, first), (2, second)):
+            check(sample(1, seed=seed), future.result(20))
+        check(sample(1, seed=4), batcher.run(sample(1, seed=4), timeout=20))
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
