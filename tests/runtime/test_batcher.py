@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +305,7 @@ def test_who_waits_for_room_gets_it_in_order_and_nobody_waits_for_more_meanwhile
     called: list[_Request] = []
     blocked = [_Request(group, 1) for group in (narrow, narrow, _group(3), narrow)]
     for request in blocked:
-        request.called = partial(called.append, request)
+        request.called = called.append
         assert not queue.enter(request)
     assert _taken(queue) == [first]  # before its time
     joined = [blocked[0], blocked[1], blocked[3]]
