@@ -124,6 +124,7 @@ class Batcher:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs
+        self._names = tuple(tensor.name for tensor in self._inputs)
         _check_axes(self._inputs, session._signature.outputs)
         self.max_delay = delay
         self.max_batch = self._largest(max_batch)
@@ -255,9 +256,13 @@ class Batcher:
     def _request(self, inputs: Mapping[str, Any]) -> tuple[_Request, list[Array]]:
         """Check what a caller gave, as the session does."""
         self._session._alive()
-        signature = self._session._signature
-        signature.check_names(inputs)
-        given = [inputs[tensor.name] for tensor in self._inputs]
+        try:
+            given = [inputs[name] for name in self._names]
+        except (KeyError, IndexError, TypeError):
+            self._session._signature.check_names(inputs)
+            raise
+        if len(given) != len(inputs):
+            self._session._signature.check_names(inputs)
         arrays: list[Array] = []
         for tensor, item in zip(self._inputs, given):
             array = view(item, 0)
