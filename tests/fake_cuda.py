@@ -51,6 +51,7 @@ class FakeCuda:
         self.regions: dict[int, tuple[str, Any]] = {}
         self.streams: dict[int, list[Callable[[], None]]] = {}
         self.capturing: dict[int, list[Callable[[], None]]] = {}
+        self.capturers: dict[int, int] = {}  # stream → the thread that captures it
         self.broken: set[int] = set()
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.executables: dict[int, list[Callable[[], None]]] = {}
@@ -121,8 +122,16 @@ class FakeCuda:
 
     # Memory
 
+    def _not_captured(self) -> None:
+        """What may wait for the whole device breaks the captures of this thread."""
+        streams = [stream for stream, thread in self.capturers.items() if thread == threading.get_ident()]
+        if streams:
+            self.broken.update(streams)
+            raise CudaFailure(Code.cudaErrorStreamCaptureUnsupported)
+
     def _allocate(self, kind: str, size: int) -> int:
         self._on_device()
+        self._not_captured()
         if size > self.left:
             raise CudaFailure(Code.cudaErrorMemoryAllocation)
         block = np.full(size, 0xA5, np.uint8)  # never zeros: reading what nobody wrote must show
@@ -132,6 +141,7 @@ class FakeCuda:
         return address
 
     def _free(self, kind: str, address: int) -> None:
+        self._not_captured()
         if self.regions.get(address, ("", None))[0] != kind:
             raise CudaFailure(Code.cudaErrorInvalidValue)
         self.left += self.regions.pop(address)[1].size
@@ -221,9 +231,11 @@ class FakeCuda:
         if stream not in self.streams or stream in self.capturing:
             raise CudaFailure(Code.cudaErrorInvalidResourceHandle)
         self.capturing[stream] = []
+        self.capturers[stream] = threading.get_ident()
 
     def cudaStreamEndCapture(self, stream: int) -> int:
         work = self._take(self.capturing, stream)
+        del self.capturers[stream]
         if stream in self.broken:
             self.broken.discard(stream)
             raise CudaFailure(Code.cudaErrorStreamCaptureInvalidated)

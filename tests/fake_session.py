@@ -113,17 +113,17 @@ def check_run(session: Session, inputs: dict[str, Array]) -> None:
 class OnGpu:
     """An array of another library's in the fake GPU's memory."""
 
-    def __init__(self, device: Device, values: Array, stream: int | None = None) -> None:
+    def __init__(self, device: Device, values: Array, stream: int | None = None, *, read_only: bool = False) -> None:
         self.buffer = device.buffer(values.nbytes)
         ctypes.memmove(self.buffer.handle, values.ctypes.data, values.nbytes)
-        self.values, self.stream = values, stream
+        self.values, self.stream, self.read_only = values, stream, read_only
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
             "shape": self.values.shape,
             "typestr": self.values.dtype.str,
-            "data": (self.buffer.handle, False),
+            "data": (self.buffer.handle, self.read_only),
             "version": 3,
             "stream": self.stream,
         }

@@ -59,6 +59,26 @@ def test_names_and_defaults_are_those_of_the_api(name: str) -> None:
         assert mine == other or {mine, other} <= required, parameter
 
 
+@pytest.mark.parametrize("name", ["run", "bench"])
+def test_trust_in_a_plan_reaches_its_session(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened(Exception):
+        pass
+
+    def session(path: Path, **options: Any) -> Any:
+        raise Opened(options["trust_host_code"])
+
+    engine = tmp_path / "m.engine"
+    engine.write_bytes(b"plan")
+    for module in ("trtopt.runtime.inference", "trtopt.evaluation.benchmark"):
+        monkeypatch.setattr(f"{module}.Session", session)
+    monkeypatch.setattr("trtopt.evaluation.benchmark.probe", lambda: True)
+    given = ["--input", str(tmp_path / "x.npy")] if name == "run" else []
+    for options in ([], ["--trust-host-code"]):
+        result = CliRunner().invoke(cli.app, [name, str(engine), *given, *options])
+        assert isinstance(result.exception, Opened)
+        assert result.exception.args == (bool(options),)
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_shows_an_example(name: str) -> None:
     typed = TYPED.get(name, [name])

@@ -54,7 +54,7 @@ class Gpu:
         monkeypatch.setattr(candidates, "probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
         for module in (candidates, building):
-            monkeypatch.setattr(module, "Session", lambda path, contexts: PlayedSession(self, path))
+            monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
 
 
 class PlayedSession:

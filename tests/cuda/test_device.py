@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,6 +106,38 @@ def test_a_captured_graph_replays(gpu: Device) -> None:
                 graph.launch(stream)
                 stream.synchronize()
                 assert target.array(np.int32, (1,))[0] == value
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_is_let_go_of_during_a_capture_is_freed_after_it(gpu: Device, cuda: FakeCuda, fails: bool) -> None:
+    with gpu.pinned(4) as source, gpu.buffer(4) as memory, gpu.stream() as stream:
+        cycle: list[Any] = [gpu.buffer(8), gpu.pinned(8)]
+        cycle.append(cycle)
+        held = [cycle, gpu.buffer(8)]
+        del cycle
+        before = cuda.live
+
+        def enqueue() -> None:
+            held.clear()
+            gc.collect()
+            assert cuda.live == before, "in a real capture that is an error"
+            elsewhere = threading.Thread(target=lambda: gpu.buffer(8).free())  # other threads may
+            elsewhere.start()
+            elsewhere.join()
+            stream.to_device(memory, source, 4)
+            if fails:
+                raise KeyError("from the caller")
+
+        if fails:
+            with pytest.raises(KeyError):
+                stream.capture(enqueue)
+            assert cuda.live == before - 3
+        else:
+            with stream.capture(enqueue) as graph:
+                assert cuda.live == before - 3 + 1
+                graph.launch(stream)
+        gpu.buffer(8).free()  # at once again
+        assert cuda.live == before - 3
 
 
 @pytest.mark.parametrize("own_error", [True, False])

@@ -74,6 +74,15 @@ def test_freed_buffers(cuda: FakeCuda, context: Any) -> None:
     assert caught.value.code == Code.cudaErrorIllegalAddress, "the address that it was given before"
 
 
+def test_memory_in_the_thread_that_captures(cuda: FakeCuda) -> None:
+    stream, there = _made(cuda.cudaStreamCreateWithFlags(1)), _made(cuda.cudaMalloc(16))
+    for misuse in (lambda: cuda.cudaFree(there), lambda: cuda.cudaMalloc(16), lambda: cuda.cudaHostAlloc(16, 1)):
+        cuda.cudaStreamBeginCapture(stream, 1)
+        assert misuse()[0] == Code.cudaErrorStreamCaptureUnsupported
+        assert cuda.cudaStreamEndCapture(stream)[0] == Code.cudaErrorStreamCaptureInvalidated
+    assert cuda.cudaFree(there)[0] == Code.cudaSuccess
+
+
 def test_scratch_memory_that_was_freed(cuda: FakeCuda, context: Any) -> None:
     stream = _made(cuda.cudaStreamCreateWithFlags(1))
     cuda.cudaFree(context.device_memory)

@@ -158,6 +158,54 @@ def test_dlpack_goes_before_an_interface_without_streams() -> None:
     assert given.streams == [9]
 
 
+class _Versions(_Capsules):
+    """DLPack 1, as NumPy gives it."""
+
+    major = 1
+
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, copy: bool | None = None) -> Any:
+        assert max_version is None or max_version >= (1, 0)
+        capsule = self.array.__dlpack__(max_version=(1, 0), copy=copy)
+        managed = arrays._Versioned.from_address(arrays._pointer(capsule, b"dltensor_versioned"))
+        managed.tensor.device = arrays._Device(*self.device)
+        managed.major = self.major
+        return capsule
+
+
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.1.0", reason="this NumPy knows no DLPack 1")
+@pytest.mark.parametrize("writeable", [True, False])
+def test_what_dlpack_says_of_writing_is_kept(writeable: bool) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    values.flags.writeable = writeable
+    on_gpu = view(_Versions(values, (2, 3)), 5, write=True)
+    assert isinstance(on_gpu, View)
+    assert (on_gpu.read_only, on_gpu.address, on_gpu.shape) == (not writeable, values.ctypes.data, (2, 3))
+    array = _host(view(_Versions(values, (1, 0)), 5, write=True))
+    assert array.flags.writeable == writeable
+    np.testing.assert_array_equal(array, values)
+    later = _Versions(values, (1, 0))
+    later.major = 2
+    with pytest.raises(UsageError, match=r"_Versions gives DLPack 2\.\d+; version 1 can be taken"):
+        view(later, 5, write=True)
+
+
+def test_what_is_older_than_dlpack_1_is_written_all_the_same() -> None:
+    values = np.zeros((2, 3), np.float32)
+    given = _Capsules(values, (2, 0))  # takes no max_version
+    found = view(given, 5, write=True)
+    assert isinstance(found, View) and not found.read_only
+    assert given.streams == [5]
+    tensor = torch.zeros(3)
+    _host(view(tensor, 5, write=True))[:] = 7
+    assert tensor.tolist() == [7, 7, 7]
+
+
+def test_the_cuda_array_interface_says_what_is_read_only() -> None:
+    for read_only in (False, True):
+        found = view(_Gpu(data=(4096, read_only)), 5, write=True)
+        assert isinstance(found, View) and found.read_only is read_only
+
+
 def test_strides_of_contiguous_gpu_memory_are_taken() -> None:
     for changes in ({"strides": (12, 4)}, {"shape": (1, 3), "strides": (999, 4)}, {"shape": (0, 3), "strides": (1, 1)}):
         assert isinstance(view(_Gpu(**changes), 5), View)

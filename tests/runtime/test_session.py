@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from fake_session import (
     OnGpu,
     Open,
     adding_engine,
+    busy,
     check_run,
     inputs_of,
     large_engine,
@@ -26,14 +30,40 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, U
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
-from trtopt.runtime.lane import Lane
-from trtopt.runtime.session import Session
+from trtopt.runtime.session import Session, SessionStats
 
 
 def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         for seed, batch in enumerate((4, 8, 1, 64, 16, 2, 2, 33, 2, 8, 8, 4, 64)):
             check_run(session, inputs_of(batch, seed))
+
+
+_WITHOUT_ONNX = """
+import sys
+import trtopt.runtime.session
+assert "onnx" not in sys.modules, "by the import"
+from pathlib import Path
+import pytest
+from fake_session import FakeCuda, adding_engine, check_run, inputs_of, opening
+cuda, patch = FakeCuda(), pytest.MonkeyPatch()
+opener = opening(cuda, Path(sys.argv[1]), patch)
+start = next(opener)
+with start(adding_engine(cuda)) as session:
+    check_run(session, inputs_of(2))
+    session.scores_classes("y", inputs_of(2)["x"])
+patch.undo()
+assert "onnx" not in sys.modules, "by a session"
+"""
+
+
+def test_no_onnx_is_loaded_to_run_an_engine(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_ONNX, str(tmp_path)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_describes_the_engine(cuda: FakeCuda, open_session: Open) -> None:
@@ -47,12 +77,12 @@ def test_a_shape_that_comes_again_is_captured_and_replayed(cuda: FakeCuda, open_
     with open_session(adding_engine(cuda)) as session:
         for seed in range(5):
             check_run(session, inputs_of(4, seed))
-        lane = session._lanes._free[0][0]
-        assert (lane.enqueues, lane.bindings.captures, lane.replays) == (1, 1, 4)
+        stats = session.stats()
+        assert (stats.graphs, stats.replays) == (1, 4)
         check_run(session, inputs_of(8))
         check_run(session, inputs_of(4, 9))  # the other shape left its graph alone
-        assert lane.bindings.captures == 1
-        assert lane.replays == 5
+        assert cuda.calls.count("cudaStreamBeginCapture") == 1
+        assert session.stats().replays == 5
 
 
 def test_one_steady_shape_needs_one_context_only(cuda: FakeCuda, open_session: Open) -> None:
@@ -68,9 +98,10 @@ def test_kept_shapes_are_bounded_and_one_in_use_is_not_put_out(cuda: FakeCuda, o
     with open_session(adding_engine(cuda), graphs=2) as session:
         for seed in range(100):
             check_run(session, inputs_of(1 + seed % 5, seed))
-        lane = session._lanes._free[0][0]
-        assert len(lane.bindings._fixed) == 2
-        assert lane.bindings.captures <= 2 + 100 // 32  # thrashing would capture again and again
+        stats = session.stats()
+        assert stats.contexts == 2 + 1  # and one for the shapes that aren't kept
+        assert stats.graphs == 2
+        assert stats.evictions <= 100 // 32  # thrashing would capture again and again
 
 
 def test_without_graphs_every_call_is_enqueued(cuda: FakeCuda, open_session: Open) -> None:
@@ -84,9 +115,8 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
     with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        lane = session._lanes._free[0][0]
-        assert lane.replays == 0
-        assert "plain enqueues" in lane.bindings.note
+        assert "plain enqueues" in session._lanes._free[0][0].bindings.note
+        assert (session.stats().graphs, session.stats().replays) == (0, 0)
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
 
 
@@ -97,7 +127,27 @@ def test_contexts_that_can_not_share_a_profile_are_one(cuda: FakeCuda, open_sess
         for seed, batch in enumerate((4, 4, 4, 2, 2, 2, 4, 4, 16, 4)):
             check_run(session, inputs_of(batch, seed))
         assert session.memory().lanes == 1
-        assert session._lanes._free[0][0].replays > 0
+        assert session.stats().replays > 0
+        assert session.stats().contexts == 1
+
+
+def test_stats_count_what_calls_did_and_what_is_kept_for_them(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
+        assert session.stats() == SessionStats(contexts=1, graphs=0, replays=0, waits=0, evictions=0)
+        for seed in range(4):
+            check_run(session, inputs_of(4, seed))
+        assert session.stats() == SessionStats(contexts=1, graphs=1, replays=3, waits=0, evictions=0)
+        for seed in range(20):  # until the other shape is long unused
+            check_run(session, inputs_of(2, seed))
+        stats = session.stats()
+        assert (stats.graphs, stats.evictions) == (1, 1)
+        assert stats.replays > 3
+        with busy(session), pytest.raises(Busy):
+            session.run(inputs_of(2), timeout=0.01)
+        assert session.stats().waits == 1
+        with pytest.raises(AttributeError):
+            session.stats().waits = 0  # type: ignore[misc]
+    assert session.stats().contexts == 0
 
 
 def test_results_are_not_overwritten_by_the_next_run(cuda: FakeCuda, open_session: Open) -> None:
@@ -173,20 +223,19 @@ def test_pinned_arrays_are_copied_by_the_gpu_alone(cuda: FakeCuda, open_session:
 
 def test_pinned_arrays_that_come_again_get_graphs_of_their_own(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(large_engine(cuda), contexts=1, graphs=1) as session:
-        lane = session._lanes.take()
-        session._lanes.give(lane)
-        assert isinstance(lane, Lane)
         arrays = [session.pinned("x", (2, 40_000)) for _ in range(9)]
         for round_ in range(3):
             for seed, array in enumerate(arrays):
                 array[:] = np.random.default_rng(10 * round_ + seed).normal(size=array.shape)
                 np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
-        assert lane.enqueues == 1
-        assert lane.replays == 26
-        assert lane.bindings.captures == 4  # of copied arrays, and of three of the nine addresses: more aren't kept
+        stats = session.stats()
+        assert stats.replays == 27 - 1
+        assert stats.graphs == 4  # of copied arrays, and of three of the nine addresses: more aren't kept
+        assert stats.evictions == 0
         for _ in range(70):
             session.run({"x": array})
-        assert lane.bindings.captures == 5  # in the place of one that didn't come for long
+        stats = session.stats()
+        assert (stats.graphs, stats.evictions) == (4, 1)  # in the place of one that didn't come for long
         del arrays, array
 
 
@@ -203,8 +252,7 @@ def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_sessi
             np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
             kept = [*kept[-2:], result]
         assert cuda.calls.count("cudaMemcpyAsync") == copies
-        lane = session._lanes._free[0][0]
-        assert lane.replays > 0
+        assert session.stats().replays > 0
         target = OnGpu(device, np.zeros((4, 3), np.float32))
         assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
         np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
@@ -269,8 +317,8 @@ def test_arrays_that_are_never_the_same_capture_no_graph_again_and_again(cuda: F
             result = session.run({"x": ring[call % len(ring)], "row": row})["y"]
             expected = inputs_of(4, call % len(ring))
             np.testing.assert_array_equal(result.numpy(), expected["x"] + inputs_of(4)["row"])
-        lane = session._lanes._free[0][0]
-        assert lane.bindings.captures <= 8 + 200 // (16 * 8)
+        assert 0 < session.stats().graphs <= 8
+        assert session.stats().evictions <= 200 // (16 * 8)
         del result, ring, row
 
 

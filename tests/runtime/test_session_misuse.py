@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import threading
@@ -84,6 +85,31 @@ def test_results_only_go_where_they_can_be_seen(cuda: FakeCuda, open_session: Op
         session.run(inputs, out={"y": beside[:, :3], "s": beside[:, 3]})
         np.testing.assert_array_equal(beside[:, :3], inputs["x"] + inputs["row"])
         np.testing.assert_array_equal(beside[:, 3], inputs["x"].sum(1))
+
+
+def test_read_only_arrays_in_gpu_memory_are_not_written(cuda: FakeCuda, open_session: Open) -> None:
+    inputs = inputs_of(2)
+
+    class Jax(OnGpu):
+        pass
+
+    Jax.__module__ = "jaxlib._jax"
+    with open_session(adding_engine(cuda)) as session:
+        device = session._gpus[0].device
+        x, row = (OnGpu(device, inputs[name], read_only=True) for name in ("x", "row"))  # to be read, they will do
+        before = np.full((2, 3), 7, np.float32)
+        frozen, jax = OnGpu(device, before, read_only=True), Jax(device, before)
+        for call in (session.run, session.bind):
+            with pytest.raises(UsageError, match=r"out\['y'\] is read-only: give an array that may be written"):
+                call({"x": x, "row": row}, out={"y": frozen})
+            with pytest.raises(UsageError, match=r"out\['y'\] is Jax, which can't be written into"):
+                call({"x": x, "row": row}, out={"y": jax})
+        np.testing.assert_array_equal(frozen.now(), before)
+        np.testing.assert_array_equal(jax.now(), before)
+        target = OnGpu(device, before)
+        session.run({"x": x, "row": row}, out={"y": target})
+        np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
+        del x, row, frozen, jax, target
 
 
 def test_a_result_over_its_own_input(cuda: FakeCuda, open_session: Open) -> None:
@@ -333,7 +359,7 @@ def test_a_service_runs_without_a_place_for_kernels(
         (tmp_path / "cache").write_text("a file")
     engine, given = adding_engine(cuda), []
 
-    def load(plan: bytes, name: str, *, runtime_cache: bytes | None, capture: bool) -> Any:
+    def load(plan: bytes, name: str, *, host_code: bool, runtime_cache: bytes | None, capture: bool) -> Any:
         given.append((runtime_cache, capture))
         return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
 
@@ -354,6 +380,71 @@ def test_a_service_runs_without_a_place_for_kernels(
         assert (trouble == "none") == (not session.notes), session.notes
         assert all("kernels are compiled again" in note for note in session.notes)
     assert given == [(None, False), (b"kernels" if trouble == "none" else None, True)]
+
+
+def test_only_closing_keeps_what_was_compiled(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from trtopt.trt.plans import LoadedEngine
+
+    cache, engine = tmp_path / "cache", adding_engine(cuda)
+    monkeypatch.setenv("TRTOPT_CACHE", str(cache))
+
+    def load(plan: bytes, name: str, **_: Any) -> Any:
+        return _Loaded(LoadedEngine(SimpleNamespace(), engine, None, SimpleNamespace()))  # type: ignore[arg-type]
+
+    rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
+    open_session(engine).close()  # for its patches
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: rtx)
+    session = Session(tmp_path / "net.engine")
+    check_run(session, inputs_of(2))
+    del session
+    gc.collect()
+    assert cuda.live == 0
+    assert list(cache.rglob("*.cache")) == [], "a finalizer wrote a file"
+    with Session(tmp_path / "net.engine") as session:
+        check_run(session, inputs_of(2))
+    assert [path.read_bytes() for path in cache.rglob("*.cache")] == [b"kernels"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "refused"),
+    [
+        ({"version_compatible": True}, True),
+        ({"version_compatible": True, "exclude_lean_runtime": True}, False),
+        ({}, False),
+    ],
+)
+def test_code_that_a_plan_carries_runs_only_by_request(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: Any, refused: bool
+) -> None:
+    from trtopt.trt.messages import Messages
+    from trtopt.trt.plans import LoadedEngine
+
+    engine, allowed = adding_engine(cuda), []
+    open_session(engine).close()  # for its patches
+
+    def load(plan: bytes, name: str, *, host_code: bool, **_: Any) -> Any:
+        allowed.append(host_code)
+        return LoadedEngine(SimpleNamespace(), engine, None, Messages())
+
+    older = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0" if not spec else "8.6.1"}
+    manifest = SimpleNamespace(
+        generation=older, spec=spec, targets=(), preprocess=None, classes=None, check_plan=lambda path: None
+    )
+    generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
+    monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
+    path = tmp_path / "net.engine"
+    if refused:
+        with pytest.raises(UsageError, match=r"net\.engine .*machine code.*trust_host_code=True \(--trust-host-code\)"):
+            Session(path)
+        assert allowed == []
+    else:
+        Session(path).close()
+    with Session(path, trust_host_code=True) as session:
+        check_run(session, inputs_of(2))
+    assert allowed == ([True] if refused else [False, True])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

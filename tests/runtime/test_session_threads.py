@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 import weakref
@@ -35,6 +36,7 @@ from fake_session import (
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.cuda.arrays import start
 from trtopt.cuda.driver import Driver, address_of
+from trtopt.runtime.fixed import fix
 from trtopt.runtime.lane import Lane
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import available
@@ -218,6 +220,93 @@ def test_a_session_without_close_frees_itself(cuda: FakeCuda, open_session: Open
     while cuda.live and time.monotonic() < end:  # the worker thread lets go of its last call a little later
         gc.collect()
         time.sleep(0.01)
+    assert cuda.live == 0
+
+
+def test_a_session_without_close_goes_with_its_last_reference(cuda: FakeCuda, open_session: Open) -> None:
+    session = open_session(adding_engine(cuda))
+    check_run(session, inputs_of(3))
+    gc.collect()
+    gc.disable()
+    try:
+        del session
+        assert cuda.live == 0, "it is in a cycle"
+    finally:
+        gc.enable()
+
+
+def test_garbage_collected_during_a_capture_does_not_break_it(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = adding_engine(cuda)
+    forgotten: Any = open_session(old)
+    for _ in range(3):
+        check_run(forgotten, inputs_of(3))
+    bound = forgotten.bind(inputs_of(3))
+    forgotten.itself = bound.itself = [forgotten, bound]  # so that only the garbage collector finds them
+    captured: list[bool] = []  # for each of their contexts, whether it went during a capture
+    for context in old.contexts:
+        weakref.finalize(context, lambda: captured.append(bool(cuda.capturing)))
+    count = len(old.contexts)
+    assert count > 1
+    del context
+    old.contexts.clear()
+    execute, collections = FakeContext.execute_async_v3, []
+
+    def execute_and_collect(self: FakeContext, stream: int) -> bool:
+        if stream in cuda.capturing:
+            collections.append(gc.collect())
+        return execute(self, stream)
+
+    with open_session(adding_engine(cuda)) as session:
+        check_run(session, inputs_of(4))
+        monkeypatch.setattr(FakeContext, "execute_async_v3", execute_and_collect)
+        del forgotten, bound
+        for seed in range(3):
+            check_run(session, inputs_of(4, seed))
+        assert len(collections) == 1
+        assert session.stats().graphs == 1
+        assert captured == [False] * count
+
+
+def test_memory_is_reported_while_threads_allocate(cuda: FakeCuda, open_session: Open) -> None:
+    def pin(session: Session) -> None:
+        for _ in range(300):
+            session.pinned("x", (1, 3))
+
+    def report(session: Session) -> None:
+        for _ in range(300):
+            assert session.memory().gpu > 0
+
+    before = sys.getswitchinterval()
+    with open_session(adding_engine(cuda)) as session:
+        kept = [session.pinned("x", (1, 3)) for _ in range(200)]  # summing them up takes a while
+        sys.setswitchinterval(1e-6)
+        try:
+            wrong = in_threads(4, lambda number: (report if number % 2 else pin)(session))
+        finally:
+            sys.setswitchinterval(before)
+        assert wrong == []
+        del kept
+
+
+def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = open_session(adding_engine(cuda), contexts=2)
+    first = session.bind(inputs_of(2))
+    closer = threading.Thread(target=session.close)
+
+    def fix_slowly(*arguments: Any) -> Any:
+        fixed = fix(*arguments)
+        closer.start()
+        while first._call.__name__ != "_closed":  # `close` has ended the bound calls that it knew of
+            time.sleep(0.001)
+        return fixed
+
+    monkeypatch.setattr("trtopt.runtime.session.fix", fix_slowly)
+    with pytest.raises(DeviceError, match="closed"):
+        session.bind(inputs_of(2))
+    closer.join(10)
+    assert not closer.is_alive(), "it waits for the context that the bound call has"
     assert cuda.live == 0
 
 

@@ -361,8 +361,15 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
 
     # Runtime
 
+    def runtime_init(self: Any, logger: Any) -> None:
+        self._logger = logger
+        self._set["engine_host_code_allowed"] = False
+
     def deserialize(self: Any, plan: Any) -> Any:
-        text = bytes(plan)
+        text, elf, _ = bytes(plan).partition(b"\x7fELF")
+        if elf and not self.engine_host_code_allowed:
+            log(self._logger, "ERROR", "the plan can't be loaded")  # what it says really was never seen
+            return None
         if not text.startswith(_header(sim.version)) and not text.startswith(_rtx_header(sim.version, len(text))):
             log(self._logger, "ERROR", "Serialization assertion failed: version tag does not match")
             return None
@@ -473,7 +480,7 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             "set_shape_input": lambda self, name, low, opt, high: self._values.__setitem__(name, (low, opt, high)),
         },
         "Runtime": {
-            "__init__": lambda self, logger: setattr(self, "_logger", logger),
+            "__init__": runtime_init,
             "deserialize_cuda_engine": deserialize,
         },
         "ICudaEngine": {
@@ -507,6 +514,9 @@ def _calibrate(calibrator: Any, names: list[str]) -> None:
         while (pointers := calibrator.get_batch(names)) is not None:
             assert all(isinstance(pointer, int) for pointer in pointers) and len(pointers) == len(names)
     calibrator.write_calibration_cache(memoryview(b"TRT-8600-EntropyCalibration2\nx: 3d4ccccd\n"))
+
+
+LEAN_RUNTIME = b"\x7fELF".ljust(18, b"\0") + b"\x3e\0 the library"  # of x86-64
 
 
 def _header(version: str) -> bytes:
@@ -566,4 +576,6 @@ def _plan(sim: Simulation, network: Any, config: Any) -> bytes:
                 }
             )
     report = json.dumps({"Layers": layers, "Bindings": []}).replace("\\u001e", "\x1e")  # as TensorRT does: raw
-    return (_header(sim.version)).ljust(64, b"\0") + report.encode()
+    flags = config._flags
+    lean = LEAN_RUNTIME if "VERSION_COMPATIBLE" in flags and "EXCLUDE_LEAN_RUNTIME" not in flags else b""
+    return (_header(sim.version)).ljust(64, b"\0") + report.encode() + lean

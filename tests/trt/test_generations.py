@@ -555,6 +555,22 @@ def test_plans_of_others_are_refused_with_both_versions(stand_in: Install, float
         newer.load(b"")
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+def test_code_for_the_host_is_run_out_of_trusted_plans_only(version: str, stand_in: Install, float_net: Path) -> None:
+    _, generation = stand_in(version)
+    spec = BuildSpec(profiles=PROFILES[:1], version_compatible=True)
+    plan = bytes(build(generation, float_net, spec).plan)
+    with pytest.raises(UsageError, match=r"m\.engine is version-compatible: .*machine code.*--trust-host-code"):
+        generation.load(plan, "m.engine")
+    assert json.loads(generation.load(plan, "m.engine", host_code=True).inspect(), strict=False)["Layers"]
+    excluded = bytes(build(generation, float_net, replace(spec, exclude_lean_runtime=True)).plan)
+    assert len(excluded) < len(plan)
+    assert generation.load(excluded, "m.engine").engine is not None
+    kernel = b"\x7fELF".ljust(18, b"\0") + (190).to_bytes(2, "little")  # EM_CUDA: every plan holds such
+    with pytest.raises(EngineError):
+        generation.load(excluded + kernel, "m.engine")
+
+
 # Which one
 
 

@@ -88,7 +88,8 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
     monkeypatch.setattr(candidates, "probe", lambda: found)
     monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=found.devices[0]))
 
-    def open_played(engine: Path, contexts: int) -> Any:
+    def open_played(engine: Path, contexts: int, trust_host_code: bool) -> Any:
+        assert trust_host_code, "it was built just now"
         manifest = load_manifest(engine)
         assert manifest is not None
         ms = {"int8": int8, "fp16": 0.8}[manifest.spec["precision"]]

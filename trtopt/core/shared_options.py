@@ -57,6 +57,10 @@ def backend() -> Any:
     return option("auto", help="auto, tensorrt or rtx.")
 
 
+def trust_host_code() -> Any:
+    return option(False, help="Run the library that a --version-compatible plan carries: if you trust it.")
+
+
 def output_kind() -> Any:
     text = "What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable."
     return option((), help=text, metavar="NAME=KIND")

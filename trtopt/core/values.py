@@ -95,6 +95,29 @@ class ShapeRange:
         return _x(self.opt) if self.static else ",".join(map(_x, (self.min, self.opt, self.max)))
 
 
+class Kind(str, enum.Enum):
+    """What an output holds. The first axis counts samples; `trtopt.evaluation.outputs` has each one's measure.
+
+    Attributes:
+        CLASSES: a score for each class, samples × classes.
+        EMBEDDING: vectors that are compared by their direction, samples × width, or samples × positions × width.
+        BOXES: what a detector finds: coordinates, with or without scores, as channels along one axis.
+        MASK: a score for each class and pixel, samples × classes × height × width; one channel: object or not.
+        TOKENS: integers, or a score for each class and position, samples × positions × classes.
+        OTHER: values.
+    """
+
+    CLASSES = "classes"
+    EMBEDDING = "embedding"
+    BOXES = "boxes"
+    MASK = "mask"
+    TOKENS = "tokens"
+    OTHER = "other"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 Profile = Mapping[str, ShapeRange]
 """One optimization profile: input name → shape range."""
 

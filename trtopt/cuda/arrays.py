@@ -29,7 +29,12 @@ _DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed 
 
 @dataclass(slots=True)
 class View:
-    """GPU memory of somebody else, contiguous. `stream`: the one that still makes it (1: the legacy default one)."""
+    """GPU memory of somebody else, contiguous.
+
+    Attributes:
+        stream: the one that still makes it (1: the legacy default one).
+        read_only: its owner says that it must not be written.
+    """
 
     address: int
     shape: Shape
@@ -37,6 +42,7 @@ class View:
     ordinal: int
     stream: int | None
     owner: Any
+    read_only: bool = False
 
 
 class _Device(ctypes.Structure):
@@ -59,19 +65,35 @@ class _Tensor(ctypes.Structure):
     )
 
 
+class _Versioned(ctypes.Structure):
+    """DLManagedTensorVersioned, of DLPack 1."""
+
+    _fields_ = (
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
 _api = ctypes.pythonapi
 _is_valid, _pointer = _api.PyCapsule_IsValid, _api.PyCapsule_GetPointer
 _is_valid.restype, _is_valid.argtypes = ctypes.c_int, (ctypes.py_object, ctypes.c_char_p)
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
-_NAME = b"dltensor"
+_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
+_READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 
-def view(obj: Any, stream: int) -> NDArray[Any] | View:
+def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
     """Where an array's bytes are; nothing is copied.
 
     Args:
         obj: a NumPy array, or anything with DLPack, `__cuda_array_interface__`, or that NumPy makes an array of.
         stream: handle of the CUDA stream that will read or write it.
+        write: it is to be written: what its owner says of that is asked for, and is in the result (`View.read_only`, or the
+            flags of NumPy's array).
 
     Raises:
         UsageError: it is on another kind of device, not contiguous in GPU memory, or of an unknown type.
@@ -87,7 +109,7 @@ def view(obj: Any, stream: int) -> NDArray[Any] | View:
     if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
         return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
-        return _from_dlpack(obj, stream or 1)
+        return _from_dlpack(obj, stream or 1, write)
     try:
         array = np.asarray(obj)
     except (ValueError, TypeError) as error:
@@ -123,10 +145,11 @@ start = _read_start if _start_is_read() else _start
 
 
 def writable(obj: Any) -> bool:
-    """Whether what is written into the view of an array in host memory gets into the array itself."""
+    """Whether what is written into the view of an array gets into the array itself."""
     if isinstance(obj, np.ndarray):
         return True
-    return hasattr(obj, "__dlpack__") and _root(obj.__class__) not in ("jax", "jaxlib")  # jax's arrays never change
+    shared = hasattr(obj, "__dlpack__") or hasattr(obj, "__cuda_array_interface__")
+    return shared and _root(obj.__class__) not in ("jax", "jaxlib")  # jax's arrays never change
 
 
 def gpu_of(obj: Any) -> int | None:
@@ -179,7 +202,8 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     pending: int | None = interface.get("stream") if interface["version"] >= 3 else 1
     if pending == 0:  # forbidden there; the legacy stream is the safe reading
         pending = 1
-    return View(interface["data"][0] or 0, shape, dtype, _ordinal(obj), pending, obj)
+    address, read_only = interface["data"]
+    return View(address or 0, shape, dtype, _ordinal(obj), pending, obj, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)
@@ -192,7 +216,7 @@ def _ordinal(obj: Any) -> int:
     return int(ordinal or 0)
 
 
-def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
+def _from_dlpack(obj: Any, stream: int, write: bool) -> NDArray[Any] | View:
     name = type(obj).__name__
     if getattr(obj, "requires_grad", False) is True:
         raise UsageError(f"{name} requires grad, which arrays don't have: give it with .detach()")
@@ -203,14 +227,12 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
             raise UsageError(f"{name} lies in the memory of {what}; host or CUDA memory is needed")
         if kind == _CUDA:
             with _current(obj, ordinal):
-                capsule = obj.__dlpack__(stream=stream)
+                capsule = _given(obj, write, stream=stream)
         else:
-            capsule = obj.__dlpack__()
+            capsule = _given(obj, write)
     except (BufferError, RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise UsageError(f"{name} can't be read in place: {error}") from error
-    if not _is_valid(capsule, _NAME):
-        raise UsageError(f"{type(obj).__name__} gives a DLPack capsule of an unknown kind")
-    tensor = _Tensor.from_address(_pointer(capsule, _NAME))
+    tensor, read_only = _opened(capsule, name)
     shape = tuple(tensor.shape[: tensor.ndim]) if tensor.ndim else ()
     dtype = _dtype(tensor.dtype, obj)
     strides = tensor.strides[: tensor.ndim] if tensor.strides and tensor.ndim else None
@@ -218,8 +240,28 @@ def _from_dlpack(obj: Any, stream: int) -> NDArray[Any] | View:
     if kind == _CUDA:
         if strides is not None and not _contiguous(shape, strides, 1):
             raise _scattered(obj)
-        return View(address, shape, dtype, ordinal, None, (obj, capsule))
-    return _host_array(address, shape, strides, dtype, capsule)
+        return View(address, shape, dtype, ordinal, None, (obj, capsule), read_only)
+    return _host_array(address, shape, strides, dtype, capsule, read_only)
+
+
+def _given(obj: Any, write: bool, **options: Any) -> Any:
+    """Its capsule; one to `write` into of DLPack 1, which says whether that is allowed, and of no copy, where there is one."""
+    if write:
+        with contextlib.suppress(TypeError):  # older than these arguments
+            return obj.__dlpack__(max_version=(1, 0), copy=False, **options)
+    return obj.__dlpack__(**options)
+
+
+def _opened(capsule: Any, name: str) -> tuple[_Tensor, bool]:
+    """The tensor in a capsule, and whether it is read-only. It lives as long as the capsule."""
+    if _is_valid(capsule, _NAME):
+        return _Tensor.from_address(_pointer(capsule, _NAME)), False
+    if not _is_valid(capsule, _VERSIONED_NAME):
+        raise UsageError(f"{name} gives a DLPack capsule of an unknown kind")
+    managed = _Versioned.from_address(_pointer(capsule, _VERSIONED_NAME))
+    if managed.major != 1:
+        raise UsageError(f"{name} gives DLPack {managed.major}.{managed.minor}; version 1 can be taken")
+    return managed.tensor, bool(managed.flags & _READ_ONLY)
 
 
 def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
@@ -234,10 +276,18 @@ def _current(obj: Any, ordinal: int) -> contextlib.AbstractContextManager[Any]:
 class _Memory:
     """An address as NumPy takes it; the array keeps this, and this keeps `owner`."""
 
-    def __init__(self, address: int, shape: Shape, strides: Shape | None, dtype: np.dtype[Any], owner: Any) -> None:
+    def __init__(
+        self,
+        address: int,
+        shape: Shape,
+        strides: Shape | None,
+        dtype: np.dtype[Any],
+        owner: Any,
+        read_only: bool = False,
+    ) -> None:
         self.owner = owner
         self.__array_interface__ = {
-            "data": (address, False),
+            "data": (address, read_only),
             "shape": shape,
             "strides": strides,
             "typestr": dtype.str,
@@ -245,9 +295,11 @@ class _Memory:
         }
 
 
-def _host_array(address: int, shape: Shape, strides: Any, dtype: np.dtype[Any], owner: Any) -> NDArray[Any]:
+def _host_array(
+    address: int, shape: Shape, strides: Any, dtype: np.dtype[Any], owner: Any, read_only: bool
+) -> NDArray[Any]:
     steps = None if strides is None else tuple(step * dtype.itemsize for step in strides)
-    return np.asarray(_Memory(address, shape, steps, _plain(dtype), owner)).view(dtype)
+    return np.asarray(_Memory(address, shape, steps, _plain(dtype), owner, read_only)).view(dtype)
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -16,7 +16,7 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -262,7 +262,38 @@ class Resource:
 
 def _release(cuda: Cuda, function: str, raw: Any, process: int) -> None:
     if os.getpid() == process:  # a forked child holds copies of handles that mean nothing there
-        cuda(function, raw)
+        after_capture(lambda: cuda(function, raw))
+
+
+class _Capture(threading.local):
+    """This thread's: what is to be done when it has ended; None: none is under way."""
+
+    later: contextlib.ExitStack | None = None
+
+
+_capture = _Capture()
+
+
+def after_capture(action: Callable[[], object]) -> None:
+    """Do it now; or, where this thread is capturing a CUDA graph, when that has ended.
+
+    For what frees GPU memory and may be called by the garbage collector, which may strike anywhere: CUDA refuses to free in a
+    thread that captures, and the capture is broken. Other threads may free meanwhile.
+    """
+    if _capture.later is None:
+        action()
+    else:
+        _capture.later.callback(action)
+
+
+@contextlib.contextmanager
+def _capturing() -> Iterator[None]:
+    with contextlib.ExitStack() as later:
+        _capture.later = later
+        try:
+            yield
+        finally:
+            _capture.later = None
 
 
 class DeviceBuffer(Resource):
@@ -376,11 +407,23 @@ class Stream(Resource):
     def capture(self, enqueue: Callable[[], None]) -> Graph:
         """Record what `enqueue` gives to this stream, without running it.
 
-        Buffers and shapes that it uses are fixed in the graph. Other threads may allocate meanwhile.
+        Buffers and shapes that it uses are fixed in the graph. Other threads may allocate and free meanwhile; what this one
+        lets go of is freed afterwards.
 
         Raises:
             DeviceError: something in it can't be captured; the stream is usable again.
         """
+        with _capturing():
+            graph = self._captured(enqueue)
+        try:
+            captured = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
+        finally:
+            self._cuda("cudaGraphDestroy", graph)
+        self._cuda("cudaGraphUpload", captured.raw, self.raw)
+        return captured
+
+    def _captured(self, enqueue: Callable[[], None]) -> Any:
+        """A cudaGraph_t."""
         functions = self._cuda.functions
         self._cuda("cudaStreamBeginCapture", self.raw, functions.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal)
         try:
@@ -392,16 +435,10 @@ class Stream(Resource):
             functions.cudaGetLastError()  # a broken capture leaves its error behind; the next call must not report it
             raise
         try:
-            graph = self._cuda("cudaStreamEndCapture", self.raw)
+            return self._cuda("cudaStreamEndCapture", self.raw)
         except DeviceError:
             functions.cudaGetLastError()
             raise
-        try:
-            captured = Graph(self._cuda, self._cuda("cudaGraphInstantiate", graph, 0))
-        finally:
-            self._cuda("cudaGraphDestroy", graph)
-        self._cuda("cudaGraphUpload", captured.raw, self.raw)
-        return captured
 
 
 class Device:

@@ -20,7 +20,9 @@ class Memory:
         self.device, self.limit = device, limit
         self._gpu: weakref.WeakSet[DeviceBuffer] = weakref.WeakSet()
         self._host: weakref.WeakSet[HostBuffer] = weakref.WeakSet()
-        self._lock = threading.Lock()
+        # Over whatever adds to the sets or walks through them. Reentrant: a signal handler or a finalizer may ask for the sums
+        # in a thread that has it.
+        self._lock = threading.RLock()
 
     def gpu(self, nbytes: int) -> DeviceBuffer:
         """Device memory.
@@ -47,11 +49,13 @@ class Memory:
 
     @property
     def gpu_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in tuple(self._gpu) if not buffer.freed)
+        with self._lock:
+            return sum(buffer.nbytes for buffer in tuple(self._gpu) if not buffer.freed)
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in tuple(self._host) if not buffer.freed)
+        with self._lock:
+            return sum(buffer.nbytes for buffer in tuple(self._host) if not buffer.freed)
 
 
 class Block:

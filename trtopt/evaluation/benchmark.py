@@ -154,6 +154,7 @@ def bench(request: BenchRequest) -> BenchReport:
             a mapping without `preset` changes that.
         model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
         source: where PyTorch's module comes from, as for `export`.
+        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
@@ -173,7 +174,13 @@ def bench(request: BenchRequest) -> BenchReport:
         )
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
-    session = Session(path, device=request.device, backend=request.backend, contexts=max(4, request.streams))
+    session = Session(
+        path,
+        device=request.device,
+        backend=request.backend,
+        contexts=max(4, request.streams),
+        trust_host_code=request.trust_host_code,
+    )
     opened: list[Peer] = []
     try:
         notes = list(session.notes) + _shared(strangers, idle)

@@ -74,4 +74,5 @@ class BenchRequest:
     source: str | None = option(None, help="For PyTorch: torchvision:NAME, module:factory, or a recipe.", typed=str)
     backend: str = shared.backend()
     device: int = shared.gpu()
+    trust_host_code: bool = shared.trust_host_code()
     reporter: Reporter = SILENT

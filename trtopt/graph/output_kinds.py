@@ -8,7 +8,6 @@ Q/DQ change, so that the folded, the FP16 and the INT8 form of a model end alike
 from __future__ import annotations
 
 import difflib
-import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,32 +15,9 @@ from dataclasses import dataclass
 from onnx import AttributeProto, ModelProto, NodeProto
 
 from trtopt.core.errors import UsageError
+from trtopt.core.values import Kind as Kind
 from trtopt.core.values import TensorInfo
 from trtopt.graph.proto import infer_shapes, opset_version, tensor_info
-
-
-class Kind(str, enum.Enum):
-    """What an output holds. The first axis counts samples; `trtopt.evaluation.outputs` has each one's measure.
-
-    Attributes:
-        CLASSES: a score for each class, samples × classes.
-        EMBEDDING: vectors that are compared by their direction, samples × width, or samples × positions × width.
-        BOXES: what a detector finds: coordinates, with or without scores, as channels along one axis.
-        MASK: a score for each class and pixel, samples × classes × height × width; one channel: object or not.
-        TOKENS: integers, or a score for each class and position, samples × positions × classes.
-        OTHER: values.
-    """
-
-    CLASSES = "classes"
-    EMBEDDING = "embedding"
-    BOXES = "boxes"
-    MASK = "mask"
-    TOKENS = "tokens"
-    OTHER = "other"
-
-    def __str__(self) -> str:
-        return self.value
-
 
 Given = Mapping[str, str] | Sequence[str]
 """Kinds as users say them: {"NAME": "embedding"} or ["NAME=embedding"]."""

@@ -132,7 +132,7 @@ class Bindings:
         with _SLOWLY:
             self._loose: Binding | None = self._context()
         self.note = ""
-        self.calls = self.captures = 0
+        self.calls = self.evictions = 0
 
     def _context(self) -> Binding:
         return Binding(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
@@ -181,6 +181,7 @@ class Bindings:
             return False
         self._device.synchronize()  # it may still run, on a stream of the caller's too
         self._drop(self._fixed.pop(key))
+        self.evictions += 1
         return True
 
     def _drop(self, bound: Binding) -> None:
@@ -248,10 +249,15 @@ class Bindings:
     def _allocate(self, bound: Binding, tensor: Tensor) -> None:
         """Let TensorRT ask for the memory of an output whose shape depends on the data."""
 
+        buffers, memory = (
+            self.gpu,
+            self._memory,
+        )  # not self: in a cycle, contexts would go when the garbage collector comes
+
         def reallocate(name: str, nbytes: int, alignment: int) -> int:
-            held = self.gpu.get(name)
+            held = buffers.get(name)
             if held is None or held.nbytes < nbytes:
-                self.gpu[name] = held = self._memory.gpu(max(nbytes, 2 * held.nbytes if held else 0))
+                buffers[name] = held = memory.gpu(max(nbytes, 2 * held.nbytes if held else 0))
             return held.handle
 
         allocator = self._loaded.output_allocator(reallocate, self.allocated.__setitem__)
@@ -313,6 +319,16 @@ class Bindings:
             if not bound.context.set_tensor_address(name, address):
                 raise EngineError(f"TensorRT refused the address of {name!r}; its log says why")
             bound.addresses[name] = address
+
+    @property
+    def contexts(self) -> int:
+        return len(self._fixed) + (self._loose is not None)
+
+    @property
+    def graphs(self) -> int:
+        """CUDA graphs that are kept. Any thread may ask."""
+        kept = (*list(self._fixed.values()), *([loose] if (loose := self._loose) else []))
+        return sum(replay is not None for bound in kept for replay in list(bound.graphs.values()))
 
     # Launching -----------------------------------------------------------------------------------------------------
 
@@ -414,7 +430,6 @@ class Bindings:
             self.note, bound.graphs[places] = note, None
             return None
         replay = bound.graphs[places] = Replay(graph, graph.raw, graph.handle, self.calls)
-        self.captures += 1
         return replay
 
     def _graph_for_one_more(self) -> bool:
@@ -438,6 +453,7 @@ class Bindings:
         assert old is not None
         self._device.synchronize()
         old.graph.free()
+        self.evictions += 1
         return True
 
     def captured(self, bound: Binding, arrays: Sequence[Source], places: Places) -> tuple[Graph | None, str]:

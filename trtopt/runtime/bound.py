@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from trtopt.core.errors import DeviceError
+from trtopt.cuda.device import after_capture
 
 
 class Bound:
@@ -32,7 +33,7 @@ class Bound:
     ) -> None:
         self.outputs, self.note = outputs, note
         self._call, self._kept, self._lock = call, kept, threading.Lock()
-        self._finalizer = weakref.finalize(self, release)
+        self._finalizer = weakref.finalize(self, after_capture, release)
         self._finalizer.atexit = False
         _bound.add(self)
 

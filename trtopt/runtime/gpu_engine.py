@@ -15,7 +15,7 @@ from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.lane import Lane
 from trtopt.runtime.turns import CLOSED
-from trtopt.trt import Generation, LoadedEngine, plan_header, select
+from trtopt.trt import Generation, LoadedEngine, host_code_refused, plan_header, select
 
 
 def ordinals(devices: str | Sequence[int]) -> list[int]:
@@ -29,16 +29,22 @@ def ordinals(devices: str | Sequence[int]) -> list[int]:
 
 
 def open_gpus(
-    engine: Path, manifest: Manifest | None, ordinals: Sequence[int], backend: str, graphs: int, limit: int | None
+    engine: Path,
+    manifest: Manifest | None,
+    ordinals: Sequence[int],
+    backend: str,
+    graphs: int,
+    limit: int | None,
+    trust_host_code: bool = False,
 ) -> tuple[str, list[GpuEngine]]:
     """The family of TensorRT that runs the plan `engine`, and it on each GPU.
 
     Args:
         backend: "auto" (whoever made the plan), "tensorrt" or "rtx".
-        graphs, limit: see `GpuEngine`.
+        graphs, limit, trust_host_code: see `GpuEngine`.
 
     Raises:
-        DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
+        UsageError, DeviceError, EngineMismatch, EngineError, NoBackend: see `trtopt.Session`.
     """
     found = probe()
     if not found:
@@ -54,12 +60,15 @@ def open_gpus(
     generation = select(backend)
     if manifest is not None:
         _check_made(manifest, generation, engine)
+        spec = manifest.spec
+        if spec.get("version_compatible") and not spec.get("exclude_lean_runtime") and not trust_host_code:
+            raise host_code_refused(engine.name)
     opened = []
     for ordinal in ordinals:
         device = Device(ordinal)
         if manifest is not None:
             _check_gpu(manifest, device.info, engine)
-        opened.append(GpuEngine(device, generation, plan, engine, graphs, limit))
+        opened.append(GpuEngine(device, generation, plan, engine, graphs, limit, trust_host_code))
     return generation.family, opened
 
 
@@ -69,6 +78,7 @@ class GpuEngine:
     Args:
         graphs: shapes that keep a context and CUDA graphs of their own, in each lane.
         limit: bytes of GPU memory for scratch and buffers; None: what there is.
+        trust_host_code: let the plan run the machine code that it carries for the host, if any.
 
     Attributes:
         shares: several contexts may use one profile.
@@ -76,14 +86,23 @@ class GpuEngine:
     """
 
     def __init__(
-        self, device: Device, generation: Generation, plan: bytes, path: Path, graphs: int, limit: int | None
+        self,
+        device: Device,
+        generation: Generation,
+        plan: bytes,
+        path: Path,
+        graphs: int,
+        limit: int | None,
+        trust_host_code: bool,
     ) -> None:
         self.device, self._graphs = device, graphs
         self.notes: list[str] = []
         self._store, kept = self._kept(plan) if generation.family == "rtx" else (None, None)
         self.memory = Memory(device, limit)
         with device.current():
-            self._loaded: LoadedEngine | None = generation.load(plan, path.name, runtime_cache=kept, capture=graphs > 0)
+            self._loaded: LoadedEngine | None = generation.load(
+                plan, path.name, host_code=trust_host_code, runtime_cache=kept, capture=graphs > 0
+            )
             self.signature: Signature = signature(self._loaded.engine)
             self.shares = not self.signature.dynamic or self._second_context()
 

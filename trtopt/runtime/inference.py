@@ -124,6 +124,7 @@ def run(request: RunRequest) -> RunResult:
             what the manifest says.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
+        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
 
     Raises:
         UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or
@@ -140,7 +141,12 @@ def run(request: RunRequest) -> RunResult:
     if request.images is None and request.preprocess is not None:
         raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
     path = existing_file(request.engine, "the engine")
-    with _folder(request.output) as folder, Session(path, backend=request.backend, device=request.device) as session:
+    options: dict[str, Any] = {
+        "backend": request.backend,
+        "device": request.device,
+        "trust_host_code": request.trust_host_code,
+    }
+    with _folder(request.output) as folder, Session(path, **options) as session:
         if request.images is None:
             return _run_arrays(session, request.input, folder, request.top, reporter)
         if request.preprocess is not None:

@@ -56,7 +56,7 @@ class Lane:
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
         self.bindings = Bindings(device, self.stream, loaded, signature, memory, graphs=graphs, shares=shares)
         self.blocks = Blocks(memory)
-        self.replays = self.enqueues = 0
+        self.replays = 0
 
     # The call ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,6 @@ class Lane:
             self.replays += 1
         else:
             self.bindings.enqueue(bound, arrays, places, target)
-            self.enqueues += 1
         return self._finish(bound, results, raw, target, waits, example)
 
     def _targets(
@@ -423,14 +422,13 @@ def check_out(signature: Signature, out: Mapping[str, Any], given: Mapping[str, 
         if name not in known:
             raise UsageError(f"out has {name!r}; the engine gives {', '.join(map(repr, known))}")
         check_array(known[name], array, "out")
-        if isinstance(array, np.ndarray):
-            if not writable(given[name]):
-                raise UsageError(
-                    f"out[{name!r}] is {type(given[name]).__name__}, which can't be written into: give a NumPy array, or a "
-                    "torch or CuPy tensor"
-                )
-            if not array.flags.writeable:
-                raise UsageError(f"out[{name!r}] is read-only")
+        if not writable(given[name]):
+            raise UsageError(
+                f"out[{name!r}] is {type(given[name]).__name__}, which can't be written into: give a NumPy array, or a "
+                "torch or CuPy tensor"
+            )
+        if array.read_only if isinstance(array, View) else not array.flags.writeable:
+            raise UsageError(f"out[{name!r}] is read-only: give an array that may be written into")
     if len(out) > 1:
         _check_apart(out)
 

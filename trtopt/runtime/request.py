@@ -34,4 +34,5 @@ class RunRequest:
     top: int = option(5, help="How many of the best classes to show.")
     backend: str = option("auto", help="auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
     device: int = shared.gpu()
+    trust_host_code: bool = shared.trust_host_code()
     reporter: Reporter = SILENT

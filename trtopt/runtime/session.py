@@ -10,6 +10,7 @@ by side and share the engine's weights.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import threading
 import weakref
@@ -24,19 +25,18 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import TensorInfo, choice, parse_size
+from trtopt.core.values import Kind, TensorInfo, choice, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
+from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
 from trtopt.data.decoding import pixels
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, load_manifest
-from trtopt.graph.output_kinds import Kind
 from trtopt.runtime.bindings import Source
 from trtopt.runtime.bound import Bound
 from trtopt.runtime.fixed import fix
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.runtime.lane import Lane, check_out
-from trtopt.runtime.onnx_lane import OnnxLane
 from trtopt.runtime.predictions import Prediction, best
 from trtopt.runtime.timing import Timing, time_lane
 from trtopt.runtime.turns import CLOSED, Turns
@@ -65,6 +65,26 @@ class MemoryReport:
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@dataclass(frozen=True)
+class SessionStats:
+    """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
+
+    Attributes:
+        contexts: execution contexts that are there now, over all lanes and GPUs.
+        graphs: CUDA graphs that are kept now for calls of `run`.
+        replays: calls that were one replay of a CUDA graph; the others were enqueued. Calls of `bind` aren't counted.
+        waits: calls that found every lane in use and queued for one.
+        evictions: contexts and graphs that were given up for another shape or other addresses. Where this grows with the
+            calls, open the session with more `graphs`.
+    """
+
+    contexts: int
+    graphs: int
+    replays: int
+    waits: int
+    evictions: int
 
 
 class _Lane(Protocol):
@@ -98,9 +118,14 @@ class Session:
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
+        trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
+            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
+
+    Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. One that is
+    only let go of frees its memory, too, but writes no file.
 
     Raises:
-        UsageError: no such file, or arguments that can't be right.
+        UsageError: no such file, arguments that can't be right, or a plan that needs `trust_host_code`.
         DeviceError: no GPU, no driver, or not enough memory.
         EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
         EngineError: the plan or its manifest is damaged.
@@ -118,6 +143,7 @@ class Session:
         queue: int = 64,
         graphs: int = 16,
         memory: str | int | None = None,
+        trust_host_code: bool = False,
     ) -> None:
         choice(backend, BACKENDS, "backend")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
@@ -140,7 +166,19 @@ class Session:
         if backend == "onnxruntime":
             self._open_onnx(contexts)
         else:
-            self._open_gpus([device] if devices is None else ordinals(devices), backend, contexts, graphs)
+            opened = open_gpus(
+                self.engine,
+                self.manifest,
+                [device] if devices is None else ordinals(devices),
+                backend,
+                graphs,
+                self._limit,
+                trust_host_code,
+            )
+            self._use_gpus(*opened, contexts)
+        # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
+        # memory themselves, must not go there.
+        weakref.finalize(self, after_capture, [self._lanes, self._gpus].clear)
         self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
         self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
@@ -151,7 +189,7 @@ class Session:
             self.classes = tuple(self.manifest.classes)
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
         self._places: Turns[int] | None = None
         self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
@@ -168,12 +206,14 @@ class Session:
                 )
             self.manifest.check_plan(self.engine)
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
+        from trtopt.runtime.onnx_lane import OnnxLane  # loads onnx, which a service on a GPU doesn't need
+
         lane = OnnxLane(graph, self.manifest)
         self._signature = lane.signature
         self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
 
-    def _open_gpus(self, ordinals: Sequence[int], backend: str, contexts: int, graphs: int) -> None:
-        self.backend, self._gpus = open_gpus(self.engine, self.manifest, ordinals, backend, graphs, self._limit)
+    def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
+        self.backend, self._gpus = family, gpus
         self.notes += [note for gpu in self._gpus for note in gpu.notes]
         self._signature = self._gpus[0].signature
         if not self._gpus[0].shares:
@@ -182,11 +222,10 @@ class Session:
                 "one call at a time on each GPU: this engine's contexts can't share a profile (TensorRT 8.6, built "
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
-        self._lanes = Turns(self._lane, contexts * len(self._gpus), groups=len(self._gpus), owned=True)
+        # Not a method: the session would be in a cycle, and stay until the garbage collector comes.
+        make = functools.partial(_lane, gpus)
+        self._lanes = Turns(make, contexts * len(gpus), groups=len(gpus), owned=True)
         self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
-
-    def _lane(self, number: int) -> _Lane:
-        return self._gpus[number % len(self._gpus)].lane()
 
     # Running -------------------------------------------------------------------------------------------------------
 
@@ -204,7 +243,8 @@ class Session:
             inputs: input name → NumPy array, torch or CuPy tensor, or anything with DLPack or `__cuda_array_interface__`, of
                 the input's dtype, in a shape inside one of `profiles`. In GPU memory it must be contiguous and isn't
                 copied; in page-locked memory (`pinned`) it is copied by the GPU alone.
-            out: output name → array to write that result into, instead of a new one.
+            out: output name → array to write that result into, instead of a new one. One that says it is read-only (NumPy's
+                flag, the CUDA array interface's, DLPack's) is refused.
             stream: a CUDA stream of the caller's (a handle, or a torch or CuPy stream) to run on. If all inputs and results
                 are in GPU memory this returns at once, and the results are ready in the order of that stream: leave the
                 inputs alone until then.
@@ -246,7 +286,7 @@ class Session:
             shapes = self._accept(arrays)
             results: dict[str, Source] | None = None
             if out:
-                results = {name: view(array, target) for name, array in out.items()}
+                results = {name: view(array, target, write=True) for name, array in out.items()}
                 check_out(self._signature, results, out)
             found = lane.run(arrays, shapes, results, handle, given[0] if given else None)
         finally:
@@ -290,7 +330,7 @@ class Session:
             target = lane.own if handle is None else handle
             arrays = [view(array, target) for array in given]
             shapes = self._accept(arrays)
-            places = {name: view(array, target) for name, array in (out or {}).items()}
+            places = {name: view(array, target, write=True) for name, array in (out or {}).items()}
             check_out(self._signature, places, out or {})
             with lane.device.current():
                 fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
@@ -300,8 +340,12 @@ class Session:
             raise
         results = {**fixed.results, **(out or {})}
         bound = Bound(fixed.call, results, fixed.note, (fixed.kept, given, out), release)
-        self._bound.add(bound)
-        return bound
+        with self._opening:
+            if not self._closing:
+                self._bound.add(bound)
+                return bound
+        bound.close()  # `close` has looked for bound calls already, and waits for this one's lane
+        raise DeviceError(CLOSED)
 
     def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         self.run(inputs, out=results)
@@ -521,6 +565,17 @@ class Session:
             lanes=self._lanes.items,
         )
 
+    def stats(self) -> SessionStats:
+        """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
+        lanes = [lane for lane in self._lanes.all() if isinstance(lane, Lane)]
+        return SessionStats(
+            contexts=sum(lane.bindings.contexts for lane in lanes),
+            graphs=sum(lane.bindings.graphs for lane in lanes),
+            replays=sum(lane.replays for lane in lanes),
+            waits=self._lanes.waits,
+            evictions=sum(lane.bindings.evictions for lane in lanes),
+        )
+
     def time(self, inputs: Mapping[str, Any], iterations: int = 100, warmup: int = 10) -> Timing:
         """Measure inference on `inputs`, which are copied to the GPU once.
 
@@ -551,6 +606,7 @@ class Session:
             if self._closing:
                 return
             self._closing = True
+            bound_calls = tuple(self._bound)
         if os.getpid() != self._process:
             return
         if self._places is not None:
@@ -558,8 +614,9 @@ class Session:
         if self._workers is not None:
             inside = threading.current_thread().name.startswith("trtopt-session")
             self._workers.shutdown(wait=not inside, cancel_futures=not finish)
-        for bound in tuple(self._bound):
+        for bound in bound_calls:
             bound.close()
+        del bound_calls
         lanes = self._lanes.close(finish)
         while lanes:
             lanes.pop().close()
@@ -581,6 +638,10 @@ class Session:
                 f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
                 "with multiprocessing's 'spawn'"
             )
+
+
+def _lane(gpus: Sequence[GpuEngine], number: int) -> _Lane:
+    return gpus[number % len(gpus)].lane()
 
 
 def _bytes(memory: str | int | None) -> int | None:

@@ -66,6 +66,7 @@ class Turns(Generic[T]):
         self._dropped: deque[T] = deque()  # what was kept and isn't any more
         self._made = 0
         self._closed = False
+        self.waits = 0  # askers for whom nothing was free at once
 
     def take(self, wanted: Callable[[T], bool] | None = None, timeout: float | None = None) -> T:
         """An item for the caller alone, that `wanted` accepts; waits for one at most `timeout` seconds.
@@ -115,6 +116,7 @@ class Turns(Generic[T]):
             if self._closed:
                 raise DeviceError(CLOSED)
             self._waiting.append(waiter)
+            self.waits += 1
             served = self._serve()
         _tell(served)
         return waiter
@@ -164,6 +166,10 @@ class Turns(Generic[T]):
     def items(self) -> int:
         """How many were made."""
         return self._made
+
+    def all(self) -> list[T]:
+        """Those that were made, free or not."""
+        return list(self._homes)
 
     def refuse(self, waiting: bool) -> None:
         """Hand out no more; with `waiting`, those who wait already get an error."""

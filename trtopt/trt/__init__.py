@@ -21,7 +21,7 @@ from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import heavy_kind
 from trtopt.trt.parsing import NetworkLayer, refusal
-from trtopt.trt.plans import LoadedEngine, PlanHeader, plan_header
+from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
@@ -37,6 +37,7 @@ __all__ = [
     "NetworkLayer",
     "PlanHeader",
     "heavy_kind",
+    "host_code_refused",
     "installed",
     "plan_header",
     "profile_problems",

@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from numpy.typing import NDArray
-from onnx import ModelProto
 
 from trtopt.core.errors import (
     BackendError,
@@ -29,8 +28,6 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
 from trtopt.cuda.device import Probe, probe
-from trtopt.graph import limits
-from trtopt.graph.proto import tensor_info
 from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.contexts import RuntimeSettings
@@ -39,6 +36,9 @@ from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.parsing import NetworkLayer
 from trtopt.trt.plans import LoadedEngine, PlanHeader
 from trtopt.trt.profiles import is_dynamic, may_be_values, validate_profiles
+
+if TYPE_CHECKING:  # running an engine needs no onnx
+    from onnx import ModelProto
 
 _Read = TypeVar("_Read")
 
@@ -218,6 +218,8 @@ class Generation:
 
         Raises: as `network`.
         """
+        from trtopt.graph.proto import tensor_info
+
         light = parsing.light_model(existing_file(model, "the model"))
         if light is None or not any(may_be_values(tensor_info(value)) for value in light.graph.input):
             return ()
@@ -230,6 +232,8 @@ class Generation:
 
     def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
         """What no build of this generation takes, found without its parser."""
+        from trtopt.graph import limits
+
         return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     def _issues(self, light: ModelProto | None) -> tuple[Issue, ...]:
@@ -331,6 +335,7 @@ class Generation:
             capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
 
         Raises:
+            UsageError: it carries such code, and `host_code` is False.
             EngineMismatch: made by another product, version or for another GPU; both are named.
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.

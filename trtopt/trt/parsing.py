@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import onnx
-from google.protobuf.message import DecodeError
-from onnx import ModelProto
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
 from trtopt.core.values import Issue, TensorInfo
 from trtopt.trt.messages import Messages, in_words, tidy
+
+if TYPE_CHECKING:  # running an engine needs no onnx
+    from onnx import ModelProto
 
 _NUMPY = {
     "FLOAT": "float32",
@@ -58,6 +57,9 @@ def network_layers(network: Any) -> tuple[NetworkLayer, ...]:
 
 def light_model(model: Path) -> ModelProto | None:
     """A model without the weights that are stored beside it; None when onnx can't read the file."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
     try:
         return onnx.load(str(model), load_external_data=False)
     except (DecodeError, OSError, ValueError):

@@ -7,12 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from trtopt.core.errors import EngineError, EngineMismatch
+from trtopt.core.errors import EngineError, EngineMismatch, UsageError
 from trtopt.trt.contexts import OutputAllocator, RuntimeSettings, output_allocator
 from trtopt.trt.messages import Messages, translate
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
+_ELF, _CPUS = b"\x7fELF", (62, 183)  # e_machine: x86-64, aarch64
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
@@ -183,18 +184,40 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
     return header
 
 
+def host_code_refused(name: str) -> UsageError:
+    """For a plan that may not run the code that it carries."""
+    return UsageError(
+        f"{name} is version-compatible: it carries TensorRT's lean runtime, machine code that runs on this host with your "
+        "rights. Only if you trust who made it: trust_host_code=True (--trust-host-code)"
+    )
+
+
+def _carries_host_code(plan: bytes | memoryview) -> bool:
+    """Whether a shared library of a CPU's lies in it: plans hold the lean runtime as it is. (Kernels are ELF files too.)"""
+    content = bytes(plan)
+    at = content.find(_ELF)
+    while at >= 0:
+        if int.from_bytes(content[at + 18 : at + 20], "little") in _CPUS:
+            return True
+        at = content.find(_ELF, at + 1)
+    return False
+
+
 def deserialize(
     runtime: Any, plan: bytes | memoryview, header: PlanHeader | None, version: str, name: str, messages: Messages
 ) -> Any:
     """ICudaEngine from `plan`.
 
     Raises:
+        UsageError: it carries code for the host, which `runtime` doesn't allow.
         EngineMismatch: another version made it (both named), or it is for another GPU.
         EngineError: damaged, or TensorRT refuses it.
     """
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is not None:
         return engine
+    if not runtime.engine_host_code_allowed and _carries_host_code(plan):
+        raise host_code_refused(name)
     if header is None:
         said = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
         raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({said})")
