@@ -101,7 +101,7 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
         done = subprocess.run(line, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr[-2000:]
         said.append(done.stdout)
-    assert said[1:] == ["3 classes\n", "(1, 1000)\n"]
+    assert said[1:] == ["3 classes\n", "(1, 1000)\n", "(1, 1000)\n"]
     found = json.loads((folder / "results/predictions.json").read_bytes())
     assert len(found) == len(list((folder / "quickstart-out" / "calibration").glob("*.png")))
     assert all(item["predictions"][0]["name"] for item in found)

@@ -560,7 +560,7 @@ def test_code_for_the_host_is_run_out_of_trusted_plans_only(version: str, stand_
     _, generation = stand_in(version)
     spec = BuildSpec(profiles=PROFILES[:1], version_compatible=True)
     plan = bytes(build(generation, float_net, spec).plan)
-    with pytest.raises(UsageError, match=r"m\.engine is version-compatible: .*machine code.*--trust-host-code"):
+    with pytest.raises(UsageError, match=r"m\.engine is version-compatible: .*machine code.*`trust_host_code=True`"):
         generation.load(plan, "m.engine")
     assert json.loads(generation.load(plan, "m.engine", host_code=True).inspect(), strict=False)["Layers"]
     excluded = bytes(build(generation, float_net, replace(spec, exclude_lean_runtime=True)).plan)

@@ -249,7 +249,7 @@ class Batcher:
             )
         if wanted is not None and limits and wanted > max(limits):
             raise UsageError(
-                f"max_batch is {wanted}; the engine takes batches of at most {max(limits)}: build it with other --shapes"
+                f"max_batch is {wanted}; the engine takes batches of at most {max(limits)}: build it with other `shapes=`"
             )
         return wanted or max(limits)
 

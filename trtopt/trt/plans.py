@@ -188,7 +188,7 @@ def host_code_refused(name: str) -> UsageError:
     """For a plan that may not run the code that it carries."""
     return UsageError(
         f"{name} is version-compatible: it carries TensorRT's lean runtime, machine code that runs on this host with your "
-        "rights. Only if you trust who made it: trust_host_code=True (--trust-host-code)"
+        "rights. Only if you trust who made it: `trust_host_code=True`"
     )
 
 
