@@ -32,6 +32,7 @@ LONG = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=1, help="Times that test_kills.py sends each signal to each command.")
+    parser.addoption("--host-rounds", type=int, default=1, help="Rounds of test_host_process.py, in each thread.")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

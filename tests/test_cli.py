@@ -226,7 +226,7 @@ def test_verbose_stands_before_or_after_the_command(monkeypatch: pytest.MonkeyPa
 def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from trtopt.core.foreign import quiet
+    from trtopt.core.library_output import quiet
 
     def broken(*_: Any, **__: Any) -> None:
         with quiet():

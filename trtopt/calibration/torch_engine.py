@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
 from trtopt.calibration.histogram import Histogram
 from trtopt.core.errors import CalibrationError, DeviceError, require
+from trtopt.core.library_output import Shared, quiet
 from trtopt.graph.proto import whole_copy
 
 TOGETHER = 32  # samples in one run
@@ -64,8 +64,7 @@ class TorchEngine:
         del model.graph.output[:]
         model.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with quiet():
                 module = converter.ConvertModel(model, experimental=True)
         except Exception as error:  # whatever a converter stumbles over
             raise CalibrationError(
@@ -84,8 +83,7 @@ class TorchEngine:
 
     def _run(self, feed: Mapping[str, NDArray[Any]]) -> list[Any]:
         torch = self._torch
-        with torch.inference_mode(), _exact(torch), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.inference_mode(), _exact, quiet():
             arrays = [torch.from_numpy(np.array(feed[name])).to(self.device) for name in self._inputs]
             found = self._module(*arrays)
         return list(found) if isinstance(found, (list, tuple)) else [found]
@@ -175,8 +173,9 @@ def _usable(torch: Any, device: str) -> Any:
 
 
 @contextlib.contextmanager
-def _exact(torch: Any) -> Iterator[None]:
+def _exact_kernels() -> Iterator[None]:
     """FP32 as FP32, and the same kernels each time; the caller's settings come back."""
+    torch = require("torch", _EXTRA, "calibrating in PyTorch")
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = False
@@ -185,3 +184,6 @@ def _exact(torch: Any) -> Iterator[None]:
             yield
     finally:
         matmul.allow_tf32 = before
+
+
+_exact = Shared(_exact_kernels)

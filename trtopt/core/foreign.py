@@ -1,45 +1,21 @@
-"""Others' Python code at work: what it prints is kept apart, what it raises is told in few words, it downloads nothing."""
+"""Others' Python code at work: what it raises is told in few words, and it downloads nothing."""
 
 from __future__ import annotations
 
 import contextlib
-import io
-import logging
 import os
 import socket
-import sys
 import sysconfig
 import threading
 import traceback
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from trtopt.core.library_output import wanted
 
 _PACKAGES = tuple(
     {os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     | {str(Path(__file__).resolve().parents[1]) + os.sep}
 )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
-    """Capture what libraries print, warn and log while they work; with TRTOPT_DEBUG it goes to stderr instead."""
-    caught = io.StringIO()
-    if wanted():
-        with contextlib.redirect_stdout(sys.stderr):
-            yield caught
-        return
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(caught), contextlib.redirect_stderr(caught):
-            warnings.simplefilter("ignore")
-            yield caught
-    finally:
-        logging.disable(level)
 
 
 def essence(error: BaseException, lines: int = 3) -> str:

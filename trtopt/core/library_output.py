@@ -1,4 +1,8 @@
-"""What foreign libraries print, log and warn about their internals while they are at work, and what they'd report home."""
+"""What foreign libraries print, log and warn about their internals while they are at work, and what they'd report home.
+
+The streams, filters, loggers and environment are the whole process's: each is changed under one lock by the first thread that
+asks for it and put back by the last, and what is written meanwhile is dropped by the thread that it comes from.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 TELEMETRY_OFF = "ORT_DISABLE_TELEMETRY"
-_LOGGERS = ("onnxslim", "onnxscript", "onnx_ir")
+_AFTERWARDS = ("torch", "torchvision")  # they set their loggers up when they are imported, which isn't to be undone
+_LIBRARIES = ("onnxslim", "onnxscript", "onnx_ir", *_AFTERWARDS)
 
 
 def wanted() -> bool:
@@ -21,84 +27,167 @@ def wanted() -> bool:
     return bool(os.environ.get("TRTOPT_DEBUG"))
 
 
-class _Muted:
-    """Standard output without what the quiet threads write; the others' goes through."""
+class Shared(AbstractContextManager[None]):
+    """A change of the process for all threads that are inside: the first one makes it, the last one puts it back.
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+    Args:
+        change: makes it on entering, and puts it back on leaving.
+    """
 
-    def write(self, text: str) -> int:
-        return len(text) if _quiet_threads[threading.get_ident()] else self.stream.write(text)
+    def __init__(self, change: Callable[[], AbstractContextManager[object]]) -> None:
+        self._change, self._lock = change, threading.Lock()
+        self._inside, self._undo = 0, contextlib.ExitStack()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._undo.enter_context(self._change())
+            self._inside += 1
 
-
-_lock = threading.Lock()
-_quiet_threads: Counter[int] = Counter()
-_undo = contextlib.ExitStack()
-_imports, _environment = 0, threading.Lock()
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._undo.close()
 
 
 @contextlib.contextmanager
-def unreported() -> Iterator[None]:
+def variable(name: str, value: str) -> Iterator[None]:
+    """The environment with a variable that isn't set; one that is set is the user's word, and stays. Use it in `Shared`."""
+    ours = name not in os.environ
+    if ours:
+        os.environ[name] = value
+    try:
+        yield
+    finally:
+        if ours and os.environ.get(name) == value:
+            del os.environ[name]
+
+
+# Held while onnxscript (PyTorch's exporter runs it, too) and onnxslim rewrite a graph: their rules are objects of the whole
+# process, which keep what they matched, and another thread's nodes would be taken for it.
+rewriting = threading.RLock()
+_telemetry = Shared(lambda: variable(TELEMETRY_OFF, "1"))
+
+
+def unreported() -> AbstractContextManager[None]:
     """No telemetry from an ONNX Runtime that is imported here, by whichever library; a value that is set is the user's word.
 
     From 1.29 on its Linux wheels report their use to Microsoft, unless this variable is set when they are imported; it isn't
     read later, so the environment is put back at the end.
     """
-    global _imports
-    with _environment:
-        ours = _imports > 0 or TELEMETRY_OFF not in os.environ
-        if ours:
-            _imports += 1
-            os.environ[TELEMETRY_OFF] = "1"
-    try:
-        yield
-    finally:
-        if ours:
-            with _environment:
-                _imports -= 1
-                if not _imports:
-                    os.environ.pop(TELEMETRY_OFF, None)
+    return contextlib.nullcontext() if "onnxruntime" in sys.modules else _telemetry
+
+
+_quiet_threads: Counter[int] = Counter()
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the libraries' output away in this thread; any number of threads may be inside, the last one puts all back."""
+    """Keep the libraries' output away in this thread; other threads are heard. With TRTOPT_DEBUG it goes to stderr instead."""
     thread = threading.get_ident()
-    with _lock:
-        if not _quiet_threads.total():
-            _mute()
-        _quiet_threads[thread] += 1
-    try:
-        yield
-    finally:
-        with _lock:
+    with _muting, unreported():
+        _quiet_threads[thread] += 1  # no other thread changes this count
+        try:
+            yield
+        finally:
             _quiet_threads[thread] -= 1
-            if not _quiet_threads.total():
-                _quiet_threads.clear()
-                _undo.close()
+            if not _quiet_threads[thread]:
+                del _quiet_threads[thread]
 
 
-def _mute() -> None:
-    for name in _LOGGERS:  # records of their modules' own loggers pass through these, too
-        logger = logging.getLogger(name)
-        _undo.callback(_restore, logger, logger.level, logger.handlers, logger.propagate)
-        logger.handlers, logger.propagate = [logging.NullHandler()], False
-    muted = _Muted(sys.stdout)
-    _undo.callback(_unmute, muted)
-    sys.stdout = muted
-    _undo.enter_context(unreported())
-    _undo.enter_context(warnings.catch_warnings())
-    warnings.simplefilter("ignore")
+def _dropped() -> bool:
+    """Whether what this thread says is dropped."""
+    return threading.get_ident() in _quiet_threads and not wanted()
+
+
+class _Muted:
+    """Python's stdout or stderr without what the quiet threads write; what users want of it goes to stderr."""
+
+    def __init__(self, stream: Any, errors: Any) -> None:
+        self.stream, self._errors = stream, errors
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() not in _quiet_threads:
+            return int(self.stream.write(text))
+        return int(self._errors.write(text)) if wanted() else len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _Passing(logging.Handler):
+    """A logger's own handlers, for all threads but the quiet ones."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._own = logging.Logger(logger.name)
+        self._own.handlers, self._own.propagate, self._own.parent = logger.handlers, logger.propagate, logger.parent
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if not _dropped():
+            self._own.callHandlers(record)
+        return True
+
+
+class _FromQuietThreads:
+    """What a filter of `warnings` matches a text with: any text, in the threads that are quiet."""
+
+    @staticmethod
+    def match(_: str) -> bool:
+        return _dropped()
+
+
+@contextlib.contextmanager
+def _muted() -> Iterator[None]:
+    with contextlib.ExitStack() as undo:
+        for logger in _loggers():
+            undo.callback(_restore, logger, logger.level, logger.handlers, logger.propagate)
+            logger.handlers, logger.propagate = [_Passing(logger)], False
+        errors = _own(sys.stderr)
+        for name in ("stdout", "stderr"):
+            muted = _Muted(_own(getattr(sys, name)), errors)
+            undo.callback(_unmute, name, muted)
+            setattr(sys, name, muted)
+        undo.enter_context(warnings.catch_warnings())
+        filters: Any = warnings.filters
+        filters.insert(
+            0, ("ignore", _FromQuietThreads(), Warning, None, 0)
+        )  # the second is asked like a compiled pattern
+        yield
+
+
+_muting = Shared(_muted)
+
+
+def _loggers() -> list[logging.Logger]:
+    """The libraries' loggers; of those below them, the ones that don't leave their records to the one above."""
+    imported = [name for name in _LIBRARIES if name in sys.modules or name not in _AFTERWARDS]
+    loggers = [logging.getLogger(name) for name in imported]
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        below = "." in name and name.partition(".")[0] in imported
+        if below and isinstance(logger, logging.Logger) and (logger.handlers or not logger.propagate):
+            loggers.append(logger)
+    return loggers
 
 
 def _restore(logger: logging.Logger, level: int, handlers: list[logging.Handler], propagate: bool) -> None:
-    logger.setLevel(level)  # onnxslim sets its own
+    if logger.level != level:
+        logger.setLevel(level)  # onnxslim sets its own
     logger.handlers, logger.propagate = handlers, propagate
 
 
-def _unmute(muted: _Muted) -> None:
-    if sys.stdout is muted:  # else somebody else took it over meanwhile
-        sys.stdout = muted.stream
+def _own(stream: Any) -> Any:
+    """A stream as it is without us: somebody who took it over meanwhile may have put a muted one back."""
+    while isinstance(stream, _Muted):
+        stream = stream.stream
+    return stream
+
+
+def _unmute(name: str, muted: _Muted) -> None:
+    if getattr(sys, name) is muted:  # else somebody else took it over meanwhile
+        setattr(sys, name, muted.stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import math
 import os
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError, require
 from trtopt.core.files import existing_file, opened_regular
+from trtopt.core.library_output import Shared
 
 T = TypeVar("T")
 _BYTES = 1 << 28  # of a file
@@ -131,8 +131,7 @@ def _decoded(content: bytes, use: Callable[[NDArray[np.uint8]], T]) -> T | str:
     if reason := _excess(width, height, weight):
         return reason
     cv2 = require("cv2", "ort", "reading images")
-    _quiet(cv2)
-    with _images.taken(weight * width * height):
+    with _images.taken(weight * width * height), _opencv_silent:
         try:
             image = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)  # 8 bits, BGR, EXIF applied
         except cv2.error as error:
@@ -149,10 +148,18 @@ def _excess(width: int, height: int, weight: int = 1) -> str:
     return f"claims {width}x{height} pixels; 1 to {_PIXELS // weight} are read"
 
 
-@functools.cache
-def _quiet(cv2: Any) -> None:
-    """Once for the process: turned on and off around each call, threads would restore each other's level."""
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # what can't be decoded is reported by trtopt
+@contextlib.contextmanager
+def _opencv_silenced() -> Iterator[None]:
+    """Without OpenCV's own words: what can't be decoded is reported by trtopt."""
+    cv2 = require("cv2", "ort", "reading images")
+    level = cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    try:
+        yield
+    finally:
+        cv2.utils.logging.setLogLevel(level)
+
+
+_opencv_silent = Shared(_opencv_silenced)
 
 
 def _by_pillow(kind: str, content: bytes, orientation: int, use: Callable[[NDArray[np.uint8]], T]) -> T | str:

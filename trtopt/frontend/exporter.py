@@ -28,7 +28,8 @@ from trtopt.core.errors import (
     require,
 )
 from trtopt.core.files import check_writable
-from trtopt.core.foreign import chain, essence, place, quiet
+from trtopt.core.foreign import chain, essence, place
+from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
@@ -487,7 +488,7 @@ def _export(
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with quiet(), torch.no_grad():
+        with rewriting, quiet(), torch.no_grad():
             program = torch.onnx.export(
                 module,
                 _tensors(torch, module, infos, batch),

@@ -17,7 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
-from trtopt.core.foreign import essence, offline, place, quiet
+from trtopt.core.foreign import essence, offline, place
+from trtopt.core.library_output import quiet
 
 SEED = 0
 _ENDINGS = {"true": "True", "false": "False", "null": "None", "none": "None"}

@@ -7,6 +7,7 @@ import difflib
 import inspect
 import itertools
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +15,15 @@ from typing import Any
 
 from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import existing_file
-from trtopt.core.foreign import essence, offline, quiet
+from trtopt.core.foreign import essence, offline
+from trtopt.core.library_output import quiet
 from trtopt.core.values import TensorInfo
 from trtopt.frontend import checkpoints
 from trtopt.frontend.factories import SEED, bare_file, make, no_downloads, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
+_one = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,12 @@ class Source:
 def opened(
     source: Any, weights: str | os.PathLike[str] | None, factory_arg: Mapping[str, Any] | None = None
 ) -> Iterator[Source]:
-    """Find and make the module; while it is in use, modules beside the user's own can be imported."""
-    with own_imports():
+    """Find and make the module; while it is in use, modules beside the user's own can be imported.
+
+    One at a time: what is importable, PyTorch's random numbers, threads and exporter, and who may connect to the network are
+    the whole process's.
+    """
+    with _one, own_imports():
         yield _found(source, weights, factory_arg or {})
 
 

@@ -7,7 +7,6 @@ all models that take them.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -21,6 +20,7 @@ from trtopt.calibration.torch_engine import engine_identity
 from trtopt.core.errors import BackendError, TrtoptError, WorkerDied, require
 from trtopt.core.files import write_bytes
 from trtopt.core.host import cores
+from trtopt.core.library_output import Shared, variable
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__, to_install
 from trtopt.data import ImageBatches
@@ -28,6 +28,8 @@ from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
+# Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
+_unreported = Shared(lambda: variable("RAY_USAGE_STATS_ENABLED", "0"))
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
 
 
@@ -46,11 +48,11 @@ class Cluster:
     """
 
     def __init__(self, address: str, threads: int, device: str | None = None) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere unless asked for
-        self._ray: Any = require("ray", "ray", "`ray=`")
-        self._own = not self._ray.is_initialized()
-        if self._own:
-            self._connect(address)
+        with _unreported:
+            self._ray: Any = require("ray", "ray", "`ray=`")
+            self._own = not self._ray.is_initialized()
+            if self._own:
+                self._connect(address)
         self.threads = threads
         resources = self._ray.cluster_resources()
         if resources.get("CPU", 0) < threads:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.errors import ModelError
-from trtopt.core.library_output import quiet
+from trtopt.core.library_output import Shared, quiet, rewriting
 from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.carried import carries_little
@@ -122,7 +122,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
         ModelError: not even a copy of it can be made.
     """
     problem, result = "", None
-    with reporter.phase("fold constants", None) as phase, _young_heap():
+    with reporter.phase("fold constants", None) as phase, _young_heap:
         for original, steps in _attempts(proto):
             try:
                 result, mark = _settled(original, steps, phase)
@@ -179,7 +179,7 @@ def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> tuple[M
     current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
     mark = "" if heavy else fingerprint(_restored(current, proto))
     for _ in range(ROUNDS):
-        with quiet():
+        with rewriting, quiet():
             for step in steps:
                 current = step(current)
                 if heavy:
@@ -208,7 +208,7 @@ def _lightly(
     large.sort()
     before, now = b"", _content(_restored(light, original or proto))
     try:
-        with quiet():
+        with rewriting, quiet():
             for _ in range(ROUNDS):
                 for step in steps:
                     light = step(light)
@@ -506,8 +506,7 @@ def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
 
 
 @contextlib.contextmanager
-def _young_heap() -> Iterator[None]:
-    """Let the garbage collector pass over all that is there already: the libraries' own modules cost it 0.1 s each time."""
+def _frozen() -> Iterator[None]:
     ours = not gc.get_freeze_count()
     if ours:
         gc.freeze()
@@ -516,3 +515,7 @@ def _young_heap() -> Iterator[None]:
     finally:
         if ours:
             gc.unfreeze()
+
+
+# The garbage collector passes over all that is there already: the libraries' own modules cost it 0.1 s each time.
+_young_heap = Shared(_frozen)

@@ -1,0 +1,220 @@
+"""Stages that work in several threads at once give what they give alone, and leave the process as they found it.
+
+`--host-rounds N` lets each thread go through all of them N times (once by default): `pytest -n 0
+tests/core/test_host_process.py --host-rounds 50` is the whole test.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from world import net, samples, unnumbered
+
+from trtopt.builder.construction import build
+from trtopt.calibration.calibrator import calibrate
+from trtopt.core import library_output
+from trtopt.cuda import device
+from trtopt.frontend.exporter import export
+from trtopt.graph.passes.fold import fold
+from trtopt.linting.checker import check
+
+pytestmark = pytest.mark.usefixtures("rtx")
+THREADS = 8
+FACTORY = """
+import logging, sys, warnings
+import torch
+
+print("made")
+print("made", file=sys.stderr)
+warnings.warn("made")
+logging.getLogger("torch.onnx").warning("made")
+
+def small():
+    print("made")
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten())
+"""
+
+
+def umask() -> int:
+    """The umask, without setting it."""
+    return int(
+        next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "Umask" in line), 8
+    )
+
+
+def host() -> dict[str, Any]:
+    """All of the process that a library could change, the objects themselves where there are."""
+    loggers = {
+        name: (logger.level, logger.disabled, logger.propagate, tuple(logger.handlers), tuple(logger.filters))
+        for name, logger in {**logging.root.manager.loggerDict, "root": logging.root}.items()
+        if isinstance(logger, logging.Logger)
+    }
+    return {
+        "stdout": (sys.stdout, sys.stdout.write),
+        "stderr": (sys.stderr, sys.stderr.write),
+        "warning filters": (id(warnings.filters), list(warnings.filters), warnings.showwarning),
+        "loggers": loggers,
+        "logging": (logging.root.manager.disable, logging.raiseExceptions, logging.lastResort),
+        "umask": umask(),
+        "environment": dict(os.environ),
+        "garbage collector": (gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), gc.get_debug()),
+        "folder": Path.cwd(),
+        "imports": (list(sys.path), {name for name in sys.modules if name.startswith(("small_", "own_"))}),
+        "network": (socket.getaddrinfo, vars(socket.socket).get("connect")),
+        "hooks": (sys.excepthook, threading.excepthook, sys.displayhook),
+        "recursion": sys.getrecursionlimit(),
+        "NumPy": np.geterr(),
+    }
+
+
+def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What isn't as before; loggers that came with an import in the meantime are no change."""
+    seen = {name: (before[name], after[name]) for name in before if name != "loggers" and before[name] != after[name]}
+    loggers = {
+        name: (value, after["loggers"].get(name))
+        for name, value in before["loggers"].items()
+        if after["loggers"].get(name) != value
+    }
+    return seen | ({"loggers": loggers} if loggers else {})
+
+
+class Stages:
+    """A tiny model and what each stage gives for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.model, self.data = folder, folder / "model.onnx", samples(6)
+        onnx.save(net(), self.model)
+
+    def fold(self, _: Path) -> object:
+        folded, report = fold(onnx.load(self.model))
+        return folded.SerializeToString(deterministic=True), report.problem
+
+    def check(self, _: Path) -> object:
+        report = check(self.model, backend="rtx", target="sm89")
+        return [str(finding) for finding in report.findings]
+
+    def calibrate(self, own: Path) -> object:
+        table = calibrate(self.model, own / "table.json", data=self.data, cache=False, threads=1).table
+        return table.digest, dict(table.amax)
+
+    def build(self, own: Path) -> object:
+        result = build(self.model, own / "m.engine", fp16=True, target="sm89", backend="rtx", force=True)
+        return unnumbered(result.engine.read_bytes()), result.engine.stat().st_mode, result.manifest.stat().st_mode
+
+    def export(self, own: Path) -> object:
+        source = own / f"small_{own.name}.py"
+        source.write_text(FACTORY)
+        result = export(f"{source}:small", own / "exported.onnx", inputs={"x": ("batch", 3, 8, 8)})
+        return result.verified, onnx.load(result.path).graph.SerializeToString(deterministic=True)
+
+    @property
+    def all(self) -> list[Callable[[Path], object]]:
+        return [self.fold, self.check, self.calibrate, self.build, self.export]
+
+    def own(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+@pytest.fixture
+def hurried() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_threads_at_work_change_nothing_of_the_process(
+    tmp_path: Path, hurried: None, monkeypatch: pytest.MonkeyPatch, capsys: Any, pytestconfig: pytest.Config
+) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
+    rounds, stages = pytestconfig.getoption("--host-rounds"), Stages(tmp_path)
+    expected = {stage.__name__: stage(stages.own("alone")) for stage in stages.all}  # which also imports the libraries
+    capsys.readouterr()
+    before, started = host(), time.monotonic()
+
+    def work(number: int) -> None:
+        own = stages.own(f"t{number}")
+        for turn in range(rounds):
+            for place in range(len(stages.all)):
+                stage = stages.all[(number + turn + place) % len(stages.all)]  # each thread begins with another
+                assert stage(own) == expected[stage.__name__], stage.__name__
+                print(f"heard {number}")
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(work, range(THREADS)))
+    assert changes(before, host()) == {}
+    said = capsys.readouterr()
+    assert sorted(said.out.split("\n")) == sorted(
+        [""] + [f"heard {number}" for number in range(THREADS) for _ in range(rounds * len(stages.all))]
+    )
+    assert said.err == ""
+    with capsys.disabled():
+        print(f"\n{THREADS} threads × {rounds} rounds: {time.monotonic() - started:.0f} s")
+
+
+def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str | None] = []
+
+    class Driver:
+        def cuInit(self, _: int) -> int:  # noqa: N802  (the driver's own name)
+            seen.append(os.environ.get("CUDA_MODULE_LOADING"))
+            return 0
+
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+            return 0
+
+        def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+            return 0
+
+    monkeypatch.setattr(device, "_started", [])
+    monkeypatch.setattr(device, "driver_library", Driver)
+    for given in (None, "EAGER"):
+        device._started.clear()
+        if given:
+            monkeypatch.setenv("CUDA_MODULE_LOADING", given)
+        else:
+            monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+        before = dict(os.environ)
+        assert "finds no GPU" in device.probe().reason
+        assert dict(os.environ) == before
+    assert seen == ["LAZY", "EAGER"]
+
+
+def test_a_shared_change_is_made_once_and_put_back_by_the_last() -> None:
+    name = "TRTOPT_TEST_SHARED"
+    shared = library_output.Shared(lambda: library_output.variable(name, "1"))
+    inside, go = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with shared:
+            inside.set()
+            assert go.wait(10)
+
+    thread = threading.Thread(target=stay)
+    with shared:
+        thread.start()
+        assert inside.wait(10)
+    assert os.environ[name] == "1"  # the other is inside still
+    go.set()
+    thread.join()
+    assert name not in os.environ
