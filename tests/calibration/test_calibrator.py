@@ -316,7 +316,7 @@ def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np
         ({"method": "max"}, "`method=` is 'max'; allowed"),
         ({"threads": 0}, "`threads=` is 0"),
         ({"batch": 0}, "`batch=` is 0"),
-        ({"precision_override": ["conv"]}, "`precision_override=['conv']`"),
+        ({"precision_override": ["conv"]}, "`precision_override=` 'conv'"),
         ({"data": None}, "give `images="),
     ],
 )

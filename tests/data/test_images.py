@@ -256,7 +256,7 @@ def test_open_data_refuses_what_does_not_go_together(folder: Path) -> None:
     with pytest.raises(UsageError, match="`preprocess=` is for `images=`"):
         open_data(image, data={}, preprocess="imagenet")
     for name in ("limit", "batch"):
-        with pytest.raises(UsageError, match=f"--{name} is 0; at least 1"):
+        with pytest.raises(UsageError, match=f"`{name}=` is 0; at least 1"):
             open_data(image, images=folder, preprocess="imagenet", **{name: 0})
     with pytest.raises(UsageError, match=r"one input; this one has input, other"):
         open_data([*image, TensorInfo("other", "float32", ("n", 2))], images=folder, preprocess="imagenet")

@@ -93,7 +93,7 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
         ('method = ["auto", "entropy"]', "methods = []", "unknown key methods; known: name, model, data, method"),
         ('data = ["photos", "digits"]', 'data = "foto"', "data is 'foto'; the data sets are photos, digits"),
         ('data = ["photos", "digits"]', "", r"\[\[job\]\] 1: lacks data"),
-        ('"head*=fp32"', '"head*"', "`precision_override=\\['head\\*'\\]` can't be read"),
+        ('"head*=fp32"', '"head*"', "`precision_override=` 'head\\*' can't be read"),
         ('"zoo/*.onnx"', '"zoo/*.pt"', "no file fits the model 'zoo/\\*.pt'"),
         ('name = "head"', "", "a second job would be named 'one.digits.auto'"),
         ('name = "head"', 'name = "a/b"', "name is 'a/b'"),

@@ -28,7 +28,7 @@ def parse_profile(text: str) -> dict[str, ShapeRange]:
         found = _INPUT.match(rest)
         if not found:
             raise UsageError(
-                f"`shapes={rest!r}` can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
+                f"`shapes=` {rest!r} can't be read; write NAME:MIN,OPT,MAX such as input:{EXAMPLE}, of several inputs "
                 "'NAME:…;NAME:…' in quotes"
             )
         name, rest = found["name"], rest[found.end() :].strip(" ;")

@@ -137,7 +137,7 @@ def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
         if not match:
-            raise UsageError(f"`target={part!r}` isn't a compute capability; write sm89 or sm89,sm120")
+            raise UsageError(f"`target=` {part!r} isn't a compute capability; write sm89 or sm89,sm120")
         if int(match[1]) not in targets:
             targets.append(int(match[1]))
     return tuple(targets)
@@ -155,7 +155,7 @@ class Override:
         pattern, equals, precision = text.rpartition("=")
         if not equals or not pattern or precision not in {str(item) for item in Precision}:
             raise UsageError(
-                f"`precision_override=[{text!r}]` can't be read; write PATTERN=fp32, "
+                f"`precision_override=` {text!r} can't be read; write PATTERN=fp32, "
                 f"PATTERN a node name or operator, precision one of {', '.join(map(str, Precision))}"
             )
         return cls(pattern, Precision(precision))
@@ -341,7 +341,7 @@ def parse_size(text: str | int) -> int:
     """
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMGT]?)(i?B)?", str(text).strip(), re.IGNORECASE)
     if not match:
-        raise UsageError(f"`workspace={text!r}` isn't a size; write 2GiB, 512MiB or a number of bytes")
+        raise UsageError(f"`workspace=` {text!r} isn't a size; write 2GiB, 512MiB or a number of bytes")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 

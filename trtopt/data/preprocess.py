@@ -133,7 +133,7 @@ class Preprocess:
             return PRESETS[name]
         path = Path(name)
         if not path.is_file():
-            raise UsageError(f"`preprocess={name!r}` is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
+            raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
             content = read_toml(path)
         except Damaged as error:

@@ -223,7 +223,7 @@ def parse_input(text: str) -> TensorInfo:
     """
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
-        raise UsageError(f"`inputs={text!r}` can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
+        raise UsageError(f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
     pieces = parts[1].split("," if "," in parts[1] else "x")
     shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))

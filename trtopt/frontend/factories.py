@@ -33,11 +33,11 @@ def parse_argument(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise UsageError(
-            f"`factory_arg={text!r}` can't be read; write NAME=VALUE, such as num_classes=10 or weights=None"
+            f"`factory_arg=` {text!r} can't be read; write NAME=VALUE, such as num_classes=10 or weights=None"
         )
     if value in _ENDINGS:
         raise UsageError(
-            f"`factory_arg={text!r}`: write {name}={_ENDINGS[value]}, or {name}='\"{value}\"' for the text"
+            f"`factory_arg=` {text!r}: write {name}={_ENDINGS[value]}, or {name}='\"{value}\"' for the text"
         )
     with contextlib.suppress(ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return name, ast.literal_eval(value)

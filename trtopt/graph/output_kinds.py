@@ -64,7 +64,7 @@ def _pair(text: str) -> tuple[str, str]:
     name, equals, kind = text.rpartition("=")
     if not equals or not name:
         kinds = ", ".join(str(item) for item in Kind)
-        raise UsageError(f"`output_kind=[{text!r}]` can't be read; write NAME=KIND, KIND one of {kinds}")
+        raise UsageError(f"`output_kind=` {text!r} can't be read; write NAME=KIND, KIND one of {kinds}")
     return name, kind
 
 
