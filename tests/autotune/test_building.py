@@ -516,7 +516,7 @@ def test_best_that_can_not_be_written_leaves_what_was_there(
             {"best": True, "data": None},
             "`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`",
         ),
-        ({"best": True, "min_snr": float("inf")}, "--min-snr is inf"),
+        ({"best": True, "min_snr": float("inf")}, "`min_snr=` is inf"),
         ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
         ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
         ({"min_snr": 20.0}, "limits of `best=True`"),

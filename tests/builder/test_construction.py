@@ -391,15 +391,15 @@ def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
     [
         ({"int8": True, "fp8": True}, "`int8=True` and `fp8=True`"),
         ({"fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
-        ({"fp16": True, "data": "data.npz"}, "--data calibrates, but the build is fp16"),
+        ({"fp16": True, "data": "data.npz"}, "`data=` calibrates, but the build is fp16"),
         ({"int8": True, "data": None}, "no data was given.*`images=DIR`, `data='F.npz'` or `calib="),
         ({"int8": True, "calib": "table.json"}, "`data=` and `calib=` are given"),
-        ({"calibrator": "native"}, "native calibrates INT8"),
+        ({"calibrator": "native"}, "`calibrator='native'` calibrates INT8"),
         ({"fp16": True, "precision_override": ["conv1=int8"]}, "needs `int8=True`"),
         ({"precision_override": ["conv1=int9"]}, "int9.*can't be read"),
         ({"precision_override": ["conv1=fp16"]}, "needs `fp16=True`: beside fp32 this build has fp32 only"),
         ({"fp16": True, "precision_override": ["Conv=bf16"]}, "needs `bf16=True`: beside fp16"),
-        ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32 matches no node"),
+        ({"fp16": True, "precision_override": ["cnov1=fp32"]}, "cnov1=fp32.*matches no node"),
         ({"workspace": "much"}, "'much' isn't a size"),
         ({"optimization_level": 9}, "allowed: 0 to 5"),
         ({"shapes": "y:1x3x16x16"}, "no input 'y'"),
@@ -419,10 +419,10 @@ def test_requests_that_can_not_be_right_are_refused_before_any_work(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"int8": True, "calibrator": "native"}, "--calibrator native"),
+        ({"int8": True, "calibrator": "native"}, "`calibrator='native'`"),
         ({"target": "sm90"}, "sm90.*sm75, sm80, sm86, sm89, sm120"),
         ({"fp8": True, "target": "sm86"}, "sm86.*fp8 needs sm89"),
-        ({"hardware_compatibility": "ampere_plus"}, "--hardware-compatibility ampere_plus"),
+        ({"hardware_compatibility": "ampere_plus"}, "`hardware_compatibility='ampere_plus'`"),
     ],
 )
 def test_what_this_generation_can_not_honour_is_refused_by_name(
