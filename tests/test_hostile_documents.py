@@ -109,6 +109,7 @@ def described(world: World) -> dict[str, Any]:
         comparison=comparison().describe(),
         coverage={"int8": 0.9, "fp16": 0.1},
         output_kinds={"y": "classes"},
+        compute_capabilities=[89],
     )
     manifest.save(plan)
     content: dict[str, Any] = json.loads((world.output / "m.engine.json").read_bytes())

@@ -595,7 +595,8 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
         spec={},
         preprocess=None,
         classes=None,
-        check_plan=lambda path: None,
+        built_for=(90,) if made.get("gpu") else (),
+        check_plan=lambda path, digest: None,
     )
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
     with pytest.raises(EngineMismatch, match=message):

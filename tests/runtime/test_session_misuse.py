@@ -325,6 +325,7 @@ def test_compute_capabilities(level: str, here: int, message: str | None) -> Non
     manifest: Any = SimpleNamespace(
         generation={"gpu": "NVIDIA H200 (sm90, 139 GiB)", "family": "tensorrt10"},
         targets=(),
+        built_for=(90,),
         spec={"hardware_compatibility": level},
     )
     info = DeviceInfo(0, "Fake", here, 1 << 30)

@@ -487,7 +487,7 @@ class _Work:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         built, lowered = made.built, made.lowered
         found = found_precision(built.layers, lowered.kept, built.layers_unknown or built.unseen)
-        described, table = self.generation.describe(), self.table
+        described, table, gpu = self.generation.describe(), self.table, self.generation.gpu()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
@@ -503,7 +503,7 @@ class _Work:
                 outputs=[asdict(item) for item in self.model.outputs],
                 profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
-                plan={"sha256": sha256_file(partial), "bytes": partial.stat().st_size},
+                plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
                 key=self.key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
@@ -514,6 +514,7 @@ class _Work:
                 graph_file=beside(self.output, self.save_onnx) if self.save_onnx else None,
                 classes=self.classes,
                 output_kinds=self.kinds(self.classes),
+                compute_capabilities=list(built.targets) or [device.compute_capability for device in gpu.devices[:1]],
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
             if self.save_onnx:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import platform
@@ -114,11 +115,10 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     if path.suffix == ".onnx":
         return _model(path)
     manifest = load_manifest(path)
+    plan = path.read_bytes()
     if manifest is not None:
-        manifest.check_plan(path)
-    with path.open("rb") as file:
-        header = plan_header(file.read(64))
-    size = path.stat().st_size
+        manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
+    header, size = plan_header(plan), len(plan)
     maker = str(header) if header else None
     if manifest is not None:
         maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
@@ -131,7 +131,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     notes = ["no manifest beside the plan: how it was made isn't known"]
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
-        report = from_inspector(generation.load(path.read_bytes(), str(path)).inspect())
+        report = from_inspector(generation.load(plan, str(path)).inspect())
         found = found_precision(report.layers, (), report.unread)
         return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
     except EngineError:  # damaged, or another's

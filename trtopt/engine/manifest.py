@@ -7,6 +7,7 @@ loads; a plan that doesn't match its manifest doesn't.
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,8 +16,9 @@ from typing import Annotated, Any, TypedDict
 
 from trtopt.core.documents import Damaged, converted, path_in, read_json
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
-from trtopt.core.files import existing_file, sha256_file, write_json
-from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange
+from trtopt.core.files import existing_file, write_json
+from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, parse_targets
+from trtopt.data.preprocess import Preprocess
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
@@ -112,8 +114,38 @@ class _Maker(TypedDict):
     gpu: str | None
 
 
-class _Asked(TypedDict):
+class _Precision(TypedDict):
     precision: str
+
+
+class _Asked(_Precision, total=False):
+    """`BuildSpec.describe()`."""
+
+    remainder: str
+    io_fp32: bool
+    overrides: Sequence[str]
+    profiles: Sequence[Mapping[str, str]]
+    targets: Sequence[str]
+    backend: str
+    calibrator: str
+    workspace: int | None
+    optimization_level: int | None
+    timing_cache: str | None
+    hardware_compatibility: str
+    version_compatible: bool
+    exclude_lean_runtime: bool
+    strip: bool
+    refit: bool
+    sparsity: bool
+    tf32: bool
+    allow_precision_fallback: bool
+
+
+class _Layer(TypedDict):
+    name: str
+    kind: str
+    precision: str
+    nodes: Sequence[str]
 
 
 class _Tensor(TypedDict):
@@ -132,9 +164,13 @@ class _Plan(TypedDict):
     bytes: int
 
 
-class _Calibration(TypedDict):
+class _Measured(TypedDict):
     method: str
     samples: int
+
+
+class _Calibration(_Measured, total=False):
+    digest: str
 
 
 class _Compared(TypedDict):
@@ -146,9 +182,15 @@ class _Compared(TypedDict):
 class Manifest:
     """Everything known about a plan; every field is plain JSON.
 
+    A manifest with a value of another kind than is written here is refused. Two things are passed over: names that aren't known
+    here, as a newer trtopt may write them; and what is within `comparison`, `why` and `gpu` aside: a comparison that can't be
+    read counts as none, so that the engines are measured again.
+
     Attributes:
         generation: family, product and version that built it, the GPU it was built on or None.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
+        compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known,
+            or written before there was this field (see `built_for`).
         spec: the request (`BuildSpec.describe()`).
         precision: counts of `Found`; `truth` is its line, `layers` the layers, `kept` the exceptions and why.
         inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
@@ -170,7 +212,7 @@ class Manifest:
     spec: Annotated[Mapping[str, Any], _Asked]
     precision: Mapping[str, int]
     truth: str
-    layers: Sequence[Mapping[str, Any]]
+    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
     kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
     inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
     outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
@@ -189,6 +231,7 @@ class Manifest:
     comparison: Annotated[Mapping[str, Any], _Compared] | None = None
     coverage: Mapping[str, float] = field(default_factory=dict)
     output_kinds: Mapping[str, str] | None = None
+    compute_capabilities: Sequence[int] = ()
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
@@ -196,9 +239,22 @@ class Manifest:
         write_json(path, asdict(self))
         return path
 
-    def check_plan(self, engine: str | os.PathLike[str]) -> None:
-        """Raise EngineMismatch if the plan isn't the one this manifest was written for."""
-        digest = sha256_file(engine)
+    @property
+    def built_for(self) -> tuple[int, ...]:
+        """Compute capabilities that it was built for, such as (89, 120); empty: not known."""
+        if self.compute_capabilities:
+            return tuple(self.compute_capabilities)
+        if self.targets:
+            return parse_targets(self.targets)
+        gpu = re.search(r"\(sm(\d+),", str(self.generation.get("gpu")))  # how manifests said it before they had numbers
+        return (int(gpu[1]),) if gpu else ()
+
+    def check_plan(self, engine: str | os.PathLike[str], digest: str) -> None:
+        """Raise EngineMismatch if the plan isn't the one this manifest was written for.
+
+        Args:
+            digest: hexadecimal SHA-256 of the bytes that are used, not of what the file may hold when it is read again.
+        """
         if digest != self.plan["sha256"]:
             raise EngineMismatch(
                 f"{engine} isn't the plan its manifest describes: sha256 {digest[:16]}…, the manifest says "
@@ -241,10 +297,19 @@ def _check(manifest: Manifest, folder: Path) -> None:
         path_in(folder, graph)
         if _elsewhere(graph):
             raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
+    where = ""
     try:
-        _ = [ShapeRange.parse(text) for profile in manifest.profiles for text in profile.values()]
+        for number, profile in enumerate(manifest.profiles):
+            for name, text in profile.items():
+                where = f"profiles[{number}].{name}"
+                ShapeRange.parse(text)
+        where = "targets"
+        parse_targets(manifest.targets)
+        where = "preprocess"
+        if manifest.preprocess:
+            Preprocess.load(manifest.preprocess)
     except UsageError as error:
-        raise Damaged(f"profiles: {error}") from None
+        raise Damaged(f"{where}: {error}") from None
 
 
 def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,6 +62,7 @@ def open_gpus(
         spec = manifest.spec
         if spec.get("version_compatible") and not spec.get("exclude_lean_runtime") and not trust_host_code:
             raise host_code_refused(engine.name)
+        manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
     opened = []
     for ordinal in ordinals:
         device = Device(ordinal)
@@ -151,23 +151,24 @@ def _cache_file(plan: bytes, info: DeviceInfo) -> Path:
 
 
 def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
-    here = f"sm{info.compute_capability}"
-    if manifest.targets and here not in manifest.targets and manifest.generation["family"] == "rtx":
-        raise EngineMismatch(
-            f"{engine} is for {', '.join(manifest.targets)}; GPU {info.ordinal} is {info}: build it with `target='{here}'`"
-        )
-    built = manifest.generation.get("gpu")
-    made = re.search(r"\(sm(\d+),", str(built))
-    if manifest.targets or made is None:
+    here, built_for = info.compute_capability, manifest.built_for
+    if manifest.targets:
+        if here not in built_for and manifest.generation["family"] == "rtx":
+            named = ", ".join(f"sm{target}" for target in built_for)
+            raise EngineMismatch(
+                f"{engine} is for {named}; GPU {info.ordinal} is {info}: build it with `target='sm{here}'`"
+            )
         return
-    level = manifest.spec.get("hardware_compatibility", "none")
+    if not built_for:
+        return
+    built, level = manifest.generation.get("gpu"), manifest.spec.get("hardware_compatibility", "none")
     if level == "ampere_plus":
-        if info.compute_capability < 80:
+        if here < 80:
             raise EngineMismatch(
                 f"{engine} was built for sm80 and later (`hardware_compatibility='ampere_plus'`, on {built}); GPU "
                 f"{info.ordinal} is {info}: build it here"
             )
-    elif int(made[1]) != info.compute_capability:
+    elif here not in built_for:
         raise EngineMismatch(
             f"{engine} was built on {built}; GPU {info.ordinal} is {info}: build it here, or with "
             "`hardware_compatibility='ampere_plus'`"
@@ -186,4 +187,3 @@ def _check_made(manifest: Manifest, generation: Generation, engine: Path) -> Non
             f"{engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
             "again here, or with `version_compatible=True`"
         )
-    manifest.check_plan(engine)

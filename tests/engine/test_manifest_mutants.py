@@ -1,0 +1,290 @@
+"""A real manifest with one value of another kind, in each place: it is refused by name, or passed over by a rule; and what is
+built over it is whole again. (`test_hostile_documents.py` has values that are of the right kind and still hostile.)"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_type_hints
+
+import numpy as np
+import onnx
+import pytest
+from fake_cuda import FakeCuda
+from fake_session import adding_engine
+from hostile_values import changed
+from world import net, samples
+
+from trtopt.autotune.building import build
+from trtopt.autotune.candidates import stored_comparison
+from trtopt.autotune.selection import Comparison, Entrant, Times
+from trtopt.builder import construction
+from trtopt.calibration.calibrator import calibrate
+from trtopt.core.errors import BuildFailed, EngineError, EngineMismatch
+from trtopt.core.files import sha256_file
+from trtopt.core.values import BuildSpec
+from trtopt.cuda.device import Device, DeviceInfo, Probe
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine import manifest as manifests
+from trtopt.engine.inspection import inspect
+from trtopt.engine.manifest import load_manifest, manifest_path
+from trtopt.evaluation.limits import Limits
+from trtopt.runtime.session import Session
+from trtopt.trt.messages import Messages
+from trtopt.trt.plans import LoadedEngine
+
+Place = tuple[Any, ...]
+KINDS: tuple[Any, ...] = (None, True, 7, 0.5, "text", [], {})
+# The kinds that a place takes besides the one that is there.
+OPTIONAL = {
+    *("preprocess", "calibration", "graph", "graph_file", "classes", "comparison", "output_kinds"),
+    *("generation.gpu", "source.path", "spec.workspace", "spec.optimization_level", "spec.timing_cache"),
+}
+ALSO: dict[str, tuple[type, ...]] = {
+    "seconds": (int, float),
+    "coverage.*": (int, float),
+    "inputs[*].shape[*]": (int, str),
+    "outputs[*].shape[*]": (int, str),
+    "spec.workspace": (int, str),  # it is null here
+    "spec.optimization_level": (int,),
+    "spec.timing_cache": (str,),
+    "generation.gpu": (str,),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """An engine with everything in its manifest, and how to build it again."""
+
+    engine: Path
+    content: dict[str, Any]
+    options: dict[str, Any]
+
+    def write(self, content: Any) -> None:
+        manifest_path(self.engine).write_text(json.dumps(content))
+
+    def again(self, how: Callable[..., Any] = build) -> Any:
+        return how(output=self.engine, **self.options)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    folder = tmp_path_factory.mktemp("built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRTOPT_CACHE", str(folder / "cache"))
+        onnx.save(net(), folder / "m.onnx")
+        calibrate(folder / "m.onnx", folder / "m.calib.json", data=samples(8), cache=False, threads=1)
+        options: dict[str, Any] = {
+            "model": folder / "m.onnx", "int8": True, "calib": folder / "m.calib.json",
+            "precision_override": ("conv2=fp16",), "shapes": "x:1x3x32x32,2x3x32x32,4x3x32x32", "target": "sm89",
+            "backend": "rtx", "save_onnx": folder / "kept.onnx", "classes": [f"class {number}" for number in range(16)],
+            "output_kind": {"y": "classes"},
+        }  # fmt: skip
+        found = Built(folder / "m.engine", {}, options)
+        found.again()
+        content = json.loads(manifest_path(found.engine).read_bytes())
+        times = (Times({"x": "1x3x32x32"}, 1.0, 0.9, 1.1, True),)
+        entrants = (Entrant("int8", "1 of 1", 1.0, times, None), Entrant("fp16", "", 1.0, times, None))
+        compared = Comparison("GPU", "real samples", None, entrants, True, Limits(), "int8", "INT8 kept", "k")
+        prepared = {"size": [32, 32], "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}
+        content |= {"preprocess": Preprocess.load(prepared).describe(), "warnings": ["a warning"]}
+        content["comparison"] = compared.describe()
+        content["kept"] = content["kept"] or [{"node": "n", "op": "Conv", "precision": "fp16", "reason": "r"}]
+        content = json.loads(json.dumps(content))
+        yield dataclasses.replace(found, content=content)
+
+
+def places(document: Any, path: Place = ()) -> Iterator[Place]:
+    """Of every value, itself aside; of a list's items, the first and the last."""
+    items: list[tuple[Any, Any]] = list(document.items()) if isinstance(document, dict) else []
+    if isinstance(document, list):
+        numbered = list(enumerate(document))
+        items = numbered[:1] + numbered[1:][-1:]
+    for key, value in items:
+        yield (*path, key)
+        yield from places(value, (*path, key))
+
+
+def named(path: Place, item: str = "") -> str:
+    """As messages name a place; `item` stands for every number of a list."""
+    return "".join(f"[{item or key}]" if isinstance(key, int) else f".{key}" for key in path).lstrip(".")
+
+
+def mutants(content: dict[str, Any]) -> Iterator[tuple[Place, Any, dict[str, Any]]]:
+    """Every place with every value of another kind than belongs there."""
+    for path in places(content):
+        value: Any = content
+        for key in path:
+            value = value[key]
+        where = named(path, "*")
+        known = (type(value), *ALSO.get("coverage.*" if where.startswith("coverage.") else where, ()))
+        for other in KINDS:
+            if type(other) not in known and not (other is None and where in OPTIONAL):
+                yield path, other, changed(content, path, other)
+
+
+def passed_over(path: Place) -> bool:
+    """The rule of `Manifest`: what is within a comparison, `why` and `gpu` aside."""
+    return path[0] == "comparison" and len(path) > 1 and path[1] not in ("why", "gpu")
+
+
+def test_a_value_of_another_kind_is_refused_by_name(built: Built) -> None:
+    built.write(built.content)
+    assert load_manifest(built.engine) is not None
+    count = 0
+    for path, value, mutant in mutants(built.content):
+        built.write(mutant)
+        count += 1
+        said, where = f"{named(path)} = {value!r}", named(path)
+        try:
+            load_manifest(built.engine)
+        except EngineError as error:
+            assert not passed_over(path), said
+            if path[0] == "preprocess" and len(path) > 1:  # in the words of whoever reads it
+                where, other = "preprocess: ", str(path[1])
+                assert other in str(error), f"{said}: {error}"
+            assert where in str(error) and "build the engine again" in str(error), f"{said}: {error}"
+        else:
+            if path[0] == "preprocess" and len(path) > 1:  # some keys take several kinds
+                assert isinstance(Preprocess.load(mutant["preprocess"]), Preprocess)
+            else:
+                assert passed_over(path), f"{said} opens"
+                found = stored_comparison(built.engine)
+                assert found is None or found.why == built.content["comparison"]["why"]
+    assert count >= 161
+
+
+def test_a_session_opens_what_can_be_read_and_refuses_the_rest_by_name(
+    built: Built, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+    loads: list[str] = []
+    open_on_fake(monkeypatch, cuda, built, loads)
+    built.write(built.content)
+    with Session(built.engine) as session:
+        assert session.classes == tuple(built.content["classes"])
+    refused = opened = 0
+    for number, (path, _, mutant) in enumerate(mutants(built.content)):
+        if number % 3:  # each place once or twice; `load_manifest` was asked about all of them
+            continue
+        built.write(mutant)
+        try:
+            with Session(built.engine):
+                opened += 1
+        except EngineError as error:
+            refused += 1
+            assert str(path[0]) in str(error), f"{named(path)}: {error}"
+    assert opened and refused > 161
+    assert set(loads) == {built.content["plan"]["sha256"]}
+
+
+def open_on_fake(patch: pytest.MonkeyPatch, cuda: FakeCuda, built: Built, loads: list[str]) -> None:
+    """Sessions on a fake GPU, whose TensorRT-RTX is the one that built the engine; `loads` gets digests of what it loads."""
+    info, made = DeviceInfo(0, "Fake GPU", 89, 1 << 30), built.content["generation"]
+
+    def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
+        loads.append(hashlib.sha256(plan).hexdigest())
+        return LoadedEngine(SimpleNamespace(IOutputAllocator=object), adding_engine(cuda), None, Messages())
+
+    generation = SimpleNamespace(family=made["family"], product=made["product"], version=made["version"], load=load)
+    patch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
+    patch.setattr("trtopt.runtime.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
+    patch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
+
+
+def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    built.write(built.content)
+    assert built.again().cached
+
+    def started(*_: Any, **__: Any) -> Any:
+        raise BuildFailed("built again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(construction, "fold", started)  # the first thing that a build does
+        again = 0
+        for number, (path, _, mutant) in enumerate(mutants(built.content)):
+            if number % 3 != 1:  # each place once or twice; `load_manifest` was asked about all of them
+                continue
+            built.write(mutant)
+            try:
+                load_manifest(built.engine)
+                assert built.again().cached, named(path)  # passed over by the rule
+            except EngineError:
+                with pytest.raises(BuildFailed, match="built again"):
+                    built.again()
+                again += 1
+        assert again >= 161
+    for path, value in ((("spec", "version_compatible"), "no"), (("layers",), {}), (("plan", "bytes"), None)):
+        built.write(changed(built.content, path, value))
+        assert not built.again().cached
+        made = load_manifest(built.engine)
+        assert made is not None and made.plan["sha256"] == sha256_file(built.engine)
+        assert made.compute_capabilities == [89] and made.built_for == (89,)
+
+
+def test_names_that_are_not_known_are_passed_over(built: Built) -> None:
+    built.write(built.content | {"new": [1], "spec": built.content["spec"] | {"new": {}}})
+    assert load_manifest(built.engine) is not None
+
+
+def test_every_option_of_a_request_has_its_kind() -> None:
+    assert set(get_type_hints(manifests._Asked)) == set(BuildSpec().describe())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "targets", "gpu", "expected"),
+    [
+        ([90], [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
+        ([89, 120], ["sm89", "sm120"], None, (89, 120)),
+        (None, ["sm89", "sm120"], None, (89, 120)),
+        (None, [], "NVIDIA H200 (sm90, 139 GiB)", (90,)),
+        (None, [], None, ()),
+        ([103], [], "Some GPU, by a name that says nothing", (103,)),
+    ],
+)
+def test_compute_capabilities_are_numbers_and_old_manifests_still_tell_theirs(
+    built: Built, tmp_path: Path, numbers: Any, targets: list[str], gpu: str | None, expected: tuple[int, ...]
+) -> None:
+    content = built.content | {"targets": targets, "generation": built.content["generation"] | {"gpu": gpu}}
+    content = {name: value for name, value in content.items() if name != "compute_capabilities"}
+    if numbers is not None:
+        content["compute_capabilities"] = numbers
+    engine = tmp_path / "m.engine"
+    engine.write_bytes(b"plan")
+    manifest_path(engine).write_text(json.dumps(content))
+    found = load_manifest(engine)
+    assert found is not None and found.built_for == expected
+
+
+def test_what_is_loaded_is_what_was_hashed(
+    built: Built, cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan that is replaced between two readings: it may only be read once."""
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+    engine = Path(shutil.copy(built.engine, tmp_path / "m.engine"))
+    digest = hashlib.sha256(engine.read_bytes()).hexdigest()
+    content = built.content | {"plan": built.content["plan"] | {"sha256": digest}}
+    manifest_path(engine).write_text(json.dumps(content))
+    whole, reads, loads = Path.read_bytes, list[Path](), list[str]()
+
+    def replaced(path: Path) -> bytes:
+        found = whole(path)
+        if path == engine:
+            reads.append(path)
+            path.write_bytes(bytes(reversed(found)))
+        return found
+
+    open_on_fake(monkeypatch, cuda, built, loads)
+    monkeypatch.setattr(Path, "read_bytes", replaced)
+    with Session(engine):
+        assert (len(reads), loads) == (1, [digest])
+    with pytest.raises(EngineMismatch, match="isn't the plan its manifest describes"):
+        Session(engine)
+    assert loads == [digest]
+    assert inspect(engine).nbytes == len(np.fromfile(engine, np.uint8))
