@@ -61,7 +61,7 @@ def variable(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         if ours and os.environ.get(name) == value:
-            del os.environ[name]
+            os.environ.pop(name, None)
 
 
 # Held while onnxscript (PyTorch's exporter runs it, too) and onnxslim rewrite a graph: their rules are objects of the whole

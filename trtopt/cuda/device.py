@@ -107,9 +107,12 @@ def _ask(library: ctypes.CDLL) -> Probe:
         call(function, ctypes.byref(value), *arguments)
         return value.value
 
-    with contextlib.nullcontext() if _started else _lazy_loading:
+    if _started:
         call("cuInit", 0)
-    _started.append(True)
+    else:
+        with _lazy_loading:
+            call("cuInit", 0)
+        _started.append(True)
     version = integer("cuDriverGetVersion")
     devices: list[DeviceInfo] = []
     for ordinal in range(integer("cuDeviceGetCount")):

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypedDict
 
 from trtopt.core.documents import Damaged, converted, path_in, read_json
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
-from trtopt.core.files import existing_file, write_json
+from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, parse_targets
 from trtopt.data.preprocess import Preprocess
 
@@ -249,12 +249,14 @@ class Manifest:
         gpu = re.search(r"\(sm(\d+),", str(self.generation.get("gpu")))  # how manifests said it before they had numbers
         return (int(gpu[1]),) if gpu else ()
 
-    def check_plan(self, engine: str | os.PathLike[str], digest: str) -> None:
+    def check_plan(self, engine: str | os.PathLike[str], digest: str | None = None) -> None:
         """Raise EngineMismatch if the plan isn't the one this manifest was written for.
 
         Args:
-            digest: hexadecimal SHA-256 of the bytes that are used, not of what the file may hold when it is read again.
+            digest: hexadecimal SHA-256 of the bytes that are used, which the file may no longer hold; None: of the file, where
+                nothing else is read of it.
         """
+        digest = sha256_file(engine) if digest is None else digest
         if digest != self.plan["sha256"]:
             raise EngineMismatch(
                 f"{engine} isn't the plan its manifest describes: sha256 {digest[:16]}…, the manifest says "

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, UsageError
-from trtopt.core.files import existing_file, sha256_file
+from trtopt.core.files import existing_file
 from trtopt.core.values import Kind, TensorInfo, choice, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
@@ -204,7 +204,7 @@ class Session:
                     f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
                     "build with `save_onnx=`, or give an ONNX file"
                 )
-            self.manifest.check_plan(self.engine, sha256_file(self.engine))  # nothing else of the plan is used
+            self.manifest.check_plan(self.engine)
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
         from trtopt.runtime.onnx_lane import OnnxLane  # loads onnx, which a service on a GPU doesn't need
 
