@@ -12,7 +12,7 @@ import pytest
 from skimage import data, filters
 
 from trtopt.calibration.histogram import Histogram, merged
-from trtopt.calibration.table import Entry, Table, choose_all
+from trtopt.calibration.table import Table, TableEntry, choose_all
 from trtopt.calibration.thresholds import choose
 from trtopt.core.errors import CalibrationError, OutputError, UsageError
 from trtopt.core.values import METHODS
@@ -85,7 +85,7 @@ def test_zeros_are_refused_by_name() -> None:
 
 
 def test_thresholds_without_histograms_can_be_kept_but_not_chosen_again(tmp_path: Path, table: Table) -> None:
-    bare = Table({"a": Entry(1.5, "imported")}, (), {"name": "", "fingerprint": ""}, {}, "imported", 0)
+    bare = Table({"a": TableEntry(1.5, "imported")}, (), {"name": "", "fingerprint": ""}, {}, "imported", 0)
     bare.save(tmp_path / "t.json")
     assert Table.load(tmp_path / "t.json").amax == {"a": 1.5}
     with pytest.raises(CalibrationError, match="without histograms"):

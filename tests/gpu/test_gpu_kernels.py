@@ -15,7 +15,7 @@ from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.builder.construction import build
-from trtopt.calibration.table import Entry, Table
+from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.values import Precision
 from trtopt.cuda.device import Device
 from trtopt.graph.passes.fold import fold
@@ -96,7 +96,7 @@ def measured(proto: onnx.ModelProto, x: NDArray[np.float32]) -> Table:
     made.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known | {"x"})
     wanted = [name for name in names if name != "x"]
     seen = {"x": x, **dict(zip(wanted, ReferenceEvaluator(made).run(wanted, {"x": x})))}
-    entries = {name: Entry(float(np.abs(seen[name]).max()), "imported") for name in names}
+    entries = {name: TableEntry(float(np.abs(seen[name]).max()), "imported") for name in names}
     return Table(entries, (), {"name": "encoder", "fingerprint": ""}, {}, "imported", 0)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.convergence import movement
-from trtopt.calibration.exporting import Export, export
+from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
 from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
@@ -61,7 +61,7 @@ class CalibrateResult:
     cached: bool
     notes: tuple[str, ...] = ()
     coverage: Coverage | None = None
-    exported: Export | None = None
+    exported: ExportedCache | None = None
 
     @property
     def samples(self) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import BLOCKS
-from trtopt.calibration.table import Entry
+from trtopt.calibration.table import TableEntry
 from trtopt.calibration.thresholds import choose
 from trtopt.core.errors import CalibrationError
 
@@ -31,7 +31,7 @@ SEARCHED = 24  # thresholds that take a search (milliseconds) asked for again, a
 
 def movement(
     blocks: Sequence[Mapping[str, Histogram]],
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, TableEntry],
     groups: Sequence[Sequence[str]],
     samples: int,
 ) -> dict[str, Any] | None:

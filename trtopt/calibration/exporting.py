@@ -29,7 +29,7 @@ Batches = Iterable[Mapping[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportedCache:
     """A cache that was written.
 
     Attributes:
@@ -68,7 +68,7 @@ def export(
     amax: Mapping[str, float] | None = None,
     threads: int | None = None,
     reporter: Reporter = SILENT,
-) -> Export:
+) -> ExportedCache:
     """Write `path`.
 
     Args:
@@ -102,4 +102,4 @@ def export(
             f"the exported cache has no scale for {len(lacking)} of the {len(wanted)} floating tensors ({some}): TensorRT "
             "will run layers beside them in floating point; calibrate on data to have them all"
         )
-    return Export(Path(path), len(entries), len(others), lacking)
+    return ExportedCache(Path(path), len(entries), len(others), lacking)

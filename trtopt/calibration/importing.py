@@ -26,7 +26,7 @@ from onnx import ModelProto
 
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.spreading import Known, spread
-from trtopt.calibration.table import Entry, Table
+from trtopt.calibration.table import Table, TableEntry
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.core.errors import CalibrationError, TrtoptError, UsageError
 from trtopt.core.options import named
@@ -254,11 +254,11 @@ def _how(name: str, item: Known, exact: Mapping[str, Known], numbered: Mapping[s
     return "folding" if outside else "propagated"
 
 
-def _entries(points: Points, found: Mapping[str, Known], how: Mapping[str, str]) -> dict[str, Entry]:
+def _entries(points: Points, found: Mapping[str, Known], how: Mapping[str, str]) -> dict[str, TableEntry]:
     amax = {name: found[name].amax for name in points.activations}
     for group in points.groups:
         amax.update(dict.fromkeys(group, max(amax[name] for name in group)))
-    return {name: Entry(value, how[name]) for name, value in amax.items()}
+    return {name: TableEntry(value, how[name]) for name, value in amax.items()}
 
 
 def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:

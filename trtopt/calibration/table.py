@@ -26,7 +26,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # of a magnitude: tensors are FP32
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One tensor: its threshold, the method that gave it, and what was seen (None: the threshold came without data)."""
 
     amax: float
@@ -52,7 +52,7 @@ class Table:
         quality: what the samples looked like, and how much more of them would move thresholds; None: nobody looked.
     """
 
-    tensors: Mapping[str, Entry]
+    tensors: Mapping[str, TableEntry]
     groups: tuple[tuple[str, ...], ...]
     model: Annotated[Mapping[str, str], _Model]
     data: Mapping[str, Any]
@@ -139,7 +139,9 @@ class Table:
 _MAKE = "make one with trtopt calibrate MODEL.onnx --images DIR -o T.calib.json"
 
 
-def choose_all(histograms: Mapping[str, Histogram], groups: Sequence[Sequence[str]], method: str) -> dict[str, Entry]:
+def choose_all(
+    histograms: Mapping[str, Histogram], groups: Sequence[Sequence[str]], method: str
+) -> dict[str, TableEntry]:
     """A threshold for every tensor; the members of a group get one, from their counts together.
 
     Raises:
@@ -150,18 +152,18 @@ def choose_all(histograms: Mapping[str, Histogram], groups: Sequence[Sequence[st
     for group in groups:
         shared.update(dict.fromkeys(group, merged(histograms[name] for name in group)))
     chosen: dict[int, Any] = {}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TableEntry] = {}
     for name, histogram in histograms.items():
         used = shared.get(name, histogram)
         try:
             choice = chosen[id(used)] if id(used) in chosen else chosen.setdefault(id(used), choose(used, method))
         except CalibrationError as error:
             raise CalibrationError(f"the tensor {name!r}: {error}") from None
-        entries[name] = Entry(choice.amax, choice.method, histogram)
+        entries[name] = TableEntry(choice.amax, choice.method, histogram)
     return entries
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
+def _plain(entry: TableEntry) -> dict[str, Any]:
     plain: dict[str, Any] = {"amax": entry.amax, "method": entry.method}
     return plain if entry.histogram is None else plain | packed(entry.histogram)
 
@@ -194,12 +196,12 @@ def _table(content: dict[str, Any]) -> Table:
     return replace(table, tensors={name: _entry(value, name) for name, value in tensors.items()})
 
 
-def _entry(value: Any, name: str) -> Entry:
+def _entry(value: Any, name: str) -> TableEntry:
     where = f"the tensor {name!r}"
     found = converted(value, _Tensor, where)
     if not 0 < found["amax"] <= _LARGEST:
         raise Damaged(f"{where} has amax {found['amax']}, which isn't positive and finite in FP32")
-    return Entry(
+    return TableEntry(
         float(found["amax"]), found["method"], None if value.get("histogram") is None else unpacked(value, where)
     )
 

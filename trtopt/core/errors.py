@@ -20,6 +20,7 @@
     ├── EngineError           a plan or its manifest
     │   └── EngineMismatch    made by another generation, version, GPU, or changed since
     ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
+    │   └── Busy              no room for a call within its time: a session's contexts or queue are taken
     └── WorkerDied            a process of a job list ended in the middle of a task
 
 A message says what happened, the value seen, the value allowed, and what to type next. It names options as the API does,

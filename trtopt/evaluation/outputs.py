@@ -44,7 +44,7 @@ _BLOCK = 1 << 21  # values that are compared at a time
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleAgreement:
     """One sample's figures.
 
     Attributes:
@@ -63,7 +63,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Spread:
+class SampleSpread:
     """How the samples differ.
 
     Attributes:
@@ -75,7 +75,7 @@ class Spread:
     figure: str
     lowest: float
     median: float
-    worst: tuple[Sample, ...]
+    worst: tuple[SampleAgreement, ...]
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class OutputAgreement:
     integers: bool = False
     rows: int = 0
     near_zero: int = 0
-    spread: Spread | None = None
+    spread: SampleSpread | None = None
 
     @property
     def top1(self) -> float | None:
@@ -331,7 +331,9 @@ class OutputSums:
             ratios = _each(np.where(near_zero, signal.mean(), signal), noise)
         return replace(agreement, spread=self._spread(names, ratios, largest, near_zero))
 
-    def _spread(self, names: Sequence[str], ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]) -> Spread:
+    def _spread(
+        self, names: Sequence[str], ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]
+    ) -> SampleSpread:
         agreement, cosines = self._measure.agreement(), self._measure.cosine()
         figure, values = "snr_db", ratios
         if self.kind in (Kind.TOKENS, Kind.MASK) and agreement is not None and (agreement < 1).any():
@@ -346,7 +348,7 @@ class OutputSums:
         differs = values < 1 if figure == "agreement" else largest > 0
         order = [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]
         worst = tuple(
-            Sample(
+            SampleAgreement(
                 names[row],
                 float(ratios[row]),
                 float(largest[row]),
@@ -358,7 +360,7 @@ class OutputSums:
         )
         known = values[~np.isnan(values)]
         lowest, median = (float(known.min()), _median(known)) if known.size else (math.nan, math.nan)
-        return Spread(figure, lowest, median, worst)
+        return SampleSpread(figure, lowest, median, worst)
 
 
 def _median(values: Floats) -> float:

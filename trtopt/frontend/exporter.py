@@ -63,7 +63,7 @@ Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ExportComparison:
     """PyTorch against ONNX Runtime on the same inputs, at one batch size.
 
     Attributes:
@@ -100,7 +100,7 @@ class ExportResult:
     outputs: tuple[TensorInfo, ...]
     verified: bool
     sample: str
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[ExportComparison, ...]
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def export(request: ExportRequest) -> ExportResult:
         with reporter.phase("export to ONNX"):
             model = _export(torch, found.text, module, infos, arrays, names, target, uses_nms)
             _record_training(torch, module, infos, arrays, model)
-        comparisons: list[Comparison] = []
+        comparisons: list[ExportComparison] = []
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 path = stack.enter_context(scratch()) / "model.onnx"
@@ -186,7 +186,7 @@ def export(request: ExportRequest) -> ExportResult:
                     batch = _cut(infos, arrays, size)
                     expected = _run(torch, module, infos, batch, model)
                     gap = difference(expected, session(batch))
-                    comparisons.append(Comparison(size, gap.absolute, gap.relative, gap.output))
+                    comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
                     notes += _judge(gap, size, request.tolerance, sampled, found.text)
                 elsewhere, note = _elsewhere(
@@ -390,7 +390,7 @@ def _elsewhere(
     session: OnnxSession,
     tolerance: float,
     what: str,
-) -> tuple[list[Comparison], str]:
+) -> tuple[list[ExportComparison], str]:
     """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
 
     A trace may hold the sizes that it was made at, and give other results, or none, at any other.
@@ -432,7 +432,7 @@ def _elsewhere(
                 f"{what}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with {said}, "
                 f"but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
-        return [Comparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
+        return [ExportComparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
     if not tried:
         return [], ""
     return [], f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"

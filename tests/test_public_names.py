@@ -1,0 +1,154 @@
+"""What `trtopt` gives by name: functions, everything that they take and return, and every error to catch."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, ForwardRef, get_args
+
+import pytest
+
+import trtopt
+from trtopt.core import errors
+
+PUBLIC = {name: getattr(trtopt, name) for name in trtopt.__all__ if not name.startswith("_")}
+FUNCTIONS = sorted(name for name, value in PUBLIC.items() if inspect.isfunction(value))
+
+
+@functools.cache
+def _typing_imports(module: ModuleType) -> dict[str, tuple[str, str]]:
+    """Name → module and name there, of what `module` imports from trtopt for type checking alone."""
+    guarded = [
+        item
+        for item in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(item, ast.If) and isinstance(item.test, ast.Name) and item.test.id == "TYPE_CHECKING"
+    ]
+    return {
+        alias.asname or alias.name: (item.module, alias.name)
+        for block in guarded
+        for item in block.body
+        if isinstance(item, ast.ImportFrom) and item.module and item.module.startswith("trtopt")
+        for alias in item.names
+    }
+
+
+@functools.cache
+def _names(module: str) -> Mapping[str, Any]:
+    """What annotations of a module may name: its own globals and what it imports for type checking."""
+    here = sys.modules[module]
+    late = {name: getattr(importlib.import_module(home), own) for name, (home, own) in _typing_imports(here).items()}
+    return {**vars(here), **late}
+
+
+def _classes(annotation: Any, module: str) -> Iterator[type]:
+    """trtopt's classes in an annotation, through aliases, unions and type arguments."""
+    if isinstance(annotation, ForwardRef):
+        annotation = annotation.__forward_arg__
+    if isinstance(annotation, str):
+        try:
+            tree = ast.parse(annotation, mode="eval")
+        except SyntaxError:  # a value of Literal
+            return
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                yield from _classes(_names(module).get(node.id), module)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from _classes(node.value, module)
+    elif isinstance(annotation, (list, tuple)):
+        for item in annotation:
+            yield from _classes(item, module)
+    elif isinstance(annotation, type) and not get_args(annotation):
+        if annotation.__module__.startswith("trtopt."):
+            yield annotation
+    else:
+        yield from _classes(get_args(annotation), module)
+
+
+def _annotated(value: Any) -> Iterator[tuple[str, Any, str]]:
+    """Place, annotation and module of a function's parameters and result, or of a class's public attributes and methods.
+
+    Not of class methods: they are other ways to make an object, such as `JobResult.of`, which the job lists use.
+    """
+    if inspect.isfunction(value):
+        yield from (
+            (f"{value.__qualname__}({name})", kind, value.__module__) for name, kind in value.__annotations__.items()
+        )
+        return
+    for base in value.__mro__:
+        if not base.__module__.startswith("trtopt."):
+            continue
+        for name, kind in vars(base).get("__annotations__", {}).items():
+            if not name.startswith("_"):
+                yield f"{value.__name__}.{name}", kind, base.__module__
+        for name, member in vars(base).items():
+            found = getattr(member, "fget", None) or getattr(member, "func", None) or member  # of properties
+            if inspect.isfunction(found) and (name == "__init__" or not name.startswith("_")):
+                yield from (
+                    (f"{value.__name__}.{name}: {place}", kind, module) for place, kind, module in _annotated(found)
+                )
+
+
+def _reached(value: Any) -> dict[type, str]:
+    """Each class that can be reached from a public function, and the first place that names it."""
+    places: dict[type, str] = {}
+    pending = [value]
+    wrapped = inspect.unwrap(value)
+    if wrapped is not value:  # takes the keywords of an object that its caller never sees
+        pending += [found for _, kind, module in _annotated(wrapped) for found in _classes(kind, module)]
+    while pending:
+        for place, kind, module in _annotated(pending.pop()):
+            for found in _classes(kind, module):
+                if found not in places and not found.__name__.startswith("_"):
+                    places[found] = place
+                    pending.append(found)
+    return places
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_a_function_takes_and_returns_is_public(name: str) -> None:
+    public = {value for value in PUBLIC.values() if isinstance(value, type)}
+    lacking = {f"{found.__module__}.{found.__name__}": place for found, place in _reached(PUBLIC[name]).items()
+               if found not in public}  # fmt: skip
+    assert lacking == {}, "export these from trtopt/__init__.py"
+
+
+def test_the_walk_goes_through_results_aliases_properties_and_methods() -> None:
+    def names(function: str) -> set[str]:
+        return {found.__name__ for found in _reached(PUBLIC[function])}
+
+    assert {"Reporter", "Phase", "CheckReport", "Finding", "ShapeRange", "TensorInfo"} <= names("check")
+    assert {"Agreement", "OutputAgreement", "SampleSpread", "SampleAgreement", "Kind"} <= names("verify")
+    assert {"BuildResult", "Kept", "Precision", "Table", "TableEntry", "Histogram"} <= names("build")
+    assert {"TensorInfo", "ExportComparison"} <= names("export")
+    assert len(FUNCTIONS) >= 12
+    assert {"Bound", "Timing", "MemoryReport"} <= {found.__name__ for found in _reached(trtopt.Session)}
+
+
+def test_what_a_session_takes_and_returns_is_public() -> None:
+    lacking = {f"{found.__module__}.{found.__name__}": place for found, place in _reached(trtopt.Session).items()
+               if found not in PUBLIC.values()}  # fmt: skip
+    assert lacking == {}
+
+
+def test_every_error_is_public() -> None:
+    tree = {
+        name: value
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, errors.TrtoptError)
+    }
+    assert len(tree) >= 20
+    assert {name: PUBLIC.get(name) for name in tree} == tree
+    listed = (errors.__doc__ or "").split("TrtoptError\n")[1].split("\n\n")[0].splitlines()
+    assert {line.lstrip(" │├└─").split()[0] for line in listed} == {*tree} - {"TrtoptError"}
+
+
+def test_type_checkers_and_python_find_each_name_in_the_same_place() -> None:
+    seen = _typing_imports(trtopt)
+    assert {name: home.removeprefix("trtopt.") for name, (home, _) in seen.items()} == trtopt._HOME
+    assert {*trtopt._HOME} == {*trtopt.__all__} and trtopt.__all__ == sorted(trtopt.__all__)
+    assert all(name == own for name, (_, own) in seen.items())
