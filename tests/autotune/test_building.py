@@ -471,6 +471,19 @@ def test_best_with_nothing_to_choose_from_fails_as_the_builder_did(
     assert world.contents() == {}
 
 
+def test_the_reference_runs_on_the_gpu_where_onnxruntime_can(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnGpu(OnnxRunner):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            self.on_gpu = options["gpu"]
+
+    assert build(best=True).comparison["reference"].endswith("on the CPU")
+    monkeypatch.setattr(building, "OnnxRunner", OnGpu)
+    assert build(best=True, force=True).comparison["reference"].endswith("on the GPU")
+
+
 def test_without_onnxruntime_an_fp32_engine_is_the_reference(
     gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

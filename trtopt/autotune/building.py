@@ -282,9 +282,9 @@ class _Best:
     def _reference(self, folder: Path, stack: contextlib.ExitStack, model: Model) -> tuple[Runner, str]:
         """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
         try:
-            runner = OnnxRunner(model.path or model.proto, optimize=True)
+            runner = OnnxRunner(model.path or model.proto, optimize=True, gpu=True)
             version = ort_version("the reference")
-            return runner, f"the FP32 model in ONNX Runtime {version} on the CPU"
+            return runner, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
         wanted = floating(self.request, Precision.FP32, None)

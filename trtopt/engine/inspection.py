@@ -34,6 +34,7 @@ _LIBRARIES = (
     "onnx",
     "onnxslim",
     "onnxruntime",
+    "onnxruntime-gpu",
     "opencv-python-headless",
     "torch",
     "torchvision",

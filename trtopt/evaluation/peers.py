@@ -51,7 +51,7 @@ class OnnxRuntime:
         purpose = "measuring against ONNX Runtime"
         there = sessions.providers(purpose)
         try:
-            self._session = sessions.open_session(model, gpu=True, purpose=purpose)
+            self._session = sessions.open_session(model, gpu=True, tf32=True, purpose=purpose)
         except ModelError as error:
             raise ModelError(f"ONNX Runtime can't load {model}: {essence(error)}") from error
         got = self._session.get_providers()[0]

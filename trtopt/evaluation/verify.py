@@ -113,9 +113,10 @@ def verify(request: VerifyRequest) -> Agreement:
     """Run both on the same samples and compare every output by its kind (`trtopt.evaluation.outputs` has the measures).
 
     Args:
-        reference: usually the FP32 ONNX model. ONNX models run in ONNX Runtime on the CPU.
-        candidate: usually its Q/DQ, FP16 or BF16 model, run node by node without graph optimizations; or a function
-            from inputs to outputs, such as `Session.run`.
+        reference: usually the FP32 ONNX model. It runs in ONNX Runtime: on a GPU where the installed package can use one
+            (trtopt's extra ort-gpu), else on the CPU.
+        candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or a
+            function from inputs to outputs, such as `Session.run`.
         batches: input name → array, the first axis counting samples; each batch is run once through both. Where they have
             `names` (`trtopt.data.Batches`), the worst samples are named by these.
         labels: the true class of each sample, in order.
@@ -143,7 +144,7 @@ def verify(request: VerifyRequest) -> Agreement:
     old = (
         request.reference
         if callable(request.reference)
-        else OnnxRunner(request.reference, optimize=True, threads=request.threads)
+        else OnnxRunner(request.reference, optimize=True, threads=request.threads, gpu=True)
     )
     new = (
         request.candidate

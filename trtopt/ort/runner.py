@@ -1,4 +1,4 @@
-"""Running an ONNX model on the CPU as it is written, to measure it."""
+"""Running an ONNX model as it is written, to measure it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DTYPES = {
 
 
 class OnnxRunner:
-    """Maps input arrays to output arrays by name, through ONNX Runtime's CPU provider.
+    """Maps input arrays to output arrays by name, through ONNX Runtime.
 
     FP16 and BF16 models are widened (`widen`): ONNX Runtime's CPU has no BF16 kernels, and runs FP16 chains in FP32
     without the rounding between the nodes, so that an overflow wouldn't show.
@@ -47,6 +47,10 @@ class OnnxRunner:
         optimize: False runs the nodes as they stand. Q/DQ models need that: ONNX Runtime otherwise fuses them into
             INT8 kernels whose intermediate sums saturate on CPUs without VNNI.
         threads: threads within an operator; None: ONNX Runtime's default, one per core.
+        gpu: on the first GPU, where the installed ONNX Runtime can use one; else on the CPU, which is the default.
+
+    Attributes:
+        on_gpu: whether it became a GPU.
 
     Raises:
         InvalidModel: it isn't a valid ONNX model.
@@ -56,10 +60,16 @@ class OnnxRunner:
     """
 
     def __init__(
-        self, model: str | os.PathLike[str] | ModelProto, *, optimize: bool, threads: int | None = None
+        self,
+        model: str | os.PathLike[str] | ModelProto,
+        *,
+        optimize: bool,
+        threads: int | None = None,
+        gpu: bool = False,
     ) -> None:
         self._what = _name(model)
-        self._session = OnnxSession(_widened(model), threads=threads, optimize=optimize)
+        self._session = OnnxSession(_widened(model), threads=threads, optimize=optimize, gpu=gpu)
+        self.on_gpu = self._session.on_gpu
         self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
         self.inputs, self.outputs = tuple(self._types), self._session.outputs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from onnx import ModelProto, ValueInfoProto
 from trtopt.core.errors import ModelError, require
 from trtopt.core.files import write_bytes
 from trtopt.core.host import cores
+from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import save_model
 
@@ -46,6 +48,7 @@ def open_session(
     optimize: bool = True,
     memory_pattern: bool = True,
     gpu: bool = False,
+    tf32: bool = False,
     purpose: str = "running an ONNX model",
 ) -> Any:
     """An `onnxruntime.InferenceSession`.
@@ -55,7 +58,10 @@ def open_session(
         threads: within an operator; None: ONNX Runtime's choice. One also keeps operators from running side by side.
         optimize: False runs the nodes as they stand.
         memory_pattern: plan the memory of each shape that comes: faster from the second run on, and larger.
-        gpu: on a GPU where the installed package has one; else on the CPU.
+        gpu: on the first GPU, where the installed package can use one; else on the CPU, without a word.
+            `get_providers()[0]` of the session says which it became.
+        tf32: on a GPU, FP32 convolutions and matrix products may round what they multiply to ten bits. That is ONNX
+            Runtime's own default, and too coarse for a reference.
 
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
@@ -71,8 +77,16 @@ def open_session(
     levels = ort.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimize else levels.ORT_DISABLE_ALL
     options.enable_mem_pattern = memory_pattern
-    wanted = [GPU, CPU] if gpu and GPU in ort.get_available_providers() else [CPU]
-    with scratch() as folder:
+    wanted: list[Any] = [CPU]
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch())
+        if gpu and GPU in ort.get_available_providers():
+            wanted.insert(0, (GPU, {"use_tf32": str(int(tf32))}))
+            stack.enter_context(quiet())  # without a GPU or its libraries it prints that, and goes on without
+            if hasattr(
+                ort, "preload_dlls"
+            ):  # from 1.21 on: CUDA and cuDNN as packages, which it doesn't find by itself
+                ort.preload_dlls()
         path = folder / "model.onnx"
         if isinstance(model, ModelProto):
             save_model(model, path, inline_limit=INLINE)
@@ -90,13 +104,15 @@ def open_session(
 
 
 class OnnxSession:
-    """A model in ONNX Runtime on the CPU.
+    """A model in ONNX Runtime.
 
     Args:
         threads: within an operator, at most; None: one per core.
         optimize: False runs the nodes as they stand.
+        gpu: in FP32 on the first GPU, where the installed ONNX Runtime can use one; else on the CPU.
 
     Attributes:
+        on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
         batch: the size that every input's first axis is fixed to; None: dynamic, or not the same for all.
@@ -107,10 +123,16 @@ class OnnxSession:
     """
 
     def __init__(
-        self, model: ModelProto | str | os.PathLike[str], *, threads: int | None = THREADS, optimize: bool = True
+        self,
+        model: ModelProto | str | os.PathLike[str],
+        *,
+        threads: int | None = THREADS,
+        optimize: bool = True,
+        gpu: bool = False,
     ) -> None:
         most = cores()
-        self._session = open_session(model, threads=min(threads or most, most), optimize=optimize)
+        self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu)
+        self.on_gpu = self._session.get_providers()[0] == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
         first = {item.shape[0] if item.shape else None for item in self._session.get_inputs()}
         size = first.pop() if len(first) == 1 else None
