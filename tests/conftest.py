@@ -94,6 +94,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment outside the checkout with a wheel of it, made once for all processes of a session."""
+    import fcntl
+
+    from wheel_environment import build_wheel, install
+
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if parallel else base) / "installed"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "made").exists():
+            install(build_wheel(folder), folder / "venv")
+            (folder / "made").touch()
+    return folder / "venv"
+
+
+@pytest.fixture(scope="session")
 def lite0(exported: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with EfficientNet-Lite0 for RTX sm89, fp16.engine and int8.engine, with class names and their graphs."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")

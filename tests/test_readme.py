@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
-
-from trtopt.data.samples import write_crops
+from wheel_environment import environment
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "trtopt").rglob("*.md")]
 
 
 def _blocks(heading: str, language: str) -> list[str]:
@@ -25,34 +22,18 @@ def _blocks(heading: str, language: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Path:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     made = tmp_path_factory.mktemp("readme")
+    (made / ".venv").symlink_to(installed)
+    script = "from trtopt.data.samples import write_crops; write_crops('imagenet-crops', 'quickstart-out/calibration')"
     (made / "quickstart-out").mkdir()
-    write_crops("imagenet-crops", made / "quickstart-out" / "calibration")
-    _install(made / ".venv", tmp_path_factory.mktemp("wheel"))
+    subprocess.run(["python", "-c", script], cwd=made, env=_environment(made), check=True)
     return made
 
 
-def _install(venv: Path, scratch: Path) -> None:
-    """A wheel of this tree in an environment of its own, with everything else from the tests' environment."""
-    source, dist, own = scratch / "source", scratch / "dist", [sys.executable, "-m"]
-    shutil.copytree(ROOT / "trtopt", source / "trtopt", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, source)
-    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
-    subprocess.run([*own, "pip", "wheel", *quiet, "--no-build-isolation", "-w", dist, source], check=True)
-    subprocess.run([*own, "venv", "--without-pip", venv], check=True)
-    (wheel,) = dist.glob("trtopt-*.whl")
-    subprocess.run([*own, "pip", "--python", venv / "bin" / "python", "install", *quiet, wheel], check=True)
-    (packages,) = venv.glob("lib/python*/site-packages")
-    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files aren't followed
-
-
 def _environment(folder: Path) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    path = f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**environment, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return environment(folder / ".venv", folder)
 
 
 def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
@@ -156,7 +137,8 @@ def test_the_two_commands_exist() -> None:
     assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#]+)\)", README)
-    assert len(links) >= 5
-    assert [link for link in links if not (ROOT / link).exists()] == []
+@pytest.mark.parametrize("page", sorted(path.relative_to(ROOT).as_posix() for path in PAGES))
+def test_links_lead_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+    assert page != "README.md" or len(links) >= 5

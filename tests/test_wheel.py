@@ -1,0 +1,124 @@
+"""What the wheel holds, and that it works outside the checkout; README's walkthrough does the rest (`test_readme.py`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from email import message_from_string
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from graphs import conv_relu
+from wheel_environment import ROOT, environment
+
+from trtopt.graph.io import save_model
+
+Run = Callable[..., str]
+SOURCES = {".c", ".h", ".so", ".pyc"}  # of compiled parts: the wheel has what is made of them
+
+
+@pytest.fixture(scope="module")
+def wheel(installed: Path) -> ZipFile:
+    (path,) = installed.parent.glob("dist/trtopt-*.whl")
+    return ZipFile(path)
+
+
+@pytest.fixture
+def ran(installed: Path, tmp_path: Path) -> Run:
+    """Runs a command of the environment in a folder of its own; gives what it printed."""
+
+    def run(*command: str | Path) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(installed, tmp_path), capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        return done.stdout
+
+    return run
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: ZipFile) -> None:
+    ours = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "trtopt").rglob("*")
+        if path.is_file() and path.suffix not in SOURCES
+    }
+    assert {"trtopt/py.typed", "trtopt/recipes/models/resnet50.toml", "trtopt/data/crops/imagenet-crops.toml"} <= ours
+    there = {name for name in wheel.namelist() if name.startswith("trtopt/") and Path(name).suffix not in SOURCES}
+    assert there == ours
+
+
+def test_the_wheel_has_the_license_and_says_which(wheel: ZipFile) -> None:
+    (folder,) = {name.partition("/")[0] for name in wheel.namelist() if ".dist-info/" in name}
+    told = message_from_string(wheel.read(f"{folder}/METADATA").decode())
+    assert told["License-Expression"] == "Apache-2.0" and told.get_all("License-File") == ["LICENSE"]
+    text = wheel.read(f"{folder}/licenses/LICENSE").decode()
+    assert "Version 2.0, January 2004" in text and "END OF TERMS AND CONDITIONS" in text
+    pythons = {item.rpartition(" ")[2] for item in told.get_all("Classifier", []) if "Python :: 3." in item}
+    assert pythons == {"3.10", "3.11", "3.12", "3.13"}
+
+
+def test_commands_work_outside_the_checkout(ran: Run, installed: Path, tmp_path: Path, rtx: None) -> None:
+    assert "calibrate" in ran("trtopt", "--help")
+    where = ran("python", "-c", "import trtopt; print(trtopt.__file__)").strip()
+    assert Path(where).is_relative_to(installed)
+    said = json.loads(ran("trtopt", "version", "--json"))
+    assert f'version = "{said["trtopt"]}"' in (ROOT / "pyproject.toml").read_text()
+    save_model(conv_relu(), tmp_path / "small.onnx")
+    assert json.loads(ran("trtopt", "check", "small.onnx", "--target", "sm89", "--json"))["ok"]
+    made = json.loads(
+        ran("trtopt", "build", "small.onnx", "--fp16", "--target", "sm89", "-o", "small.engine", "--json")
+    )
+    assert made["truth"] == "1 of 1 convolutions FP16"
+    assert "1 of 1 convolutions FP16" in ran("trtopt", "inspect", "small.engine")
+
+
+@pytest.mark.parametrize("preset", sorted(path.stem for path in (ROOT / "trtopt/data/crops").glob("*.toml")))
+def test_data_sets_are_found_by_name(ran: Run, preset: str) -> None:
+    script = "import sys; from trtopt.data.samples import load_crops; print(load_crops(sys.argv[1]).count)"
+    assert int(ran("python", "-c", script, preset)) >= 1
+
+
+PROGRAM = """
+import trtopt
+
+def quantized(path: str) -> list[str]:
+    table = trtopt.Table.load(path)
+    entry: trtopt.TableEntry = table.tensors["x"]
+    try:
+        result: trtopt.BuildResult = trtopt.build("model.onnx", "model.engine", int8=True, calib=table)
+    except (trtopt.PrecisionLost, trtopt.UnsupportedOperator) as error:
+        return error.lines
+    reveal_type(entry.amax)
+    return [f"{item.node}: {item.precision}" for item in result.kept]
+"""
+
+
+def test_type_checkers_see_the_types_of_the_installed_package(installed: Path, tmp_path: Path) -> None:
+    def checked(text: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "program.py").write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--config-file",
+            ROOT / "pyproject.toml",
+        ]  # strict; PyTorch isn't followed
+        command += [
+            "--cache-dir",
+            tmp_path / "types",
+            "--python-executable",
+            installed / "bin" / "python",
+            "program.py",
+        ]
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment(installed, tmp_path), capture_output=True, text=True
+        )
+
+    done = checked(PROGRAM)
+    assert done.returncode == 0 and 'Revealed type is "float"' in done.stdout, done.stdout + done.stderr
+    done = checked(PROGRAM.replace("int8=True", 'int8="yes"'))
+    assert done.returncode == 1 and 'Argument "int8" to "build"' in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,45 @@
+"""trtopt as users have it: a wheel of this tree, in an environment of its own outside the checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build_wheel(scratch: Path) -> Path:
+    """A wheel of a copy of what setuptools reads, so that nothing is left in the checkout; without the network."""
+    source, dist = scratch / "source", scratch / "dist"
+    shutil.copytree(ROOT / "trtopt", source / "trtopt", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    _pip("wheel", "--no-build-isolation", "-w", dist, source)
+    (wheel,) = dist.glob("trtopt-*.whl")
+    return wheel
+
+
+def install(wheel: Path, venv: Path) -> None:
+    """Make `venv` with the wheel in it; everything else is borrowed from the tests' environment."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    _pip("install", wheel, python=venv / "bin" / "python")
+    (packages,) = venv.glob("lib/python*/site-packages")
+    # Its own .pth files aren't followed from here, so the checkout that it may have as editable isn't found.
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+
+def environment(venv: Path, folder: Path) -> dict[str, str]:
+    """Variables for commands of `venv`, whose cache is in `folder`."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    path = f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {**kept, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+
+
+def _pip(command: str, *arguments: str | Path, python: Path | None = None) -> None:
+    place = ["--python", python] if python else []
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
+    subprocess.run([sys.executable, "-m", "pip", *place, command, *quiet, *arguments], check=True)
