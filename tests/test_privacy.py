@@ -83,6 +83,7 @@ def test_no_file_and_no_connection(tmp_path: Path) -> None:
 
 
 def test_a_value_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)  # once it is imported, nothing has to be set
     monkeypatch.setenv(TELEMETRY_OFF, "0")
     with unreported():
         assert os.environ[TELEMETRY_OFF] == "0"

@@ -219,7 +219,7 @@ def _no_bindings(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
 
 OBSTACLES: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
     (_no_gpu, DeviceError, ("no GPU here", "no NVIDIA driver")),
-    (_other_gpu, DeviceError, ("the engine is for sm89", "H-GPU (sm90", "--target sm90")),
+    (_other_gpu, DeviceError, ("the engine is for sm89", "H-GPU (sm90", "`target='sm90'`")),
     (_no_bindings, MissingDependency, ("trtopt[gpu]",)),
 ]
 

@@ -431,14 +431,14 @@ def test_code_that_a_plan_carries_runs_only_by_request(
 
     older = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0" if not spec else "8.6.1"}
     manifest = SimpleNamespace(
-        generation=older, spec=spec, targets=(), preprocess=None, classes=None, check_plan=lambda path: None
+        generation=older, spec=spec, targets=(), preprocess=None, classes=None, check_plan=lambda *_: None
     )
     generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
     monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
     path = tmp_path / "net.engine"
     if refused:
-        with pytest.raises(UsageError, match=r"net\.engine .*machine code.*trust_host_code=True \(--trust-host-code\)"):
+        with pytest.raises(UsageError, match=r"net\.engine .*machine code.*`trust_host_code=True`"):
             Session(path)
         assert allowed == []
     else:
