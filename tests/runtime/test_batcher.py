@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -21,8 +23,10 @@ from fake_session import Array, FakeCuda, FakeEngine, OnGpu, Open, adding_engine
 from graphs import conv_relu, values
 
 from trtopt import Batcher
+from trtopt.core import native
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
-from trtopt.runtime.batcher import CLOSED, _Batch, _Buffer, _Group, _Queue, _Request, _sizes
+from trtopt.runtime import gate
+from trtopt.runtime.batcher import CLOSED, _Batch, _Buffer, _Caller, _Group, _Queue, _Request, _sizes
 from trtopt.runtime.session import Session
 
 HOUR = 3600.0
@@ -121,6 +125,111 @@ def test_64_threads_with_any_shapes_get_their_own_results(
     allowed = {size for low, high in batches for size in range(low, high + 1)}
     assert {len(ran) for ran in engine.ran} <= allowed
     assert threads() == []
+
+
+needs_gates = pytest.mark.skipif(not gate.available(), reason="the C extension isn't built, or has no gates here")
+WAYS = [pytest.param(True, marks=needs_gates, id="in one stretch"), pytest.param(False, id="by futures")]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which `run` waits."""
+    if not request.param:
+        monkeypatch.setattr(native, "gates", None)
+
+
+@pytest.mark.usefixtures("way")
+def test_64_threads_that_run_get_their_own_results(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    with open_session(engine.engine) as session, Batcher(session, max_delay="1ms", max_queue=2) as batcher:
+
+        def work(seed: int) -> None:
+            generator = np.random.default_rng(seed)
+            for turn in range(8):
+                width = WIDE if turn == seed % 16 else int(generator.choice([1, 3]))
+                inputs = sample(int(generator.integers(1, 6)), width, seed)
+                if turn % 3 == 0:
+                    inputs["x"] = np.asfortranarray(inputs["x"])
+                results = batcher.run(inputs)
+                check(inputs, results)
+                results["y"][...] = 99  # the caller's own
+
+        assert in_threads(64, work) == []
+        assert batcher.stats().requests == 64 * 8
+    assert threads() == []
+
+
+@pytest.mark.usefixtures("way")
+def test_what_goes_wrong_reaches_every_thread_that_runs(cuda: FakeCuda, open_session: Open) -> None:
+    engine = Engine(cuda)
+    engine.wrong = "broken"
+    with open_session(engine.engine) as session, Batcher(session, max_delay="5ms") as batcher:
+        errors = in_threads(8, lambda seed: batcher.run(sample(seed=seed)))
+        assert len(errors) == 8
+        assert {str(error) for error in errors} == {"broken"}
+        assert len({id(error) for error in errors}) == 8  # raising one changes its traceback
+        engine.wrong = ""
+        check(sample(), batcher.run(sample()))
+
+
+@pytest.mark.usefixtures("way")
+def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(Engine(cuda).engine) as session:
+        batcher = Batcher(session, max_delay=HOUR, max_batch=4, max_queue=1)
+        errors: list[BaseException] = []
+        workers = [
+            threading.Thread(target=lambda: errors.extend(in_threads(1, lambda _: batcher.run(sample()))))
+            for _ in range(3)
+        ]
+        for worker in workers:
+            worker.start()
+        until(lambda: batcher.stats().queued == 3)
+        batcher.close(finish=False)
+        for worker in workers:
+            worker.join(20)
+        assert [type(error) for error in errors] == [CancelledError] * 3
+        with pytest.raises(DeviceError, match=re.escape(CLOSED)):
+            batcher.run(sample())
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
+def test_a_signal_ends_the_wait_of_its_thread_alone(cuda: FakeCuda, open_session: Open) -> None:
+    class Enough(Exception):
+        pass
+
+    def handler(*_: object) -> None:
+        raise Enough
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=3) as batcher:
+            other = batcher.submit(sample(seed=1))
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Enough):
+                batcher.run(sample(seed=2))
+            assert not other.done()
+            check(sample(seed=3), batcher.run(sample(seed=3)))  # the third sample: full
+            check(sample(seed=1), other.result(20))
+            futures = [batcher.submit(sample(seed=seed)) for seed in (4, 5)]
+            check(sample(seed=6), batcher.run(sample(seed=6)))
+            for seed, future in zip((4, 5), futures):
+                check(sample(seed=seed), future.result(20))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@needs_gates
+def test_a_thread_that_ends_before_its_copy_holds_nobody_up(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
+        with monkeypatch.context() as patch:
+            patch.setattr(_Caller, "copy_and_wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                batcher.run(sample(seed=1))
+        check(sample(seed=2), batcher.run(sample(seed=2)))
 
 
 def test_a_full_batch_starts_without_waiting(cuda: FakeCuda, open_session: Open) -> None:
@@ -240,14 +349,14 @@ class _Memory(_Buffer):
     """A batch's memory without a session."""
 
     def __init__(self) -> None:
-        pass
+        self.gate = None
 
     def arrays(self, shapes: Any, samples: int) -> dict[str, Array]:
         return {str(number): np.full((samples, *shape), 7) for number, shape in enumerate(shapes)}
 
 
 def _group(width: int, capacity: int = 4) -> _Group:
-    return _Group(((width,),), capacity, (capacity,))
+    return _Group(((width,),), (4 * width,), capacity, (capacity,))
 
 
 def _queue(most: int = 8) -> tuple[_Queue, Clock]:
@@ -321,6 +430,7 @@ def test_who_waits_for_room_gets_it_in_order_and_nobody_waits_for_more_meanwhile
 def test_who_leaves_is_not_waited_for_and_leaves_no_old_memory_behind() -> None:
     queue, clock = _queue()
     gone = _Request(_group(2), 2)
+    gone.future = Future()
     assert queue.enter(gone)
     stays = _entered(queue, _group(2))
     queue.abandon(gone)

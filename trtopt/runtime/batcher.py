@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import copy
+import ctypes
 import functools
 import itertools
 import math
@@ -18,7 +19,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
@@ -28,9 +29,13 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, parse_seconds
-from trtopt.cuda.arrays import View, like_host, view
+from trtopt.cuda.arrays import View, like_host, start, view
 from trtopt.cuda.tensors import Shape, Tensor, check_array, x
+from trtopt.runtime import gate
+from trtopt.runtime.bindings import MAPPED, as_bytes
+from trtopt.runtime.gate import Gate
 from trtopt.runtime.session import Session
+from trtopt.runtime.stretch import WIDTH, Stretch, copying
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -129,6 +134,7 @@ class Batcher:
         self.max_delay = delay
         self.max_batch = self._largest(max_batch)
         self._groups: dict[Shapes, _Group] = {}
+        self._here = threading.local()
         self._queue = _Queue(functools.partial(_Buffer, session), delay, max_queue, clock)
         self._queue.threads = tuple(
             threading.Thread(target=_serve, args=(session, self._queue), name=f"trtopt-batcher-{index}", daemon=True)
@@ -156,36 +162,65 @@ class Batcher:
                 What `Session.run` raises goes to every request of the batch, by the future's `result()`.
         """
         request, arrays = self._request(inputs)
-        room = threading.Lock()
-        room.acquire()
-        request.called = lambda _: room.release()
+        request.future = future = Future()
         try:
-            if not self._queue.enter(request):
-                if not room.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) and self._queue.leave(
-                    request
-                ):
-                    raise Busy(
-                        f"no room in {timeout:.3g} s: {self._queue.most} batches wait already (max_queue); call less often, "
-                        "wait longer, or make the batcher with more"
-                    )
-                request.check()
+            self._enter(request, timeout)
             self._fill(request, arrays)
         except BaseException:
             self._queue.abandon(request)
             raise
-        return request.future
+        return future
+
+    def _enter(self, request: _Request, timeout: float | None) -> None:
+        """Wait for rows in a batch."""
+        room = threading.Lock()
+        room.acquire()
+        request.called = lambda _: room.release()
+        if self._queue.enter(request):
+            return
+        if not room.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) and self._queue.leave(request):
+            raise Busy(
+                f"no room in {timeout:.3g} s: {self._queue.most} batches wait already (max_queue); call less often, "
+                "wait longer, or make the batcher with more"
+            )
+        request.check()
 
     def run(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
         """`submit` and wait for the results.
 
         Raises: as `submit`, and as `Session.run`.
         """
+        if gate.available():
+            return self._run(inputs, timeout)
         future = self.submit(inputs, timeout=timeout)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
+
+    def _run(self, inputs: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
+        """`run` with one stretch: where many threads queue for Python's GIL, each time one lets it go costs more than all that
+        is done here."""
+        request, arrays = self._request(inputs)
+        caller: _Caller | None = getattr(self._here, "caller", None)
+        if caller is None:
+            caller = self._here.caller = _Caller(len(self._inputs))
+        caller.arrived.value = 0
+        request.caller, request.direct = caller, True
+        try:
+            self._enter(request, timeout)
+            if request.direct:
+                caller.copy_and_wait(request, [np.ascontiguousarray(array) for array in arrays])
+            else:
+                self._fill(request, arrays)
+                caller.gate.wait(-1)
+        except BaseException:
+            self._here.caller = None  # somebody may still open its gate
+            self._queue.abandon(request)
+            raise
+        request.check()
+        return request.results()
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` for asyncio: never waits in the event loop, also not while the queue is full; only the copy of the samples is
@@ -194,6 +229,7 @@ class Batcher:
         Raises: as `run`, without Busy.
         """
         request, arrays = self._request(inputs)
+        request.future = future = Future()
         loop = asyncio.get_running_loop()
         room: asyncio.Future[None] = loop.create_future()
 
@@ -212,7 +248,7 @@ class Batcher:
         except BaseException:
             self._queue.abandon(request)
             raise
-        return await asyncio.wrap_future(request.future)
+        return await asyncio.wrap_future(future)
 
     def stats(self) -> BatcherStats:
         """What it did so far."""
@@ -226,8 +262,8 @@ class Batcher:
         """
         if os.getpid() != self._process:  # its threads aren't in the child
             return
-        for future in self._queue.close(finish):
-            future.cancel()
+        for request in self._queue.close(finish):
+            request.cancel()
         self._queue.join()
 
     def __enter__(self) -> Batcher:
@@ -271,7 +307,8 @@ class Batcher:
                     f"input {tensor.name!r} lies in GPU memory; batches are put together in host memory: give a NumPy "
                     "array, or call Session.run"
                 )
-            check_array(tensor, array)
+            if array.dtype != tensor.dtype or array.ndim != len(tensor.shape):
+                check_array(tensor, array)
             arrays.append(array)
         samples = arrays[0].shape[0]
         if samples < 1 or any(array.shape[0] != samples for array in arrays):
@@ -311,7 +348,8 @@ class Batcher:
             if len(self._groups) >= _REMEMBERED:
                 self._groups.clear()
             capacity = min(self.max_batch, max(high for _, high in ranges))
-            group = self._groups[shapes] = _Group(shapes, capacity, _sizes(ranges, capacity))
+            nbytes = tuple(tensor.nbytes(shape) for tensor, shape in zip(self._inputs, shapes))
+            group = self._groups[shapes] = _Group(shapes, nbytes, capacity, _sizes(ranges, capacity))
         return group
 
     def _fill(self, request: _Request, arrays: Sequence[Array]) -> None:
@@ -325,21 +363,27 @@ class _Group:
     """Samples that can run together.
 
     Attributes:
-        shapes: of one sample, for each input.
+        shapes, nbytes: of one sample, for each input.
         capacity: samples a batch at the most.
         sizes: that batches run at, growing; the last is the first that isn't below the capacity.
     """
 
     shapes: Shapes
+    nbytes: tuple[int, ...]
     capacity: int
     sizes: tuple[int, ...]
 
 
 class _Buffer:
-    """Memory for the inputs of one batch, of any shape; it only grows."""
+    """Memory for the inputs of one batch, of any shape; it only grows.
+
+    Attributes:
+        gate: for who runs the batch, when all callers that copy without the GIL have done so.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.gate = Gate() if gate.available() else None
         self._held: dict[str, Array] = {}  # flat
         self._views: dict[tuple[Shapes, int], dict[str, Array]] = {}
 
@@ -366,25 +410,76 @@ class _Buffer:
         return arrays
 
 
+class _Caller:
+    """A thread that calls `run`: its gate, which opens when its batch has run, and the rows of its calls.
+
+    Attributes:
+        arrived: 1 if the samples are in the batch.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self.gate = Gate()
+        self.arrived, self._one = ctypes.c_int64(), ctypes.c_int64(1)
+        copies = [copying(0, 0, 0)] * inputs
+        arrived = copying(ctypes.addressof(self.arrived), ctypes.addressof(self._one), 8)
+        self._stretch = Stretch([self.gate.adding(-1), *copies, self.gate.adding(1), arrived, self.gate.waiting()])
+
+    def copy_and_wait(self, request: _Request, arrays: Sequence[Array]) -> None:
+        """Args:
+        arrays: the samples, contiguous.
+        """
+        batch, words, word = request.batch, self._stretch.words, WIDTH
+        assert batch is not None
+        assert batch.buffer.gate is not None
+        for array, whole, nbytes in zip(arrays, batch.arrays.values(), request.group.nbytes):
+            words[word + 1], words[word + 2] = start(whole) + request.first * nbytes, start(array)
+            words[word + 3] = request.samples * nbytes
+            word += WIDTH
+        words[word + 1] = batch.buffer.gate.address
+        if self._stretch.run():
+            self.gate.wait()
+
+
 class _Request:
     """Samples of one caller.
 
     Attributes:
+        future: of the results; None: `caller` waits for them.
+        direct: the caller's thread copies the samples and waits, without the GIL.
+        filling: the caller copies the samples some other way, and hasn't yet.
         example: an array of the library that results are made arrays of; None: NumPy's.
         called: runs once, from any thread, when the request has rows in a batch or `error` is set, unless it had at once.
         accepted: when the caller came, in seconds of the queue's clock.
-        filling: it has rows that its caller still writes.
+        outputs: of the whole batch; `alone`: it holds nobody else's samples.
     """
 
-    __slots__ = ("accepted", "batch", "called", "error", "example", "filling", "first", "future", "group", "samples")
+    __slots__ = (
+        "accepted",
+        "alone",
+        "batch",
+        "called",
+        "caller",
+        "direct",
+        "error",
+        "example",
+        "filling",
+        "first",
+        "future",
+        "group",
+        "outputs",
+        "samples",
+    )
 
     def __init__(self, group: _Group, samples: int, example: Any = None) -> None:
         self.group, self.samples, self.example = group, samples, example
-        self.future: Future[dict[str, Any]] = Future()
+        self.future: Future[dict[str, Any]] | None = None
+        self.caller: _Caller | None = None
         self.called: Callable[[_Request], object] = bool
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.batch: _Batch | None = None
-        self.first, self.accepted, self.filling = 0, 0.0, False
+        self.outputs: Mapping[str, Array] = {}
+        self.first, self.accepted = 0, 0.0
+        self.alone = self.direct = self.filling = False
 
     @property
     def part(self) -> slice:
@@ -399,12 +494,36 @@ class _Request:
         if self.error is not None:
             raise self.error
 
+    def starts(self) -> bool:
+        """Its batch is about to run. False: nobody wants its results any more."""
+        return self.error is None if self.future is None else self.future.set_running_or_notify_cancel()
+
+    def cancel(self) -> None:
+        if self.future is None:
+            self.error = self.error or CancelledError()
+        else:
+            self.future.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        if self.future is None:
+            self.error = self.error or error
+        elif not self.future.done():
+            self.future.set_exception(error)
+
+    def results(self) -> dict[str, Any]:
+        """Arrays of the caller's own."""
+        results = {}
+        for name, output in self.outputs.items():
+            rows = output if self.alone else _copied(output[self.part])
+            results[name] = rows if self.example is None else like_host(self.example, rows)
+        return results
+
 
 class _Batch:
     """Requests that run together.
 
     Attributes:
-        filling: requests whose callers still copy.
+        filling, direct: requests whose callers still copy, and those whose callers tell the buffer's gate when they have.
         sealed: it takes no more requests, and is due.
         full: it was sealed because there was no more room.
     """
@@ -413,7 +532,7 @@ class _Batch:
         self.group, self.buffer, self.since = group, buffer, since
         self.arrays = buffer.arrays(group.shapes, group.sizes[-1])  # at once: memory that grows loses what it holds
         self.requests: list[_Request] = []
-        self.samples = self.filling = 0
+        self.samples = self.filling = self.direct = 0
         self.sealed = self.full = False
 
 
@@ -455,6 +574,7 @@ class _Queue:
             request.accepted = self._clock()
             if self._place(request, not self._blocked):
                 return True
+            request.direct = False  # when there is room, its thread may be busy with something else
             self._blocked.append(request)
             self._ready.notify()  # now the oldest batch is due
             return False
@@ -479,12 +599,16 @@ class _Queue:
 
     def abandon(self, request: _Request) -> None:
         """The caller won't copy its samples, or doesn't want its results: nobody shall wait for it."""
-        request.future.cancel()
+        request.cancel()
         with self._ready:
-            if not self.leave(request) and request.filling:
-                for rows in request.rows():
-                    rows[...] = 0  # old memory may hold indices out of range
-                self.filled(request)
+            absent = request.direct and request.caller is not None and not request.caller.arrived.value
+            if self.leave(request) or request.batch is None or not (request.filling or absent):
+                return
+            for rows in request.rows():
+                rows[...] = 0  # old memory may hold indices out of range
+            self.filled(request)
+            if absent and request.batch.buffer.gate is not None:
+                gate.add_one([request.batch.buffer.gate])
 
     def _place(self, request: _Request, may_begin: bool) -> bool:
         """Give a request rows in the batch that it fits in; `may_begin`: or in a new one."""
@@ -500,10 +624,11 @@ class _Queue:
             batch = self._open[group.shapes] = self._begin(request)
             self._waiting.append(batch)
             self._ready.notify()  # somebody has to wait for its time
-        request.batch, request.first, request.filling = batch, batch.samples, True
+        request.batch, request.first, request.filling = batch, batch.samples, not request.direct
         batch.requests.append(request)
         batch.samples += request.samples
-        batch.filling += 1
+        batch.filling += request.filling
+        batch.direct += request.direct
         if batch.samples == group.capacity:
             batch.full = True
             self._seal(batch)
@@ -585,21 +710,21 @@ class _Queue:
 
     # The whole -------------------------------------------------------------------------------------------------------
 
-    def close(self, finish: bool = True) -> list[Future[dict[str, Any]]]:
-        """Accept nothing more. Returns: futures to cancel, if what waits shall not be finished."""
+    def close(self, finish: bool = True) -> list[_Request]:
+        """Accept nothing more. Returns: requests to cancel, if what waits shall not be finished."""
         if os.getpid() != self._process:  # a thread that isn't here may have the lock
             return []
         with self._ready:
             self._closing = True
-            futures = []
+            requests: list[_Request] = []
             if not finish:
-                futures = [request.future for batch in self._waiting for request in batch.requests]
+                requests = [request for batch in self._waiting for request in batch.requests]
                 while self._blocked:
                     request = self._blocked.popleft()
                     request.error = DeviceError(CLOSED)
                     request.called(request)
             self._ready.notify_all()
-            return futures
+            return requests
 
     def join(self) -> None:
         for thread in self.threads:
@@ -644,26 +769,30 @@ def _serve_one(session: Session, queue: _Queue) -> bool:
     batch = queue.take()
     if batch is None:
         return False
+    requests: list[_Request] = []
     try:
         try:
-            requests = [request for request in batch.requests if request.future.set_running_or_notify_cancel()]
-            results = _run(session, queue, batch, requests) if requests else []
+            if batch.direct and batch.buffer.gate is not None:
+                batch.buffer.gate.wait(-batch.direct)
+            requests = [request for request in batch.requests if request.starts()]
+            if requests:
+                _run(session, queue, batch, requests)
         finally:
             queue.release(batch.buffer)
+        futures = [(request.future, request.results()) for request in requests if request.future is not None]
+        for future, results in futures:
+            future.set_result(results)
     except BaseException as error:  # whatever it is, nobody shall wait for ever
         for request in batch.requests:
-            if not request.future.done():
-                request.future.set_exception(_own(error))
-        return True
+            request.fail(_own(error))
     finally:
+        gate.add_one([request.caller.gate for request in batch.requests if request.caller is not None])
         batch.requests.clear()  # they refer to it: its memory shall not wait for the garbage collector
-    for request, result in zip(requests, results):
-        request.future.set_result(result)
     return True
 
 
-def _run(session: Session, queue: _Queue, batch: _Batch, requests: Sequence[_Request]) -> list[dict[str, Any]]:
-    """The results of each request."""
+def _run(session: Session, queue: _Queue, batch: _Batch, requests: Sequence[_Request]) -> None:
+    """Give each request the outputs."""
     queue.started(batch, requests)
     size = next(size for size in batch.group.sizes if size >= batch.samples)
     arrays = batch.buffer.arrays(batch.group.shapes, size)
@@ -677,18 +806,17 @@ def _run(session: Session, queue: _Queue, batch: _Batch, requests: Sequence[_Req
                 f"output {name!r} has shape {x(output.shape)} for a batch of {size}: its first axis isn't the batch, so that "
                 "it can't be divided among the requests; call Session.run"
             )
-    whole = len(requests) == 1 and requests[0].samples == size
-    return [
-        {
-            name: _wrapped(request.example, output if whole else output[request.part].copy())
-            for name, output in outputs.items()
-        }
-        for request in requests
-    ]
+    alone = len(requests) == 1 and requests[0].samples == size
+    for request in requests:
+        request.outputs, request.alone = outputs, alone
 
 
-def _wrapped(example: Any, array: Array) -> Any:
-    return array if example is None else like_host(example, array)
+def _copied(rows: Array) -> Array:
+    if rows.nbytes > MAPPED:
+        return rows.copy()
+    copied = np.empty(rows.shape, rows.dtype)
+    as_bytes(copied)[:] = as_bytes(rows)  # keeps the GIL
+    return copied
 
 
 def _own(error: BaseException) -> BaseException:
