@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.cuda import arrays
-from trtopt.cuda.arrays import DeviceArray, View, like, like_host, start, view
+from trtopt.cuda.arrays import UNKNOWN, DeviceArray, View, like, like_host, start, view
 
 torch.set_num_threads(1)
 Array = NDArray[Any]
@@ -255,7 +255,7 @@ def test_a_result_goes_through_dlpack_and_back(name: str) -> None:
     found = view(foreign, 5)
     assert isinstance(found, View)
     assert (found.address, found.shape, found.dtype) == (values.ctypes.data, values.shape, values.dtype)
-    assert result.exported
+    assert result.streams == {UNKNOWN}
     del result, capsule
     gc.collect()
     assert gone() is not None
@@ -328,13 +328,12 @@ def test_consumers_wait_for_an_unfinished_result(asked: int | None, waits: list[
 def test_our_own_results_are_ordered_without_a_protocol() -> None:
     waited: list[int] = []
     result = _ours(np.ones(2), stream=7, ready=_Point(waited))
-    assert not result.exported
     for stream in (7, 9):
         found = view(result, stream)
         assert isinstance(found, View)
         assert (found.stream, found.owner) == (None, result)
     assert waited == [9]
-    assert result.exported
+    assert result.streams == {7}  # the readers of ours say when they have read it
     unordered = view(_ours(np.ones(2), stream=7), 9)
     assert isinstance(unordered, View)
     assert unordered.stream == 7

@@ -252,7 +252,8 @@ def test_arrays_in_gpu_memory_are_used_where_they_lie(cuda: FakeCuda, open_sessi
             np.testing.assert_array_equal(result.numpy(), inputs["x"] + inputs["row"])
             kept = [*kept[-2:], result]
         assert cuda.calls.count("cudaMemcpyAsync") == copies
-        assert session.stats().replays > 0
+        assert "cudaDeviceSynchronize" not in cuda.calls
+        assert session.stats().replays >= 30
         target = OnGpu(device, np.zeros((4, 3), np.float32))
         assert session.run({"x": x, "row": row}, out={"y": target})["y"] is target
         np.testing.assert_array_equal(target.now(), inputs["x"] + inputs["row"])
@@ -271,6 +272,37 @@ def test_results_that_are_held_are_never_overwritten(cuda: FakeCuda, open_sessio
             np.testing.assert_array_equal(result.numpy(), values + row.values)
         held.clear()
         del result, row
+
+
+@pytest.mark.parametrize("reader", [None, "of the caller's"])
+def test_a_result_that_is_let_go_of_is_read_before_its_memory_is_used_again(
+    cuda: FakeCuda, open_session: Open, reader: str | None
+) -> None:
+    """By the legacy default stream, and by one that its consumer names."""
+    cuda.streams[1] = []
+    with open_session(adding_engine(cuda)) as session:
+        device = session._gpus[0].device
+        row = OnGpu(device, inputs_of(4)["row"])
+        with device.stream() as other:
+            stream = 1 if reader is None else other.handle
+            wanted, seen = [], []
+            for seed in range(24):
+                inputs = inputs_of(4, seed)
+                x = OnGpu(device, inputs["x"])
+                result = session.run({"x": x, "row": row})["y"]
+                result.__dlpack__(stream=None if reader is None else stream)
+                size = result.nbytes
+                cuda.push(stream, lambda at=result.address, size=size: seen.append(ctypes.string_at(at, size)))
+                wanted.append((inputs["x"] + row.values).tobytes())
+                del result
+            other.synchronize()
+            device.synchronize()
+        assert seen == wanted
+        waits = cuda.calls.count("cudaDeviceSynchronize")
+        assert waits == 1 if reader is None else 2 < waits <= 8
+        assert session.memory().gpu < 20_000
+        del x, row
+    del cuda.streams[1]
 
 
 def test_on_the_callers_stream_nothing_is_waited_for(cuda: FakeCuda, open_session: Open) -> None:

@@ -272,9 +272,9 @@ def test_shapes_that_always_change_do_not_fill_the_gpu(cuda: FakeCuda, open_sess
                 results = session.run({"x": x, "row": row})
                 assert results["s"].numpy()[-1] == 3 * batch
             blocks = session._lanes._free[0][0].blocks
-            most = max(most, len(blocks._sizes))
+            most = max(most, len(blocks._returned))
         assert most == 32
-        kept = sum(len(size.ready) + len(size.returned) for size in blocks._sizes.values())
+        kept = sum(map(len, blocks._returned.values()))
         assert kept <= 32 * 5
         del x, row, results
 

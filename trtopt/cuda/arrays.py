@@ -22,6 +22,7 @@ from trtopt.core.errors import UsageError
 from trtopt.cuda.tensors import Shape, numpy_dtype, x
 
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
+LEGACY, UNKNOWN = 1, -1  # streams as DLPack names them: the default one, and none
 _NAMED = {(4, 16): "bfloat16", (10, 8): "float8_e4m3fn"}
 _KINDS = {0: "int", 1: "uint", 2: "float"}
 _DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed memory", 14: "oneAPI"}
@@ -354,7 +355,7 @@ class DeviceArray:
     Attributes:
         shape, dtype, nbytes: as of a NumPy array.
         ordinal, address: the GPU and where on it.
-        exported: whether anybody got hold of the memory through a protocol.
+        streams: on which it may be read or written when nothing refers to it any more (`trtopt.cuda.memory.Block`).
     """
 
     __slots__ = (
@@ -365,9 +366,9 @@ class DeviceArray:
         "_stream",
         "address",
         "dtype",
-        "exported",
         "ordinal",
         "shape",
+        "streams",
     )
 
     def __init__(
@@ -381,15 +382,18 @@ class DeviceArray:
         stream: int | None = None,
         ready: Ready | None = None,
         copy_to_host: Callable[[NDArray[Any], int], None] | None = None,
+        streams: set[int] | None = None,
     ) -> None:
         self.address, self.shape, self.dtype, self.ordinal = address, shape, dtype, ordinal
-        self._owner, self._ready, self._copy = owner, ready, copy_to_host
-        self._stream = 1 if stream == 0 else stream  # protocols call the legacy stream 1
-        self.exported = False
+        self._owner, self._copy = owner, copy_to_host
+        self.streams = set() if streams is None else streams
+        self.written(stream, ready)
 
     def written(self, stream: int | None, ready: Ready | None) -> None:
         """New content comes in the order of `stream`, there when `ready` is; None: it is there."""
-        self._stream, self._ready = 1 if stream == 0 else stream, ready
+        self._stream, self._ready = LEGACY if stream == 0 else stream, ready
+        if self._stream is not None:
+            self.streams.add(self._stream)
 
     @property
     def nbytes(self) -> int:
@@ -397,7 +401,6 @@ class DeviceArray:
 
     def view(self, stream: int) -> View:
         """For the stream that uses it next, which is made to wait if the result isn't finished."""
-        self.exported = True
         return View(self.address, self.shape, self.dtype, self.ordinal, self._await(stream or 1), self)
 
     def _await(self, consumer: int) -> int | None:
@@ -423,7 +426,7 @@ class DeviceArray:
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if self.dtype.isbuiltin != 1:  # an AttributeError, so that hasattr() says no
             raise AttributeError(f"{self.dtype} has no place in the CUDA array interface; use DLPack")
-        self.exported = True
+        self.streams.add(UNKNOWN)
         return {
             "shape": self.shape,
             "typestr": self.dtype.str,
@@ -443,7 +446,7 @@ class DeviceArray:
             raise BufferError("only the memory itself is given, on its own GPU, without a copy")
         if stream != -1:
             self._await(stream or 1)
-        self.exported = True
+        self.streams.add(stream or LEGACY)
         return export(self.address, self.shape, self.dtype, (_CUDA, self.ordinal), self)
 
     def __len__(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Callable
 
 from trtopt.core.errors import DeviceError
+from trtopt.cuda.arrays import LEGACY
 from trtopt.cuda.device import Device, DeviceBuffer, HostBuffer
 
-_ROTATING = 4  # blocks of one size before freed ones are used again
+_KEPT = 4  # blocks of one size that wait for streams of others, before the device is waited for
 _SIZES = 32  # of blocks that are kept: shapes that always change would fill the GPU with blocks that nobody needs again
 
 
@@ -59,94 +61,81 @@ class Memory:
 
 
 class Block:
-    """Device memory lent for one result. It goes back when nothing refers to it any more."""
+    """Device memory lent for one result. It goes back when nothing refers to it any more.
 
-    __slots__ = ("__weakref__", "_home", "address", "buffer")
+    Attributes:
+        streams: on which it may be written or read even then: handles, `arrays.LEGACY` and `UNKNOWN` among them.
+    """
 
-    def __init__(self, buffer: DeviceBuffer, home: deque[DeviceBuffer]) -> None:
+    __slots__ = ("__weakref__", "_home", "address", "buffer", "streams")
+
+    def __init__(self, buffer: DeviceBuffer, home: deque[tuple[DeviceBuffer, set[int]]]) -> None:
         self.buffer, self.address, self._home = buffer, buffer.address, home
+        self.streams: set[int] = set()
 
     def __del__(self) -> None:
-        self._home.append(self.buffer)
-
-
-class _Size:
-    """The blocks of one size: those that can be lent, and those whose readers may still run."""
-
-    __slots__ = ("ready", "returned", "used")
-
-    def __init__(self) -> None:
-        self.used = True  # since `Blocks` looked last for one that isn't needed any more
-        self.ready: deque[DeviceBuffer] = deque()
-        self.returned: deque[DeviceBuffer] = deque()
+        self._home.append((self.buffer, self.streams))
 
 
 class Blocks:
-    """Device memory for results, used again in turn so that CUDA graphs meet the same addresses.
+    """Device memory for results, used again in the order of streams.
 
-    A result's last reference may go while kernels of its reader still run, on a stream unknown here. So returned blocks
-    wait until `_ROTATING` of a size are out, and are used again after the whole device has come to rest.
+    A result's last reference may go while kernels of its reader still run. So a block that came back is lent to a call on a
+    stream if nothing but that stream and the legacy default one, which the call is made to follow, had to do with it. Where
+    other streams had (DLPack tells them), a few more blocks are made, and then the whole device is waited for.
+
+    Args:
+        follow: make a stream wait for what the default stream has to do by now.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
-        self._sizes: dict[int, _Size] = {}
-        self._short: _Size | None = None
+    def __init__(self, memory: Memory, follow: Callable[[int], None]) -> None:
+        self._memory, self._follow = memory, follow
+        # By their size in bytes, the size that was used last at the end.
+        self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
-    def take(self, nbytes: int) -> Block:
-        size = self._sizes.get(nbytes)
-        if size is None:
-            if len(self._sizes) >= _SIZES:
-                self._free(self._sizes.pop(self._unused()))
-            size = self._sizes[nbytes] = _Size()
-        size.used = True
-        if not size.ready and len(size.returned) >= _ROTATING:
-            self._rest(size)
-        buffer = size.ready.popleft() if size.ready else self._new(nbytes)
-        if not size.ready:
-            self._short = size
-        return Block(buffer, size.returned)
+    def take(self, nbytes: int, stream: int) -> Block:
+        """A block for a result that is written in the order of a stream.
+
+        Raises:
+            DeviceError: there is no memory.
+        """
+        home = self._returned.get(nbytes)
+        if home is None:
+            if len(self._returned) >= _SIZES:
+                self._free(self._returned.popitem(last=False)[1])
+            home = self._returned[nbytes] = deque()
+        else:
+            self._returned.move_to_end(nbytes)
+        waited = False
+        while True:
+            for index in range(len(home)):  # others append meanwhile
+                buffer, streams = home[index]
+                if streams <= {stream, LEGACY}:
+                    del home[index]
+                    if LEGACY in streams:
+                        self._follow(stream)
+                    return Block(buffer, home)
+            if waited or len(home) < _KEPT:
+                return Block(self._new(nbytes), home)
+            came = tuple(home)  # what comes back from now on may have readers that start later
+            self._memory.device.synchronize()
+            for _, streams in came:
+                streams.clear()
+            waited = True
 
     def _new(self, nbytes: int) -> DeviceBuffer:
-        """Memory for one more; if there is none left, in place of what the other sizes keep."""
+        """Memory for one more; if there is none left, in place of what is kept."""
         try:
             return self._memory.gpu(nbytes)
         except DeviceError:
-            if not any(size.ready or size.returned for size in self._sizes.values()):
+            if not any(self._returned.values()):
                 raise
-            self._free(*self._sizes.values())
+            self._free(*self._returned.values())
             return self._memory.gpu(nbytes)
 
-    def _unused(self) -> int:
-        """The size that wasn't used for longest, nearly: the clock algorithm, which costs `take` less than an order would."""
-        for nbytes, size in tuple(self._sizes.items()):
-            if not size.used:
-                break
-            size.used = False
-            self._sizes[nbytes] = self._sizes.pop(nbytes)  # to the end
-        return next(iter(self._sizes))
-
-    def _free(self, *sizes: _Size) -> None:
-        """Free the blocks of these sizes that aren't lent. Those that are free themselves, or come back."""
+    def _free(self, *homes: deque[tuple[DeviceBuffer, set[int]]]) -> None:
+        """Free what came back. (Of what is still lent, each frees itself when nothing refers to it and its home.)"""
         self._memory.device.synchronize()  # their readers may still run
-        for size in sizes:
-            for blocks in (size.ready, size.returned):
-                while blocks:
-                    blocks.popleft().free()
-
-    def wait(self) -> bool:
-        """To be called where the stream would be waited for: wait for the whole device, if that lends blocks again.
-
-        Returns: whether it did.
-        """
-        size, self._short = self._short, None
-        if size is None or len(size.returned) < _ROTATING - 1:
-            return False
-        self._rest(size)
-        return True
-
-    def _rest(self, size: _Size) -> None:
-        came = len(size.returned)  # what comes back from now on may have readers that start later
-        self._memory.device.synchronize()
-        for _ in range(came):
-            size.ready.append(size.returned.popleft())
+        for home in homes:
+            while home:
+                home.popleft()[0].free()

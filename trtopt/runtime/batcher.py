@@ -162,7 +162,8 @@ class Batcher:
                 What `Session.run` raises goes to every request of the batch, by the future's `result()`.
         """
         request, arrays = self._request(inputs)
-        request.future = future = Future()
+        future: Future[dict[str, Any]] = Future()
+        request.future = future
         try:
             self._enter(request, timeout)
             self._fill(request, arrays)
@@ -229,7 +230,8 @@ class Batcher:
         Raises: as `run`, without Busy.
         """
         request, arrays = self._request(inputs)
-        request.future = future = Future()
+        future: Future[dict[str, Any]] = Future()
+        request.future = future
         loop = asyncio.get_running_loop()
         room: asyncio.Future[None] = loop.create_future()
 

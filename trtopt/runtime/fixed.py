@@ -14,7 +14,7 @@ from trtopt.cuda.arrays import View, like, like_host, start
 from trtopt.cuda.device import Graph
 from trtopt.cuda.tensors import Shape
 from trtopt.runtime.bindings import COPIED, STAGED, Source
-from trtopt.runtime.lane import Copy, Lane, check_shape, wanted_on_host
+from trtopt.runtime.lane import Copy, Lane, check_shape, read_on, wanted_on_host
 from trtopt.runtime.stretch import Stretch, copying
 
 
@@ -59,6 +59,8 @@ def fix(
     if None in binding.outputs:
         raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
     own, raw = (lane.own, lane.stream.raw) if stream is None else (stream, stream)
+    if stream is not None:
+        read_on(stream, arrays)
     places, stages, makers = _inputs(lane, arrays, binding.staging, own)
     results: dict[str, Any] = {}
     copies: list[Copy] = []
@@ -75,8 +77,10 @@ def fix(
             places.append(given.address)
             results[tensor.name] = given.owner
         elif given is None and on_gpu and not tensor.on_host:
-            block = lane.blocks.take(size)
+            block = lane.blocks.take(size, own)
             places.append(block.address)
+            if stream is not None:
+                block.streams.add(stream)
             value: Any = lane.wrap(tensor, block, shape, None)
             results[tensor.name] = value if example is None else like(example, value)
         else:

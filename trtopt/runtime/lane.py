@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import math
 import weakref
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.cuda.arrays import DeviceArray, View, like, like_host, start, writable
+from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
@@ -55,7 +56,7 @@ class Lane:
         self._dirty = False  # a call ended early: its work may still run
         self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
         self.bindings = Bindings(device, self.stream, loaded, signature, memory, graphs=graphs, shares=shares)
-        self.blocks = Blocks(memory)
+        self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._done))
         self.replays = 0
 
     # The call ------------------------------------------------------------------------------------------------------
@@ -80,7 +81,10 @@ class Lane:
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
         bound = self.bindings.bind(arrays, shapes)
-        found = self._again(bound, arrays, out, example) if stream is None else None
+        found = None
+        if stream is None:
+            again = self._again if example is None or View not in map(type, arrays) else self._again_on_gpu
+            found = again(bound, arrays, out, example)
         if found is None:
             with self.device.current():
                 found = self._run(bound, arrays, out, stream, example)
@@ -145,6 +149,46 @@ class Lane:
                 found[name] = like_host(example, found[name])
         return found
 
+    def _again_on_gpu(
+        self,
+        bound: Binding,
+        arrays: Sequence[Source],
+        out: Mapping[str, Source] | None,
+        example: Any,
+    ) -> dict[str, Any] | None:
+        """The same from and to arrays in GPU memory, where this device is the current one: the default stream is asked."""
+        driver, own = self._driver, self.own
+        if out or (driver is not None and driver.current() != self._cuda.context):
+            return None
+        places: list[int] = []
+        for array in arrays:
+            if type(array) is not View or array.ordinal != self._ordinal:
+                return None
+            if array.stream is not None and array.stream != own and not self.device.idle(array.stream):
+                self.follow(array.stream, own)
+            places.append(array.address)
+        blocks = []
+        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
+            if shape is None or tensor.on_host:
+                return None
+            block = self.blocks.take(size, own)
+            blocks.append(block)
+            places.append(block.address)
+        replay = bound.graphs.get(tuple(places))
+        if replay is None:
+            return None
+        self._dirty = True
+        self.launch(replay.raw, replay.address, self._raw, own)
+        found = {}
+        for tensor, (name, shape, _), block in zip(self.signature.outputs, bound.results, blocks):
+            value = self.wrap(tensor, block, shape, None)
+            found[name] = value if example is None else like(example, value)
+        self.wait(self._raw, own)
+        self._dirty = False
+        replay.used = self.bindings.calls
+        self.replays += 1
+        return found
+
     def _prepare(self, replay: Replay, bound: Binding, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound.landing if source is not None]
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
@@ -198,6 +242,8 @@ class Lane:
             self.replays += 1
         else:
             self.bindings.enqueue(bound, arrays, places, target)
+        if not waits:
+            read_on(target, arrays)
         return self._finish(bound, results, raw, target, waits, example)
 
     def _targets(
@@ -217,7 +263,7 @@ class Lane:
                     )
                 results.append(given)
             elif on_gpu and shape is not None and not tensor.on_host:
-                results.append(self.blocks.take(size))
+                results.append(self.blocks.take(size, target))
             else:
                 results.append(None)
             if isinstance(given, View):
@@ -237,12 +283,10 @@ class Lane:
         free = None if waits else target
         wrapped: dict[str, Any] = {}
         copies: list[Copy] = []
-        lent = False
         for tensor, shape, landing, result in zip(self.signature.outputs, bound.outputs, bound.landing, results):
             value: Any
             if isinstance(result, Block):
                 assert shape is not None
-                lent = True
                 value = self.wrap(tensor, result, shape, free)
                 value = value if example is None else like(example, value)
             elif isinstance(result, View):
@@ -261,7 +305,7 @@ class Lane:
         if free is not None:
             self._cuda("cudaEventRecord", self._done.raw, free)
             self._behind = free
-        elif not (lent and self.blocks.wait()):
+        else:
             self.wait(raw, target)
         for array, landing in copies:
             np.copyto(array, landing)
@@ -369,7 +413,15 @@ class Lane:
             cuda("cudaMemcpy", target.ctypes.data, address, target.nbytes, to_host)
 
         return DeviceArray(
-            block.address, shape, tensor.dtype, self._ordinal, block, stream=stream, ready=done, copy_to_host=fetch
+            block.address,
+            shape,
+            tensor.dtype,
+            self._ordinal,
+            block,
+            stream=stream,
+            ready=done,
+            copy_to_host=fetch,
+            streams=block.streams,
         )
 
     def _ready(self, address: int, stream: int) -> Event:
@@ -392,6 +444,13 @@ class Lane:
             self.stream.free()
 
 
+def _follow_default(device: Device, done: Event, stream: int) -> None:
+    """What is given to the stream from now on comes after what the current device's default stream has to do by now."""
+    if not device.idle(LEGACY):
+        device.cuda("cudaEventRecord", done.raw, LEGACY)
+        device.cuda("cudaStreamWaitEvent", stream, done.raw, 0)
+
+
 def _fits(bound: Binding, out: Mapping[str, Source]) -> bool:
     """Whether results can be copied as they are into those arrays of the caller's."""
     given = [(out[name], shape) for name, shape, _ in bound.results if name in out]
@@ -404,6 +463,13 @@ def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np
     """The caller's array for a result, or a new one."""
     given = out.get(name) if out else None
     return np.empty(shape, dtype) if given is None else given
+
+
+def read_on(stream: int, arrays: Sequence[Source]) -> None:
+    """Arrays of ours may be let go of before the stream has read them."""
+    for array in arrays:
+        if isinstance(array, View) and isinstance(array.owner, DeviceArray):
+            array.owner.streams.add(stream)
 
 
 def wanted_on_host(tensor: Tensor) -> UsageError:
