@@ -25,8 +25,7 @@ from graphs import conv_relu, values
 from trtopt import Batcher
 from trtopt.core import native
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
-from trtopt.runtime import gate
-from trtopt.runtime.batcher import CLOSED, _Batch, _Buffer, _Caller, _Group, _Queue, _Request, _sizes
+from trtopt.runtime.batcher import CLOSED, _Group, _Queue, _Request, _sizes
 from trtopt.runtime.session import Session
 
 HOUR = 3600.0
@@ -127,15 +126,13 @@ def test_64_threads_with_any_shapes_get_their_own_results(
     assert threads() == []
 
 
-needs_gates = pytest.mark.skipif(not gate.available(), reason="the C extension isn't built, or has no gates here")
-WAYS = [pytest.param(True, marks=needs_gates, id="in one stretch"), pytest.param(False, id="by futures")]
-
-
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=[True, False], ids=["in one stretch", "by NumPy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which `run` waits."""
+    """Both ways in which samples are copied."""
     if not request.param:
-        monkeypatch.setattr(native, "gates", None)
+        monkeypatch.setattr(native, "run", None)
+    elif native.run is None:
+        pytest.skip("the C extension isn't built: it needs a C compiler when trtopt is installed")
 
 
 @pytest.mark.usefixtures("way")
@@ -159,7 +156,6 @@ def test_64_threads_that_run_get_their_own_results(cuda: FakeCuda, open_session:
     assert threads() == []
 
 
-@pytest.mark.usefixtures("way")
 def test_what_goes_wrong_reaches_every_thread_that_runs(cuda: FakeCuda, open_session: Open) -> None:
     engine = Engine(cuda)
     engine.wrong = "broken"
@@ -172,7 +168,6 @@ def test_what_goes_wrong_reaches_every_thread_that_runs(cuda: FakeCuda, open_ses
         check(sample(), batcher.run(sample()))
 
 
-@pytest.mark.usefixtures("way")
 def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(Engine(cuda).engine) as session:
         batcher = Batcher(session, max_delay=HOUR, max_batch=4, max_queue=1)
@@ -192,7 +187,6 @@ def test_threads_that_run_are_told_when_it_closes_without_finishing(cuda: FakeCu
             batcher.run(sample())
 
 
-@pytest.mark.usefixtures("way")
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no such signals here")
 def test_a_signal_ends_the_wait_of_its_thread_alone(cuda: FakeCuda, open_session: Open) -> None:
     class Enough(Exception):
@@ -209,27 +203,13 @@ def test_a_signal_ends_the_wait_of_its_thread_alone(cuda: FakeCuda, open_session
             with pytest.raises(Enough):
                 batcher.run(sample(seed=2))
             assert not other.done()
-            check(sample(seed=3), batcher.run(sample(seed=3)))  # the third sample: full
+            third = batcher.submit(sample(seed=3))  # the second of its batch: sample 2 has left
+            check(sample(seed=4), batcher.run(sample(seed=4)))  # the third: full
             check(sample(seed=1), other.result(20))
-            futures = [batcher.submit(sample(seed=seed)) for seed in (4, 5)]
-            check(sample(seed=6), batcher.run(sample(seed=6)))
-            for seed, future in zip((4, 5), futures):
-                check(sample(seed=seed), future.result(20))
+            check(sample(seed=3), third.result(20))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@needs_gates
-def test_a_thread_that_ends_before_its_copy_holds_nobody_up(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=HOUR, max_batch=2) as batcher:
-        with monkeypatch.context() as patch:
-            patch.setattr(_Caller, "copy_and_wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                batcher.run(sample(seed=1))
-        check(sample(seed=2), batcher.run(sample(seed=2)))
 
 
 def test_a_full_batch_starts_without_waiting(cuda: FakeCuda, open_session: Open) -> None:
@@ -345,29 +325,18 @@ def test_a_batch_starts_when_its_oldest_request_has_waited(cuda: FakeCuda, open_
         assert stats.mean_wait == pytest.approx(0.3)
 
 
-class _Memory(_Buffer):
-    """A batch's memory without a session."""
-
-    def __init__(self) -> None:
-        self.gate = None
-
-    def arrays(self, shapes: Any, samples: int) -> dict[str, Array]:
-        return {str(number): np.full((samples, *shape), 7) for number, shape in enumerate(shapes)}
-
-
 def _group(width: int, capacity: int = 4) -> _Group:
-    return _Group(((width,),), (4 * width,), capacity, (capacity,))
+    return _Group(((width,),), capacity, (capacity,))
 
 
 def _queue(most: int = 8) -> tuple[_Queue, Clock]:
     clock = Clock()
-    return _Queue(_Memory, 1.0, most, clock), clock
+    return _Queue(1.0, most, clock), clock
 
 
 def _entered(queue: _Queue, group: _Group, samples: int = 1) -> _Request:
-    request = _Request(group, samples)
-    if queue.enter(request):
-        queue.filled(request)
+    request = _Request(group, samples, [])
+    queue.enter(request)
     return request
 
 
@@ -393,75 +362,52 @@ def test_of_batches_that_are_due_the_one_with_the_oldest_request_goes_first() ->
     assert _taken(queue) == [late]
 
 
-def test_a_batch_is_not_taken_while_a_caller_copies_and_takes_nobody_else_once_it_is_due() -> None:
-    queue, clock = _queue()
-    group = _group(1)
-    slow = _Request(group, 1)
-    assert queue.enter(slow)
-    clock.now = 1.0
-    assert queue._due(clock.now) is None
-    late = _entered(queue, group)
-    assert late.batch is not slow.batch
-    queue.filled(slow)
-    assert _taken(queue) == [slow]
-
-
-def test_who_waits_for_room_gets_it_in_order_and_nobody_waits_for_more_meanwhile() -> None:
+def test_who_waits_for_room_gets_it_in_order(cuda: FakeCuda, open_session: Open) -> None:
     queue, _ = _queue(most=1)
-    narrow, wide = _group(1), _group(2)
-    first = _entered(queue, wide)
+    first = _entered(queue, _group(2))
     assert queue._due(0.0) is None
-    called: list[_Request] = []
-    blocked = [_Request(group, 1) for group in (narrow, narrow, _group(3), narrow)]
-    for request in blocked:
-        request.called = called.append
-        assert not queue.enter(request)
+    second = _entered(queue, _group(1))
+    with pytest.raises(Busy, match="1 batches wait already"):
+        queue.wait_for_room(_entered(queue, _group(3)), 0)
+    assert queue.stats().queued == 2  # it has left
+    joining = _entered(queue, _group(1))
+    waiting = threading.Thread(target=queue.wait_for_room, args=(joining, None))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
     assert _taken(queue) == [first]  # before its time
-    joined = [blocked[0], blocked[1], blocked[3]]
-    assert called == joined  # the third needs a batch of its own: the others only join the first's
-    newcomer = _Request(wide, 1)
-    assert not queue.enter(newcomer)
-    for request in joined:
-        queue.filled(request)
-    assert _taken(queue) == joined
-    assert called[3:] == [blocked[2]]
+    waiting.join(20)
+    assert not waiting.is_alive()
+    assert queue._due(0.0) is None
+    queue.close()
+    assert _taken(queue) == [second, joining]
 
 
-def test_who_leaves_is_not_waited_for_and_leaves_no_old_memory_behind() -> None:
+def test_who_leaves_is_not_waited_for() -> None:
     queue, clock = _queue()
-    gone = _Request(_group(2), 2)
-    gone.future = Future()
-    assert queue.enter(gone)
-    stays = _entered(queue, _group(2))
-    queue.abandon(gone)
-    queue.abandon(gone)
+    gone, stays = _entered(queue, _group(2), 2), _entered(queue, _group(2))
+    queue.leave(gone)
+    queue.leave(gone)
+    alone = _entered(queue, _group(1))
+    queue.leave(alone)
+    assert queue.stats().queued == 1
     clock.now = 1.0
-    batch = queue.take()
-    assert isinstance(batch, _Batch)
-    assert batch.requests == [gone, stays]
-    assert gone.future.cancelled()
-    np.testing.assert_array_equal(batch.arrays["0"], [[0, 0], [0, 0], [7, 7], [7, 7]])
+    assert _taken(queue) == [stays]
+    assert queue._due(2.0) is None
+    again = _entered(queue, _group(1))
+    clock.now = 2.0
+    assert _taken(queue) == [again]
 
 
-def test_no_memory_for_a_batch_is_an_error_of_who_needs_it() -> None:
-    queue, clock = _queue(most=1)
-    first = _entered(queue, _group(1))
-    blocked = _Request(_group(2), 1)
-    assert not queue.enter(blocked)
-
-    def refuse() -> _Buffer:
-        raise DeviceError("out of memory")
-
-    queue._make = refuse
-    assert _taken(queue) == [first]
-    with pytest.raises(DeviceError, match="out of memory"):
-        blocked.check()
-    with pytest.raises(DeviceError, match="out of memory"):
-        queue.enter(_Request(_group(2), 1))
-    queue._make = _Memory
-    assert _entered(queue, _group(1)).batch is not None
-    clock.now = 1.0
-    assert len(_taken(queue)) == 1
+def test_no_memory_for_a_batch_is_an_error_of_who_needs_it(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_session(Engine(cuda).engine) as session, Batcher(session, max_delay=0) as batcher:
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "pinned", lambda *_: (_ for _ in ()).throw(DeviceError("out of memory")))
+            with pytest.raises(DeviceError, match="out of memory"):
+                batcher.run(sample())
+        check(sample(), batcher.run(sample()))
 
 
 def test_the_next_batch_is_filled_and_launched_while_one_runs(cuda: FakeCuda, open_session: Open) -> None:
@@ -630,7 +576,7 @@ def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> 
 
         def wait() -> None:
             try:
-                batcher.run(sample(1))
+                batcher.submit(sample(1))
             except DeviceError as error:
                 refused.append(error)
 

@@ -7,11 +7,6 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#if defined(__linux__) && !defined(__STDC_NO_ATOMICS__)
-#include <semaphore.h>
-#include <stdatomic.h>
-#define GATES
-#endif
 
 /* Several versions of a loop, of which the processor's is taken when the module is loaded. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
@@ -64,32 +59,6 @@ static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_
     Py_END_ALLOW_THREADS
     return PyLong_FromLong(result);
 }
-
-#ifdef GATES
-/* A gate opens, once for one who waits, when its count comes back to 0. These are called by rows. */
-typedef struct {
-    _Atomic int64_t count;
-    sem_t opened;
-} gate;
-
-static int gate_made(int64_t at, int64_t count, int64_t Py_UNUSED(unused))
-{
-    gate *made = (gate *)(intptr_t)at;
-    atomic_init(&made->count, count);
-    return sem_init(&made->opened, 0, 0);
-}
-
-static int gate_add(int64_t at, int64_t by, int64_t Py_UNUSED(unused))
-{
-    gate *counted = (gate *)(intptr_t)at;
-    return atomic_fetch_add(&counted->count, by) + by == 0 ? sem_post(&counted->opened) : 0;
-}
-
-static int gate_wait(int64_t at, int64_t Py_UNUSED(unused), int64_t Py_UNUSED(either)) /* -1: a signal came, which Python has to see */
-{
-    return sem_wait(&((gate *)(intptr_t)at)->opened);
-}
-#endif
 
 /* Counting |x| in BINS equal bins over [0, 2**exponent). */
 enum { BINS = 16384, DOUBLINGS = 14, LANES = 4, BLOCK = 1 << 14, SMALL = 1 << 13 };
@@ -213,14 +182,5 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, 0, m
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-    PyObject *made = PyModule_Create(&module);
-#ifdef GATES
-    if (made != NULL
-        && (PyModule_AddIntConstant(made, "GATE_SIZE", (long)sizeof(gate))
-            || PyModule_AddIntConstant(made, "GATE_MADE", (long)(intptr_t)&gate_made)
-            || PyModule_AddIntConstant(made, "GATE_ADD", (long)(intptr_t)&gate_add)
-            || PyModule_AddIntConstant(made, "GATE_WAIT", (long)(intptr_t)&gate_wait)))
-        Py_CLEAR(made);
-#endif
-    return made;
+    return PyModule_Create(&module);
 }

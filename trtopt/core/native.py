@@ -17,11 +17,5 @@ except ImportError:
 
 # Do rows that lie at an address, so many of them: `trtopt.runtime.stretch`. None: not built.
 run: Callable[[int, int], int] | None = getattr(_module, "run", None)
-# Of a gate (`trtopt.runtime.gate`): its size in bytes; the addresses of what makes it, adds to it and waits. None: not built.
-gates: tuple[int, int, int, int] | None = (
-    (_module.GATE_SIZE, _module.GATE_MADE, _module.GATE_ADD, _module.GATE_WAIT)
-    if hasattr(_module, "GATE_SIZE")
-    else None
-)
 # Count values: `trtopt.calibration.counting`. None: not built.
 count: Callable[[int, int, int, int, int, int], tuple[int, int, int]] | None = getattr(_module, "count", None)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import copy
-import ctypes
-import functools
-import itertools
 import math
 import os
 import threading
@@ -31,11 +29,9 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, parse_seconds
 from trtopt.cuda.arrays import View, like_host, start, view
 from trtopt.cuda.tensors import Shape, Tensor, check_array, x
-from trtopt.runtime import gate
 from trtopt.runtime.bindings import MAPPED, as_bytes
-from trtopt.runtime.gate import Gate
 from trtopt.runtime.session import Session
-from trtopt.runtime.stretch import WIDTH, Stretch, copying
+from trtopt.runtime.stretch import Stretch, available, copying
 
 Array = NDArray[Any]
 Shapes = tuple[Shape, ...]  # of one sample, without the batch axis, for each input
@@ -46,7 +42,6 @@ _LOOK = (
 )
 _REMEMBERED = 4096  # shapes of samples
 _VIEWS = 64  # of one buffer
-_AHEAD = 256  # who waits for room further behind isn't looked at
 CLOSED = "this batcher is closed; make another one"
 
 
@@ -81,18 +76,18 @@ class BatcherStats:
 class Batcher:
     """Collects requests of equal shapes into batches that a session runs.
 
-    A request joins the batch of its shape that is filling, and its caller's thread copies the samples into that batch's
-    page-locked memory, side by side with the other callers. A batch is due when it is full, when its oldest request has
-    waited `max_delay`, or when callers wait for room. Whenever one of the `slots` is free it takes the due batch whose first
-    request is oldest, so that one batch is copied in and out while another runs and a third fills. A partial batch runs at the
-    next power of two that the engine takes (its last sample is repeated, and the further results are dropped), since each
-    size that runs needs a context and CUDA graphs. A batch doesn't start early because the GPU is idle: after a full batch
-    all its callers come back at once, and the first would take the GPU for itself; where callers are few, `max_delay=0`
-    starts whatever there is as soon as a slot is free.
+    A request joins the batch of its shape that is filling. A batch is due when it is full, when its oldest request has waited
+    `max_delay`, or when more than `max_queue` batches wait. Whenever one of the `slots` is free it takes the due batch whose
+    first request is oldest, copies the samples into its page-locked memory and runs them, so that one batch is copied while
+    another runs and a third fills. A partial batch runs at the next power of two that the engine takes (its last sample is
+    repeated, and the further results are dropped), since each size that runs needs a context and CUDA graphs. A batch doesn't
+    start early because the GPU is idle: after a full batch all its callers come back at once, and the first would take the GPU
+    for itself; where callers are few, `max_delay=0` starts whatever there is as soon as a slot is free.
 
-    Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Once
-    `submit` returns, or `run_async` waits for its result, the inputs may be changed. Callbacks of futures run in the batcher's
-    threads: one that waits there holds up a slot.
+    Results are arrays of the caller's own, copied out of the batch's: keeping one keeps no other caller's in memory. Inputs
+    must stay as they are while `run` or `run_async` waits; `submit` copies them. Callbacks of futures run in the batcher's
+    threads: one that waits there holds up a slot. Many tasks of one event loop are served faster than as many threads, which
+    queue for Python's GIL.
 
     Args:
         session: stays the caller's: close it after the batcher. The first axis of each of its inputs and outputs must be the
@@ -100,9 +95,9 @@ class Batcher:
         max_delay: how long a request waits for others at the most while a slot is free: "2ms", "500us", "0.5s", or seconds
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
-        max_queue: batches that fill or wait for a slot at the most; beyond, callers wait. Up to `max_queue + slots` batches of
-            inputs are held in page-locked memory.
-        slots: batches that run at the same time; None: two for each GPU. No more than the session's `contexts` are of use.
+        max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
+        slots: batches that run at the same time, each with page-locked memory for its inputs; None: two for each GPU. No more
+            than the session's `contexts` are of use.
         clock: gives seconds that only grow, for tests.
 
     Raises:
@@ -134,8 +129,7 @@ class Batcher:
         self.max_delay = delay
         self.max_batch = self._largest(max_batch)
         self._groups: dict[Shapes, _Group] = {}
-        self._here = threading.local()
-        self._queue = _Queue(functools.partial(_Buffer, session), delay, max_queue, clock)
+        self._queue = _Queue(delay, max_queue, clock)
         self._queue.threads = tuple(
             threading.Thread(target=_serve, args=(session, self._queue), name=f"trtopt-batcher-{index}", daemon=True)
             for index in range(slots)
@@ -158,99 +152,53 @@ class Batcher:
                 the profile of that shape: `Session.run_batches` divides them), or arrays in GPU memory (`Session.run` takes
                 them).
             Busy: the queue stayed full.
-            DeviceError: this or its session is closed, there is no more page-locked memory, or this process was forked.
-                What `Session.run` raises goes to every request of the batch, by the future's `result()`.
+            DeviceError: this or its session is closed, or this process was forked. What `Session.run` raises goes to every
+                request of the batch, by the future's `result()`.
         """
-        request, arrays = self._request(inputs)
+        request = self._request(inputs)
+        request.arrays = [array.copy() for array in request.arrays]
         future: Future[dict[str, Any]] = Future()
         request.future = future
-        try:
-            self._enter(request, timeout)
-            self._fill(request, arrays)
-        except BaseException:
-            self._queue.abandon(request)
-            raise
+        self._queue.enter(request)
+        self._queue.wait_for_room(request, timeout)
         return future
 
-    def _enter(self, request: _Request, timeout: float | None) -> None:
-        """Wait for rows in a batch."""
-        room = threading.Lock()
-        room.acquire()
-        request.called = lambda _: room.release()
-        if self._queue.enter(request):
-            return
-        if not room.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) and self._queue.leave(request):
-            raise Busy(
-                f"no room in {timeout:.3g} s: {self._queue.most} batches wait already (max_queue); call less often, "
-                "wait longer, or make the batcher with more"
-            )
-        request.check()
-
     def run(self, inputs: Mapping[str, Any], *, timeout: float | None = None) -> dict[str, Any]:
-        """`submit` and wait for the results.
+        """The results of samples, when their batch has run.
+
+        Args:
+            inputs, timeout: as for `submit`; without `timeout` it waits as long as it takes.
 
         Raises: as `submit`, and as `Session.run`.
         """
-        if gate.available():
-            return self._run(inputs, timeout)
-        future = self.submit(inputs, timeout=timeout)
+        request = self._request(inputs)
+        request.done.acquire()
+        self._queue.enter(request)
         try:
-            return future.result()
+            if timeout is not None:
+                self._queue.wait_for_room(request, timeout)
+            request.done.acquire()
         except BaseException:
-            future.cancel()
+            self._queue.leave(request)
             raise
-
-    def _run(self, inputs: Mapping[str, Any], timeout: float | None) -> dict[str, Any]:
-        """`run` with one stretch: where many threads queue for Python's GIL, each time one lets it go costs more than all that
-        is done here."""
-        request, arrays = self._request(inputs)
-        caller: _Caller | None = getattr(self._here, "caller", None)
-        if caller is None:
-            caller = self._here.caller = _Caller(len(self._inputs))
-        caller.arrived.value = 0
-        request.caller, request.direct = caller, True
-        try:
-            self._enter(request, timeout)
-            if request.direct:
-                caller.copy_and_wait(request, [np.ascontiguousarray(array) for array in arrays])
-            else:
-                self._fill(request, arrays)
-                caller.gate.wait(-1)
-        except BaseException:
-            self._here.caller = None  # somebody may still open its gate
-            self._queue.abandon(request)
-            raise
-        request.check()
         return request.results()
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """`run` for asyncio: never waits in the event loop, also not while the queue is full; only the copy of the samples is
-        done there.
+        """`run` for asyncio: never blocks the event loop.
 
         Raises: as `run`, without Busy.
         """
-        request, arrays = self._request(inputs)
-        future: Future[dict[str, Any]] = Future()
-        request.future = future
+        request = self._request(inputs)
         loop = asyncio.get_running_loop()
-        room: asyncio.Future[None] = loop.create_future()
-
-        def called(request: _Request) -> None:
-            try:
-                loop.call_soon_threadsafe(_wake, room)
-            except RuntimeError:  # the loop was closed over a task that still waited
-                self._queue.abandon(request)
-
-        request.called = called
+        ran: asyncio.Future[None] = loop.create_future()
+        request.task = loop, ran
+        self._queue.enter(request)
         try:
-            if not self._queue.enter(request):
-                await room
-                request.check()
-            self._fill(request, arrays)
+            await ran
         except BaseException:
-            self._queue.abandon(request)
+            self._queue.leave(request)
             raise
-        return await asyncio.wrap_future(future)
+        return request.results()
 
     def stats(self) -> BatcherStats:
         """What it did so far."""
@@ -291,7 +239,7 @@ class Batcher:
             )
         return wanted or max(limits)
 
-    def _request(self, inputs: Mapping[str, Any]) -> tuple[_Request, list[Array]]:
+    def _request(self, inputs: Mapping[str, Any]) -> _Request:
         """Check what a caller gave, as the session does."""
         self._session._alive()
         try:
@@ -324,7 +272,7 @@ class Batcher:
                 f"the request has {samples} samples; a batch of this shape holds {group.capacity}: submit them in parts, or "
                 "call Session.run_batches"
             )
-        return _Request(group, samples, None if type(given[0]) is np.ndarray else given[0]), arrays
+        return _Request(group, samples, arrays, None if type(given[0]) is np.ndarray else given[0])
 
     def _group(self, full: Shapes) -> _Group:
         """Which batches samples of these shapes can be in.
@@ -350,14 +298,8 @@ class Batcher:
             if len(self._groups) >= _REMEMBERED:
                 self._groups.clear()
             capacity = min(self.max_batch, max(high for _, high in ranges))
-            nbytes = tuple(tensor.nbytes(shape) for tensor, shape in zip(self._inputs, shapes))
-            group = self._groups[shapes] = _Group(shapes, nbytes, capacity, _sizes(ranges, capacity))
+            group = self._groups[shapes] = _Group(shapes, capacity, _sizes(ranges, capacity))
         return group
-
-    def _fill(self, request: _Request, arrays: Sequence[Array]) -> None:
-        for target, array in zip(request.rows(), arrays):
-            np.copyto(target, array)
-        self._queue.filled(request)
 
 
 @dataclass(frozen=True)
@@ -365,27 +307,21 @@ class _Group:
     """Samples that can run together.
 
     Attributes:
-        shapes, nbytes: of one sample, for each input.
+        shapes: of one sample, for each input.
         capacity: samples a batch at the most.
         sizes: that batches run at, growing; the last is the first that isn't below the capacity.
     """
 
     shapes: Shapes
-    nbytes: tuple[int, ...]
     capacity: int
     sizes: tuple[int, ...]
 
 
 class _Buffer:
-    """Memory for the inputs of one batch, of any shape; it only grows.
-
-    Attributes:
-        gate: for who runs the batch, when all callers that copy without the GIL have done so.
-    """
+    """Memory for the inputs of one batch, of any shape; it only grows."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self.gate = Gate() if gate.available() else None
         self._held: dict[str, Array] = {}  # flat
         self._views: dict[tuple[Shapes, int], dict[str, Array]] = {}
 
@@ -412,99 +348,56 @@ class _Buffer:
         return arrays
 
 
-class _Caller:
-    """A thread that calls `run`: its gate, which opens when its batch has run, and the rows of its calls.
-
-    Attributes:
-        arrived: 1 if the samples are in the batch.
-    """
-
-    def __init__(self, inputs: int) -> None:
-        self.gate = Gate()
-        self.arrived, self._one = ctypes.c_int64(), ctypes.c_int64(1)
-        copies = [copying(0, 0, 0)] * inputs
-        arrived = copying(ctypes.addressof(self.arrived), ctypes.addressof(self._one), 8)
-        self._stretch = Stretch([self.gate.adding(-1), *copies, self.gate.adding(1), arrived, self.gate.waiting()])
-
-    def copy_and_wait(self, request: _Request, arrays: Sequence[Array]) -> None:
-        """Args:
-        arrays: the samples, contiguous.
-        """
-        batch, words, word = request.batch, self._stretch.words, WIDTH
-        assert batch is not None
-        assert batch.buffer.gate is not None
-        for array, whole, nbytes in zip(arrays, batch.arrays.values(), request.group.nbytes):
-            words[word + 1], words[word + 2] = start(whole) + request.first * nbytes, start(array)
-            words[word + 3] = request.samples * nbytes
-            word += WIDTH
-        words[word + 1] = batch.buffer.gate.address
-        if self._stretch.run():
-            self.gate.wait()
-
-
 class _Request:
-    """Samples of one caller.
+    """Samples of one caller, who waits for `done`, for the future of a `task`, or for `future`.
 
     Attributes:
-        future: of the results; None: `caller` waits for them.
-        direct: the caller's thread copies the samples and waits, without the GIL.
-        filling: the caller copies the samples some other way, and hasn't yet.
+        arrays: the inputs.
         example: an array of the library that results are made arrays of; None: NumPy's.
-        called: runs once, from any thread, when the request has rows in a batch or `error` is set, unless it had at once.
         accepted: when the caller came, in seconds of the queue's clock.
+        first: where its samples are in the batch.
         outputs: of the whole batch; `alone`: it holds nobody else's samples.
     """
 
     __slots__ = (
         "accepted",
         "alone",
+        "arrays",
         "batch",
-        "called",
-        "caller",
-        "direct",
+        "done",
         "error",
         "example",
-        "filling",
         "first",
         "future",
         "group",
         "outputs",
         "samples",
+        "task",
     )
 
-    def __init__(self, group: _Group, samples: int, example: Any = None) -> None:
-        self.group, self.samples, self.example = group, samples, example
+    def __init__(self, group: _Group, samples: int, arrays: list[Array], example: Any = None) -> None:
+        self.group, self.samples, self.arrays, self.example = group, samples, arrays, example
+        self.done = threading.Lock()
+        self.task: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self.future: Future[dict[str, Any]] | None = None
-        self.caller: _Caller | None = None
-        self.called: Callable[[_Request], object] = bool
-        self.error: BaseException | None = None
         self.batch: _Batch | None = None
+        self.error: BaseException | None = None
         self.outputs: Mapping[str, Array] = {}
-        self.first, self.accepted = 0, 0.0
-        self.alone = self.direct = self.filling = False
+        self.first, self.accepted, self.alone = 0, 0.0, False
 
     @property
     def part(self) -> slice:
         return slice(self.first, self.first + self.samples)
-
-    def rows(self) -> list[Array]:
-        """Where its samples go, for each input."""
-        assert self.batch is not None
-        return [array[self.part] for array in self.batch.arrays.values()]
-
-    def check(self) -> None:
-        if self.error is not None:
-            raise self.error
 
     def starts(self) -> bool:
         """Its batch is about to run. False: nobody wants its results any more."""
         return self.error is None if self.future is None else self.future.set_running_or_notify_cancel()
 
     def cancel(self) -> None:
-        if self.future is None:
-            self.error = self.error or CancelledError()
-        else:
+        if self.future is not None:
             self.future.cancel()
+        elif self.error is None:
+            self.error = CancelledError()
 
     def fail(self, error: BaseException) -> None:
         if self.future is None:
@@ -513,7 +406,12 @@ class _Request:
             self.future.set_exception(error)
 
     def results(self) -> dict[str, Any]:
-        """Arrays of the caller's own."""
+        """Arrays of the caller's own.
+
+        Raises: what went wrong.
+        """
+        if self.error is not None:
+            raise self.error
         results = {}
         for name, output in self.outputs.items():
             rows = output if self.alone else _copied(output[self.part])
@@ -525,130 +423,113 @@ class _Batch:
     """Requests that run together.
 
     Attributes:
-        filling, direct: requests whose callers still copy, and those whose callers tell the buffer's gate when they have.
+        since: when the first one came.
         sealed: it takes no more requests, and is due.
         full: it was sealed because there was no more room.
     """
 
-    def __init__(self, group: _Group, buffer: _Buffer, since: float) -> None:
-        self.group, self.buffer, self.since = group, buffer, since
-        self.arrays = buffer.arrays(group.shapes, group.sizes[-1])  # at once: memory that grows loses what it holds
+    def __init__(self, group: _Group, since: float) -> None:
+        self.group, self.since = group, since
         self.requests: list[_Request] = []
-        self.samples = self.filling = self.direct = 0
+        self.samples = 0
         self.sealed = self.full = False
 
 
 class _Queue:
-    """Batches that fill or wait, the oldest first, and those who wait for room.
+    """Batches that fill or wait, the oldest first.
 
     Args:
-        make: memory for another batch.
         delay: seconds.
-        most: batches at the most.
+        most: batches before callers of `wait_for_room` wait.
         clock: gives seconds.
     """
 
-    def __init__(self, make: Callable[[], _Buffer], delay: float, most: int, clock: Callable[[], float]) -> None:
-        self._make, self._delay, self.most, self._clock = make, delay, most, clock
+    def __init__(self, delay: float, most: int, clock: Callable[[], float]) -> None:
+        self._delay, self.most, self._clock = delay, most, clock
         self._process = os.getpid()
         self.threads: tuple[threading.Thread, ...] = ()
-        # The garbage collector may call `close` in a thread that has the lock.
-        self._ready = threading.Condition(threading.RLock())
+        lock = threading.RLock()  # the garbage collector may call `close` in a thread that has it
+        self._ready, self._room = threading.Condition(lock), threading.Condition(lock)
         self._open: dict[Shapes, _Batch] = {}
         self._waiting: deque[_Batch] = deque()
-        self._blocked: deque[_Request] = deque()
-        self._free: list[_Buffer] = []  # the last used one is taken first: the session knows its addresses
-        self._closing = False
+        self._closing = self._dropping = False
         self._requests = self._samples = self._batches = self._full = 0
         self._waited = self._longest = 0.0
 
     # Callers ---------------------------------------------------------------------------------------------------------
 
-    def enter(self, request: _Request) -> bool:
-        """Give a request rows in a batch; False: it waits for room, until it is called.
+    def enter(self, request: _Request) -> None:
+        """Put a request into a batch.
 
         Raises:
-            DeviceError: this is closed, or there is no memory for another batch.
+            DeviceError: this is closed.
         """
+        group = request.group
         with self._ready:
             if self._closing:
                 raise DeviceError(CLOSED)
             request.accepted = self._clock()
-            if self._place(request, not self._blocked):
-                return True
-            request.direct = False  # when there is room, its thread may be busy with something else
-            self._blocked.append(request)
-            self._ready.notify()  # now the oldest batch is due
-            return False
+            batch = self._open.get(group.shapes)
+            if batch is not None and batch.samples + request.samples > group.capacity:
+                batch.full = True
+                self._seal(batch)
+                batch = None
+            if batch is None:
+                batch = self._open[group.shapes] = _Batch(group, request.accepted)
+                self._waiting.append(batch)
+                self._ready.notify()  # somebody has to wait for its time
+            request.batch = batch
+            batch.requests.append(request)
+            batch.samples += request.samples
+            if batch.samples == group.capacity:
+                batch.full = True
+                self._seal(batch)
 
-    def leave(self, request: _Request) -> bool:
-        """Wait for room no more. False: it came meanwhile."""
-        with self._ready:
-            if request not in self._blocked:
-                return False
-            self._blocked.remove(request)
-            return True
+    def wait_for_room(self, request: _Request, timeout: float | None) -> None:
+        """Until no more than `most` batches are to run before its own has.
 
-    def filled(self, request: _Request) -> None:
-        """The caller has copied its samples. A second call does nothing."""
-        with self._ready:
-            if request.batch is None or not request.filling:
-                return
-            request.filling = False
-            request.batch.filling -= 1
-            if request.batch.sealed and not request.batch.filling:
-                self._ready.notify()
+        Raises:
+            Busy: there were, for `timeout` seconds; the request has left.
+            DeviceError: this was closed without finishing.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            with self._ready:
+                while self._beyond(request):
+                    left = _LOOK if end is None else end - time.monotonic()
+                    if left <= 0:
+                        raise Busy(
+                            f"no room in {timeout:.3g} s: {self.most} batches wait already (max_queue); call less often, "
+                            "wait longer, or make the batcher with more"
+                        )
+                    self._room.wait(min(left, _LOOK))
+                if self._dropping:
+                    raise DeviceError(CLOSED)
+        except BaseException:
+            self.leave(request)
+            raise
 
-    def abandon(self, request: _Request) -> None:
-        """The caller won't copy its samples, or doesn't want its results: nobody shall wait for it."""
+    def leave(self, request: _Request) -> None:
+        """The caller doesn't want its results."""
         request.cancel()
         with self._ready:
-            absent = request.direct and request.caller is not None and not request.caller.arrived.value
-            if self.leave(request) or request.batch is None or not (request.filling or absent):
+            batch = request.batch
+            if batch is None or batch not in self._waiting or request not in batch.requests:
                 return
-            for rows in request.rows():
-                rows[...] = 0  # old memory may hold indices out of range
-            self.filled(request)
-            if absent and request.batch.buffer.gate is not None:
-                gate.add_one([request.batch.buffer.gate])
+            batch.requests.remove(request)
+            batch.samples -= request.samples
+            if not batch.requests:
+                self._waiting.remove(batch)
+                self._seal(batch)
 
-    def _place(self, request: _Request, may_begin: bool) -> bool:
-        """Give a request rows in the batch that it fits in; `may_begin`: or in a new one."""
-        group = request.group
-        batch = self._open.get(group.shapes)
-        if batch is not None and batch.samples + request.samples > group.capacity:
-            batch.full = True
-            self._seal(batch)
-            batch = None
-        if batch is None:
-            if not may_begin or len(self._waiting) >= self.most:
-                return False
-            batch = self._open[group.shapes] = self._begin(request)
-            self._waiting.append(batch)
-            self._ready.notify()  # somebody has to wait for its time
-        request.batch, request.first, request.filling = batch, batch.samples, not request.direct
-        batch.requests.append(request)
-        batch.samples += request.samples
-        batch.filling += request.filling
-        batch.direct += request.direct
-        if batch.samples == group.capacity:
-            batch.full = True
-            self._seal(batch)
-        return True
-
-    def _begin(self, request: _Request) -> _Batch:
-        buffer = self._free.pop() if self._free else self._make()
-        try:
-            return _Batch(request.group, buffer, request.accepted)
-        except BaseException:
-            self._free.append(buffer)
-            raise
+    def _beyond(self, request: _Request) -> bool:
+        places = (index for index, batch in enumerate(self._waiting) if batch is request.batch)
+        return next(places, 0) >= self.most and not self._dropping
 
     def _seal(self, batch: _Batch) -> None:
         if not batch.sealed:
             batch.sealed = True
             del self._open[batch.group.shapes]
-        if not batch.filling:
             self._ready.notify()
 
     # Threads that run batches ------------------------------------------------------------------------------------------
@@ -661,18 +542,14 @@ class _Queue:
                 batch = self._due(now)
                 if batch is not None:
                     self._waiting.remove(batch)
-                    self._admit()
+                    self._room.notify_all()
                     if self._waiting:
                         self._ready.notify()  # somebody has to wait for its time
                     return batch
                 if self._closing and not self._waiting:
                     return None
-                ends = [batch.since + self._delay - now for batch in self._waiting if not batch.sealed]
+                ends = [batch.since + self._delay - now for batch in self._waiting]
                 self._ready.wait(min(_LOOK, *ends) if ends else _LOOK)
-
-    def release(self, buffer: _Buffer) -> None:
-        with self._ready:
-            self._free.append(buffer)
 
     def started(self, batch: _Batch, requests: Sequence[_Request]) -> None:
         with self._ready:
@@ -686,29 +563,15 @@ class _Queue:
             self._longest = max(self._longest, *waits)
 
     def _due(self, now: float) -> _Batch | None:
-        """The oldest batch that can start. What is due takes no more requests, though its callers may still copy."""
-        for index, batch in enumerate(self._waiting):
-            hurried = self._closing or (self._blocked and index == 0)
-            if not batch.sealed and (hurried or now - batch.since >= self._delay):
+        """The oldest batch that can start."""
+        hurry = self._closing or len(self._waiting) > self.most
+        for batch in self._waiting:
+            if not batch.sealed and (hurry or now - batch.since >= self._delay):
                 self._seal(batch)
-            if batch.sealed and not batch.filling:
+            if batch.sealed:
                 return batch
+            hurry = self._closing
         return None
-
-    def _admit(self) -> None:
-        """Give those who wait for room what there is. A new batch is for who has waited longest; others may only join one."""
-        may_begin = True
-        for request in tuple(itertools.islice(self._blocked, _AHEAD)):
-            if not (may_begin or self._open):
-                return
-            try:
-                if not self._place(request, may_begin):
-                    may_begin = False
-                    continue
-            except Exception as error:
-                request.error = error
-            self._blocked.remove(request)
-            request.called(request)
 
     # The whole -------------------------------------------------------------------------------------------------------
 
@@ -717,23 +580,15 @@ class _Queue:
         if os.getpid() != self._process:  # a thread that isn't here may have the lock
             return []
         with self._ready:
-            self._closing = True
-            requests: list[_Request] = []
-            if not finish:
-                requests = [request for batch in self._waiting for request in batch.requests]
-                while self._blocked:
-                    request = self._blocked.popleft()
-                    request.error = DeviceError(CLOSED)
-                    request.called(request)
+            self._closing, self._dropping = True, self._dropping or not finish
             self._ready.notify_all()
-            return requests
+            self._room.notify_all()
+            return [] if finish else [request for batch in self._waiting for request in batch.requests]
 
     def join(self) -> None:
         for thread in self.threads:
             if thread is not threading.current_thread():  # close() in a future's callback
                 thread.join()
-        with self._ready:
-            self._free.clear()
 
     def stats(self) -> BatcherStats:
         with self._ready:
@@ -743,7 +598,7 @@ class _Queue:
                 batches=self._batches,
                 full=self._full,
                 mean_batch=self._samples / max(1, self._batches),
-                queued=sum(batch.samples for batch in self._waiting) + sum(item.samples for item in self._blocked),
+                queued=sum(batch.samples for batch in self._waiting),
                 mean_wait=self._waited / max(1, self._requests),
                 longest_wait=self._longest,
             )
@@ -762,45 +617,45 @@ def _finish() -> None:
 
 
 def _serve(session: Session, queue: _Queue) -> None:
-    while _serve_one(session, queue):
+    buffer = _Buffer(session)
+    while _serve_one(session, queue, buffer):
         pass
 
 
-def _serve_one(session: Session, queue: _Queue) -> bool:
+def _serve_one(session: Session, queue: _Queue, buffer: _Buffer) -> bool:
     """Run the next batch. (A function of its own: what it holds is gone while the next is waited for.)"""
     batch = queue.take()
     if batch is None:
         return False
-    requests: list[_Request] = []
     try:
-        try:
-            if batch.direct and batch.buffer.gate is not None:
-                batch.buffer.gate.wait(-batch.direct)
-            requests = [request for request in batch.requests if request.starts()]
-            if requests:
-                _run(session, queue, batch, requests)
-        finally:
-            queue.release(batch.buffer)
-        futures = [(request.future, request.results()) for request in requests if request.future is not None]
-        for future, results in futures:
-            future.set_result(results)
+        requests = [request for request in batch.requests if request.starts()]
+        if requests:
+            _run(session, queue, buffer, batch, requests)
+        results = [(request.future, request.results()) for request in requests if request.future is not None]
+        for future, result in results:
+            future.set_result(result)
     except BaseException as error:  # whatever it is, nobody shall wait for ever
         for request in batch.requests:
             request.fail(_own(error))
     finally:
-        gate.add_one([request.caller.gate for request in batch.requests if request.caller is not None])
-        batch.requests.clear()  # they refer to it: its memory shall not wait for the garbage collector
+        _tell(batch.requests)
+        batch.requests.clear()  # they refer to it: results shall not wait for the garbage collector
     return True
 
 
-def _run(session: Session, queue: _Queue, batch: _Batch, requests: Sequence[_Request]) -> None:
+def _run(session: Session, queue: _Queue, buffer: _Buffer, batch: _Batch, requests: Sequence[_Request]) -> None:
     """Give each request the outputs."""
     queue.started(batch, requests)
-    size = next(size for size in batch.group.sizes if size >= batch.samples)
-    arrays = batch.buffer.arrays(batch.group.shapes, size)
-    if size > batch.samples:
+    samples = 0
+    for request in requests:
+        request.first = samples
+        samples += request.samples
+    size = next(size for size in batch.group.sizes if size >= samples)
+    arrays = buffer.arrays(batch.group.shapes, size)
+    _copy(requests, arrays)
+    if size > samples:
         for array in arrays.values():
-            array[batch.samples :] = array[batch.samples - 1]
+            array[samples:] = array[samples - 1]
     outputs = session.run(arrays)
     for name, output in outputs.items():
         if output.shape[:1] != (size,):
@@ -808,16 +663,48 @@ def _run(session: Session, queue: _Queue, batch: _Batch, requests: Sequence[_Req
                 f"output {name!r} has shape {x(output.shape)} for a batch of {size}: its first axis isn't the batch, so that "
                 "it can't be divided among the requests; call Session.run"
             )
-    alone = len(requests) == 1 and requests[0].samples == size
     for request in requests:
-        request.outputs, request.alone = outputs, alone
+        request.outputs, request.alone = outputs, request.samples == size
+
+
+def _copy(requests: Sequence[_Request], arrays: Mapping[str, Array]) -> None:
+    """Samples into the batch; as far as possible in one stretch, without the GIL."""
+    rows = []
+    for index, target in enumerate(arrays.values()):
+        for request in requests:
+            source = request.arrays[index]
+            if available() and source.flags.c_contiguous:
+                rows.append(copying(start(target) + request.first * target.strides[0], start(source), source.nbytes))
+            else:
+                np.copyto(target[request.part], source)
+    if rows:
+        Stretch(rows).run()
+
+
+def _tell(requests: Sequence[_Request]) -> None:
+    """Wake who waits: each thread, and each event loop once for all its tasks."""
+    loops: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
+    for request in requests:
+        if request.task is not None:
+            loops.setdefault(request.task[0], []).append(request.task[1])
+        elif request.future is None:
+            request.done.release()
+    for loop, futures in loops.items():
+        with contextlib.suppress(RuntimeError):  # it was closed over its tasks
+            loop.call_soon_threadsafe(_wake, futures)
+
+
+def _wake(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 def _copied(rows: Array) -> Array:
     if rows.nbytes > MAPPED:
         return rows.copy()
     copied = np.empty(rows.shape, rows.dtype)
-    as_bytes(copied)[:] = as_bytes(rows)  # keeps the GIL
+    as_bytes(copied)[:] = as_bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
     return copied
 
 
@@ -865,8 +752,3 @@ def _sizes(ranges: Sequence[Range], capacity: int) -> tuple[int, ...]:
     }
     sizes = sorted(size for size in candidates if any(low <= size <= high for low, high in ranges))
     return tuple(size for index, size in enumerate(sizes) if not index or sizes[index - 1] < capacity)
-
-
-def _wake(room: asyncio.Future[None]) -> None:
-    if not room.done():
-        room.set_result(None)

@@ -17,7 +17,7 @@ from trtopt.core import native
 from trtopt.cuda.arrays import start
 
 _COPY, _SAME = 0, 1
-WIDTH = 4  # words of a row
+_WIDTH = 4  # words of a row
 _TO, _SOURCE = 1, 2  # words of a copy's row
 
 Row = tuple[int, int, int, int]
@@ -53,7 +53,7 @@ class Stretch:
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._count = len(rows)
-        self.words = (ctypes.c_int64 * (WIDTH * self._count))(*[word for row in rows for word in row])
+        self.words = (ctypes.c_int64 * (_WIDTH * self._count))(*[word for row in rows for word in row])
         self._at = ctypes.addressof(self.words)
 
     def run(self) -> int:
@@ -83,6 +83,6 @@ def prepare(staging: Iterable[NDArray[Any]], work: Sequence[Row], landing: Seque
     first = len(into) + len(work)
     return Prepared(
         Stretch([*into, *work, *back]),
-        tuple(WIDTH * row + _SOURCE for row in range(len(into))),
-        tuple(WIDTH * row + _TO for row in range(first, first + len(back))),
+        tuple(_WIDTH * row + _SOURCE for row in range(len(into))),
+        tuple(_WIDTH * row + _TO for row in range(first, first + len(back))),
     )
