@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import compare
 from lite0 import Builds, Inputs, rows
 
 import trtopt
@@ -17,7 +18,6 @@ from trtopt.autotune.selection import Comparison
 from trtopt.cuda.device import Device
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import compare
 from trtopt.runtime.session import Session
 
 LOW, HIGH = 10.0, 30.0  # dB; observed on an H200: INT8 19.2, FP16 44.9

@@ -11,7 +11,7 @@ import pytest
 from graphs import conv_relu, values
 
 from trtopt.calibration.observe import observe
-from trtopt.evaluation.peers import OnnxRuntime
+from trtopt.evaluation.baselines import OnnxRuntime
 from trtopt.evaluation.verify import verify
 from trtopt.graph.io import save_model
 from trtopt.ort.runner import OnnxRunner

@@ -9,19 +9,20 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 from trtopt.core import native
+from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
 from trtopt.core.files import existing_file
 from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__
 from trtopt.cuda.device import probe
-from trtopt.engine.manifest import Manifest, found_precision, load_manifest
+from trtopt.engine.manifest import Manifest, load_manifest, precision_summary
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
@@ -30,15 +31,8 @@ from trtopt.trt import installed, plan_header, select
 from trtopt.trt.layers import from_inspector
 
 _LIBRARIES = (
-    "numpy",
-    "onnx",
-    "onnxslim",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "opencv-python-headless",
-    "torch",
-    "torchvision",
-    "cuda-bindings",
+    *("numpy", "onnx", "onnxslim", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
+    *("torch", "torchvision", "cuda-bindings"),
 )
 
 
@@ -62,15 +56,8 @@ class EngineReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": str(self.engine),
-            "bytes": self.nbytes,
-            "maker": self.maker,
-            "precision": dict(self.precision),
-            "truth": self.truth,
-            "notes": list(self.notes),
-            "manifest": asdict(self.manifest) if self.manifest else None,
-        }
+        described = plain(self)
+        return {"bytes": described.pop("nbytes"), **described}
 
 
 @dataclass(frozen=True)
@@ -98,8 +85,8 @@ class ModelReport:
     quantized: bool
 
     def to_json(self) -> dict[str, Any]:
-        plain = asdict(self)
-        return {"model": str(plain.pop("model")), "bytes": plain.pop("nbytes"), **plain}
+        described = plain(self)
+        return {"bytes": described.pop("nbytes"), **described}
 
 
 def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
@@ -133,8 +120,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
         report = from_inspector(generation.load(plan, str(path)).inspect())
-        found = found_precision(report.layers, (), report.unread)
-        return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
+        return EngineReport(path, size, maker, None, *precision_summary(report.layers, (), report.unread), tuple(notes))
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
@@ -181,7 +167,7 @@ class VersionReport:
     extension: bool
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(plain(self))
 
 
 def version() -> VersionReport:
