@@ -165,29 +165,20 @@ def construct(request: BuildRequest) -> BuildResult:
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    made = work.construct(folded)
+    lowered, built, verdict = work.construct(folded)
     tell_cut_off(output, request.save_onnx, reporter)
-    if count := len(made.lowered.merged):
+    if count := len(lowered.merged):
         reporter.note(
             f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
             "is faster on this GPU"
         )
-    for warning in [*made.built.warnings, *_hazards(folded, spec, made.lowered)]:
+    for warning in [*built.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
-    manifest = work.write(made, time.monotonic() - started)
+    manifest = work.write(lowered, built, verdict, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
 
 
 build = taking(BuildRequest)(construct)  # by keywords
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A plan and what is known of it."""
-
-    lowered: Lowered
-    built: BuiltPlan
-    verdict: Verdict
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
@@ -265,7 +256,7 @@ class _Work:
 
     # Building
 
-    def construct(self, folded: onnx.ModelProto) -> _Made:
+    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, Verdict]:
         """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
 
         Raises:
@@ -278,7 +269,8 @@ class _Work:
             arithmetic = macs(lowered.source or folded, self._opt_sizes())
             verdict = judge(built, lowered, spec, arithmetic, asked)
             lost = verdict.lost
-            named = [node for node in lost if self._names(node, folded)]
+            operators = {node.name: node.op_type for node in folded.graph.node}
+            named = [node for node in lost if overriding(spec.overrides, node, operators.get(node, "")) is not None]
             repairable = bool(lost) and verdict.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
                 some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
@@ -295,7 +287,7 @@ class _Work:
             raise PrecisionLost(Origins(self.model.proto, folded).explained(str(error))) from error
         if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
             reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
-        return _Made(lowered, built, verdict)
+        return lowered, built, verdict
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
@@ -386,18 +378,13 @@ class _Work:
 
     def _opt_shapes(self) -> list[dict[str, list[int]]]:
         """Of all inputs, for each profile."""
-        shapes: list[dict[str, list[int]]] = []
-        for profile in self.spec.profiles or ({},):
-            ranges = {
-                item.name: profile[item.name].opt if item.name in profile else item.shape for item in self.model.inputs
+        return [
+            {
+                item.name: list(map(int, profile[item.name].opt if item.name in profile else item.shape))
+                for item in self.model.inputs
             }
-            shapes.append({name: [int(size) for size in shape] for name, shape in ranges.items()})
-        return shapes
-
-    def _names(self, node: str, graph: onnx.ModelProto) -> bool:
-        """Whether the user asked for a precision of this very node, or of its operator."""
-        op = next((item.op_type for item in graph.graph.node if item.name == node), "")
-        return overriding(self.spec.overrides, node, op) is not None
+            for profile in self.spec.profiles or ({},)
+        ]
 
     # Engines that are there
 
@@ -422,16 +409,17 @@ class _Work:
 
     def up_to_date(self) -> Manifest | None:
         """The manifest of the engine at `output`, if a build now would make the same one."""
-        cache = self.request.save_cache
+        cache, graph = self.request.save_cache, self.request.save_onnx
         if not self.output.is_file() or (cache and not Path(cache).is_file()):
             return None
         try:
             manifest = load_manifest(self.output)
+            if manifest is None or manifest.key != self._key() or sha256_file(self.output) != manifest.plan["sha256"]:
+                return None
+            kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
+            return manifest if kept else None
         except TrtoptError:
             return None  # unreadable: build again
-        if manifest is None or manifest.key != self._key() or sha256_file(self.output) != manifest.plan["sha256"]:
-            return None
-        return manifest if self._graph_is(manifest.graph) else None
 
     def described(self, manifest: Manifest) -> Manifest:
         """The manifest with the class names given now, if they are, and the kinds of the outputs: no plan depends on them."""
@@ -453,19 +441,9 @@ class _Work:
         kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
         return {name: str(kind) for name, kind in kinds.items()}
 
-    def _graph_is(self, wanted: str | None) -> bool:
-        """Whether the graph that is to be kept is there, and still the one that was written."""
-        graph = self.request.save_onnx
-        if graph is None:
-            return True
-        try:
-            return Path(graph).is_file() and load_model(graph).fingerprint == wanted
-        except TrtoptError:
-            return False
-
-    def write(self, made: _Made, seconds: float) -> Manifest:
+    def write(self, lowered: Lowered, built: BuiltPlan, verdict: Verdict, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-        built, lowered, graph, cache = made.built, made.lowered, self.request.save_onnx, self.request.save_cache
+        graph, cache = self.request.save_onnx, self.request.save_cache
         counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
         generation, table, device = self.generation, self.table, self.generation.device(self.spec)
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
@@ -477,7 +455,7 @@ class _Work:
                 spec=self.spec.describe(),
                 precision=counts,
                 truth=summary,
-                coverage={str(item): round(share, 4) for item, share in made.verdict.coverage.items()},
+                coverage={str(item): round(share, 4) for item, share in verdict.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
                 inputs=plain(self.model.inputs),

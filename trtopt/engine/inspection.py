@@ -10,8 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
 from trtopt.core.files import existing_file
 from trtopt.core.values import TensorInfo
-from trtopt.core.version import __version__
+from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary
 from trtopt.graph.io import load_model
@@ -179,13 +177,6 @@ def version() -> VersionReport:
         platform=platform.platform(),
         gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
         generations=[generation.describe() for generation in installed()],
-        libraries={name: _installed(name) for name in _LIBRARIES},
+        libraries={name: package_version(name) for name in _LIBRARIES},
         extension=native.run is not None,
     )
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return package_version(name)
-    except PackageNotFoundError:
-        return None

@@ -179,21 +179,14 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
     if output["overlap"] is not None:
         parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
     near, rows = output["near_zero"], output["rows"]
+    silent = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
+    difference = f"largest difference {float(output['max_abs']):.3g}"
     if near == rows:
-        where = (
-            f"the reference is next to zero on {near} of {rows} samples"
-            if rows > 1
-            else "the reference is next to zero"
-        )
-        parts.append(
-            f"{where}: {decibels(output['snr_db'])} says little; largest difference {float(output['max_abs']):.3g}"
-        )
+        parts.append(f"{silent}: {decibels(output['snr_db'])} says little; {difference}")
     else:
         if not output["integers"]:
             parts.append(decibels(output["snr_db"]) + " in all" * (output["channels"] is not None))
-        parts.append(f"largest difference {float(output['max_abs']):.3g}")
-        if near:
-            parts.append(f"the reference is next to zero on {near} of {rows} samples")
+        parts += [difference, silent] if near else [difference]
     if output["nonfinite"]:
         parts.append(f"{output['nonfinite']} values not finite")
     return f"{start} {', '.join(parts)}"
@@ -201,14 +194,14 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
 
 def spread(output: Mapping[str, Any]) -> str:
     """How the samples differ, and the worst by name; "" where that says nothing."""
-    found = output["samples"]
-    if found is None or output["rows"] < 2 or not found["worst"]:
+    samples = output["samples"]
+    if samples is None or output["rows"] < 2 or not samples["worst"]:
         return ""
-    figure = found["figure"]
-    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in found['worst'])}"
+    figure = samples["figure"]
+    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in samples['worst'])}"
     if figure == "max_abs":
         return worst
-    lowest, median = (_figure(figure, found[name]) for name in ("lowest", "median"))
+    lowest, median = (_figure(figure, samples[name]) for name in ("lowest", "median"))
     return f"per sample: {'cosine ' * (figure == 'cosine')}{lowest} at the lowest, {median} in the median; {worst}"
 
 
@@ -222,17 +215,14 @@ def _named(sample: Mapping[str, Any], figure: str, kind: str) -> str:
 
 
 def _figure(name: str, value: Any) -> str:
-    if name == "agreement":
-        return share(float(value))
-    return {"cosine": cosine, "snr_db": decibels}.get(name, lambda number: f"difference {float(number):.3g}")(value)
+    words = {"agreement": share, "cosine": cosine, "snr_db": decibels}
+    return words[name](value) if name in words else f"difference {float(value):.3g}"
 
 
-def share(value: float) -> str:
+def share(value: Any) -> str:
     """In per cent; never 100 % for less, as 3 pixels of a million are."""
-    return next(
-        (text for text in (f"{value:.{digits}%}" for digits in (1, 2, 3, 4)) if value == 1 or text[:3] != "100"),
-        "<100%",
-    )
+    texts = [f"{float(value):.{digits}%}" for digits in (1, 2, 3, 4)]
+    return next((text for text in texts if value == 1 or text[:3] != "100"), "<100%")
 
 
 def cosine(value: Any) -> str:

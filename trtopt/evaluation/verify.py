@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class Agreement:
     @property
     def missed(self) -> tuple[str, ...]:
         """What is outside the limits, each with the value and the limit."""
-        return () if self.limits is None else tuple(self.limits.missed(self._described()))
+        return () if self.limits is None else tuple(self.limits.missed(replace(self, limits=None).describe()))
 
     @property
     def ok(self) -> bool:
@@ -77,13 +77,7 @@ class Agreement:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        described = self._described()
-        if self.limits is not None:
-            described |= {"limits": asdict(self.limits), "missed": list(self.missed), "ok": self.ok}
-        return described
-
-    def _described(self) -> dict[str, Any]:
-        return {
+        described = {
             "samples": self.samples,
             "snr_db": plain(self.snr_db),
             "top1_agreement": self.top1,
@@ -91,10 +85,13 @@ class Agreement:
             "candidate_accuracy": plain(self.candidate_accuracy),
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
+        if self.limits is not None:
+            described |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
+        return described
 
     def __str__(self) -> str:
         lines = []
-        for name, output in self._described()["outputs"].items():
+        for name, output in self.describe()["outputs"].items():
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")

@@ -120,12 +120,14 @@ _BOX_WORDS = ("box", "bbox")
 _MASK_WORDS = ("mask", "seg")
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
-_SIGMOID = ("Sigmoid", "HardSigmoid")
-_NORMS = (
-    *("LpNormalization", "LayerNormalization", "RMSNormalization"),
-    *("SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization"),
-)
-_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum")
+_ENDS = {  # operator → what `_End` calls it
+    **dict.fromkeys(_SOFTMAX, "softmax"),
+    **dict.fromkeys(("Sigmoid", "HardSigmoid"), "sigmoid"),
+    **dict.fromkeys(("LpNormalization", "LayerNormalization", "RMSNormalization"), "norm"),
+    **dict.fromkeys(("SimplifiedLayerNormalization", "SkipLayerNormalization"), "norm"),
+    "SkipSimplifiedLayerNormalization": "norm",
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum"), "pool"),
+}
 # Operators that give the values of their first input in another place, type or scale.
 _CARRIERS = (
     *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout"),
@@ -356,21 +358,18 @@ class _Graph:
     def _op(self, node: NodeProto) -> str:
         """What a node does, in the words of `_End`."""
         op, inputs = node.op_type, [name for name in node.input if name]
-        if op in _SOFTMAX or (op == "Div" and self._made_by(inputs[0]) == "Exp"):
+        if op in _ENDS:
+            return _ENDS[op]
+        if op == "Div" and self._made_by(inputs[0]) == "Exp":
             return "softmax"
-        if op in _SIGMOID:
-            return "sigmoid"
         fixed = not self.constants.isdisjoint(inputs[:2])
-        if op in ("Gemm", "MatMul") and fixed:
-            return "linear"
         size = self.shapes.get(node.output[0], ())[2:]
-        if op == "Conv" and size and all(item == 1 for item in size):
+        single = bool(size) and all(item == 1 for item in size)
+        if (op in ("Gemm", "MatMul") and fixed) or (op == "Conv" and single):
             return "linear"
-        if op in _NORMS or (op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :]))):
+        if op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :])):
             return "norm"
-        if op in _POOLS or (op == "AveragePool" and size and all(item == 1 for item in size)):
-            return "pool"
-        return op
+        return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
         node = self.made.get(name)
