@@ -58,8 +58,7 @@ def launched(
     """
     with scratch() as folder:
         (folder / "run.engine").write_bytes(plan)
-        wanted = [{name: list(shape) for name, shape in item.items()} for item in shapes]
-        (folder / "request.json").write_text(json.dumps({"shapes": wanted, "device": device}))
+        (folder / "request.json").write_text(json.dumps({"shapes": list(shapes), "device": device}))
         command = [sys.executable, "-m", "trtopt.runtime.kernel_run", os.fspath(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:

@@ -100,25 +100,24 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     path = existing_file(engine, "the engine")
     if path.suffix == ".onnx":
         return _model(path)
-    manifest = load_manifest(path)
-    plan = path.read_bytes()
-    if manifest is not None:
-        manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
-    header, size = plan_header(plan), len(plan)
+    manifest, plan = load_manifest(path), path.read_bytes()
+    header = plan_header(plan)
     maker = str(header) if header else None
     if manifest is not None:
+        manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
-        return EngineReport(path, size, maker, manifest, manifest.precision, manifest.truth)
+        return EngineReport(path, len(plan), maker, manifest, manifest.precision, manifest.truth)
     if header is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
         )
     notes = ["no manifest beside the plan: how it was made isn't known"]
+    counts, summary = dict[str, int](), "layers not read"
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
         report = from_inspector(generation.load(plan, str(path)).inspect())
-        return EngineReport(path, size, maker, None, *precision_summary(report.layers, (), report.unread), tuple(notes))
+        counts, summary = precision_summary(report.layers, (), report.unread)
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
@@ -128,7 +127,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
-        return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))
+    return EngineReport(path, len(plan), maker, None, counts, summary, tuple(notes))
 
 
 def _model(path: Path) -> ModelReport:

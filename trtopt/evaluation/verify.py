@@ -147,10 +147,10 @@ def check_graphs(reference: Any, candidate: Any) -> None:
     Raises:
         UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
     """
-    for given in (reference, candidate):
-        if not isinstance(given, (str, os.PathLike)) or not Path(given).is_file():
+    for model in (reference, candidate):
+        path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        if path is None or not path.is_file():
             continue
-        path = Path(given)
         with path.open("rb") as file:
             if plan_header(file.read(64)) is None:
                 continue
@@ -158,10 +158,9 @@ def check_graphs(reference: Any, candidate: Any) -> None:
         first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
         if graph is None:
             graph = path.with_suffix(".onnx")
-            first = (
-                f"build keeps the engine's graph with `save_onnx=`: trtopt build … --save-onnx {graph} -o {path}, then"
-            )
-        both = (graph if item is given else item for item in (reference, candidate))
+            build = f"trtopt build … --save-onnx {graph} -o {path}"
+            first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
+        both = (graph if item is model else item for item in (reference, candidate))
         typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
         raise UsageError(
             f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
