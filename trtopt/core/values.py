@@ -8,10 +8,11 @@ import fnmatch
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError
 
 
@@ -254,14 +255,14 @@ class BuildSpec:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values, for the manifest and for cache keys."""
-        plain = asdict(self)
-        del plain["device"]
-        plain["overrides"] = [f"{item.pattern}={item.precision}" for item in self.overrides]
-        plain["profiles"] = [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles]
-        plain["targets"] = [f"sm{target}" for target in self.targets]
-        plain["precision"], plain["remainder"] = str(self.precision), str(self.remainder)
-        plain["timing_cache"] = str(self.timing_cache) if self.timing_cache else None
-        return plain
+        described = plain(self)
+        del described["device"]
+        return {
+            **described,
+            "overrides": [f"{item.pattern}={item.precision}" for item in self.overrides],
+            "profiles": [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles],
+            "targets": [f"sm{target}" for target in self.targets],
+        }
 
 
 @dataclass(frozen=True)

@@ -142,13 +142,11 @@ class _Plan(TypedDict):
     bytes: int
 
 
-class _Measured(TypedDict):
+@dataclass(frozen=True)
+class _Calibration:
     method: str
     samples: int
-
-
-class _Calibration(_Measured, total=False):
-    digest: str
+    digest: str = ""
 
 
 class _Compared(TypedDict):

@@ -222,13 +222,11 @@ class _Comparison:
     def _start(self, outputs: Arrays, samples: int) -> None:
         """Decide what the outputs are."""
         infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in outputs.items()]
-        shaped = by_shape(infos)
         stated(self.kinds, infos)
-        for info in infos:
-            kind = self.kinds.get(info.name, shaped[info.name])
-            if info.name not in self.kinds and kind is Kind.CLASSES and info.shape[0] != samples:
+        for name, kind in by_shape(infos).items():
+            if kind is Kind.CLASSES and len(outputs[name]) != samples:
                 kind = Kind.OTHER
-            self.sums[info.name] = OutputSums(info.name, kind)
+            self.sums[name] = OutputSums(name, self.kinds.get(name, kind))
 
     def result(self, names: Sequence[str] = ()) -> Agreement:
         if not self.samples:
