@@ -361,7 +361,6 @@ def inspect(
 ) -> None:
     """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
-    from trtopt.core.values import x
     from trtopt.engine.manifest import arithmetic
 
     report = trtopt.inspect(engine)
@@ -390,7 +389,7 @@ def inspect(
             print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
             for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
                 for tensor in tensors:
-                    shape = x(tensor["shape"])
+                    shape = "x".join(map(str, tensor["shape"]))
                     holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
                     print(f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}")
             for number, profile in enumerate(manifest.profiles):
@@ -479,7 +478,6 @@ class _ValuesInARow(TyperCommand):
 def run(options: _Options, json_output: bool) -> None:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     import trtopt
-    from trtopt.core.values import x
 
     result = trtopt.run(**options, reporter=_reporter(json_output))
 
@@ -487,7 +485,7 @@ def run(options: _Options, json_output: bool) -> None:
         for item in result.outputs:
             bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
             odd = f", {item.not_finite} values not finite" if item.not_finite else ""
-            print(f"{item.name}: {item.dtype} {x(item.shape)}, {bounds}{odd}")
+            print(f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}")
         if result.ranked:
             rows = [(item.sample, ", ".join(f"{best}" for best in item.predictions)) for item in result.ranked]
             _table(str(options["engine"]), ("image" if result.images else "sample", f"best {options['top']}"), rows)
