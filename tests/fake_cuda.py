@@ -38,7 +38,8 @@ class CudaFailure(Exception):
 
 
 class FakeCuda:
-    """The functions that trtopt.cuda.device calls. `live` counts what was not freed."""
+    """The functions that trtopt.cuda.device calls, on `devices` GPUs. `live` counts what was not freed; `used` are the GPUs
+    that something was allocated on, or a stream made."""
 
     cudaStreamNonBlocking = 1
     cudaEventDefault, cudaEventDisableTiming, cudaHostAllocPortable = 0, 2, 1
@@ -46,8 +47,9 @@ class FakeCuda:
     cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
     cudaStreamCaptureMode = SimpleNamespace(cudaStreamCaptureModeThreadLocal=1)
 
-    def __init__(self, memory: int = 1 << 30) -> None:
-        self.left = memory
+    def __init__(self, memory: int = 1 << 30, devices: int = 1) -> None:
+        self.left, self.devices = memory, devices
+        self.used: set[int] = set()
         self.regions: dict[int, tuple[str, Any]] = {}
         self.streams: dict[int, list[Callable[[], None]]] = {}
         self.capturing: dict[int, list[Callable[[], None]]] = {}
@@ -98,7 +100,7 @@ class FakeCuda:
         return last
 
     def cudaSetDevice(self, ordinal: int) -> None:
-        if ordinal != 0:
+        if ordinal not in range(self.devices):
             raise CudaFailure(Code.cudaErrorInvalidDevice)
         self._thread.device = ordinal
 
@@ -117,8 +119,10 @@ class FakeCuda:
         return self.left, 1 << 30
 
     def _on_device(self) -> None:
-        if getattr(self._thread, "device", None) != 0:
+        device = getattr(self._thread, "device", None)
+        if device not in range(self.devices):
             raise CudaFailure(Code.cudaErrorInvalidDevice)
+        self.used.add(device)
 
     # Memory
 

@@ -21,7 +21,7 @@ OWNERS = {  # foreign library → the only places that import it
     "tensorrt": ("trt",),
     "tensorrt_rtx": ("trt",),
     "cuda": ("cuda",),
-    "torch": ("frontend", "calibration.torch_engine", "evaluation.peers"),
+    "torch": ("frontend", "calibration.torch_engine", "evaluation.baselines"),
     "torchvision": ("frontend",),
     "cv2": ("data",),
     "PIL": ("data",),

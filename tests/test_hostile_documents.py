@@ -20,8 +20,7 @@ from onnx import TensorProto
 from world import Outcome, World, net, samples
 
 from trtopt import workflow as stages
-from trtopt.autotune.candidates import stored_comparison
-from trtopt.autotune.selection import Comparison, Entrant, Times
+from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction as engine
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
@@ -74,8 +73,8 @@ def comparison() -> Comparison:
     times = (Times({"x": "1x3x32x32"}, 1.0, 0.9, 1.1, True),)
     output = {"kind": "classes", "nonfinite": 0, "integers": False, "channels": None, "snr_db": 40.0, "agreement": 0.99}
     accuracy = {"samples": 4, "snr_db": 40.0, "outputs": {"y": output}}
-    entrants = (Entrant("int8", "1 of 1", 1.0, times, accuracy), Entrant("fp16", "", 1.0, times, accuracy))
-    return Comparison("GPU", "real samples", "FP32", entrants, True, Limits(), "int8", "INT8 kept", "k")
+    candidates = (Candidate("int8", "1 of 1", 1.0, times, accuracy), Candidate("fp16", "", 1.0, times, accuracy))
+    return Comparison("GPU", "real samples", "FP32", candidates, True, Limits(), "int8", "INT8 kept", "k")
 
 
 @pytest.fixture

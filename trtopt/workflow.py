@@ -6,8 +6,6 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -19,7 +17,7 @@ from trtopt.core.files import existing_file, made_folder, sha256_file, sha256_js
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import MIN_AGREEMENT, Precision, choice
-from trtopt.core.version import __version__
+from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
@@ -232,14 +230,10 @@ def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) 
     if model.onnx is not None:
         return existing_file(model.onnx, "the recipe's model")
     path = folder / f"{model.name}.exported.onnx"
-    try:
-        torch = package_version("torch")
-    except PackageNotFoundError:
-        torch = None  # export itself says what to install
     key = {
         "recipe": sha256_file(model.path),
         "weights": sha256_file(model.weights) if model.weights else None,
-        "torch": torch,
+        "torch": package_version("torch"),  # where it isn't, export itself says what to install
     }
     code = model.path.parent / model.source.rpartition(":")[0]
     if code.suffix == ".py":  # the user's own file

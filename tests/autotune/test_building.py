@@ -13,13 +13,13 @@ import pytest
 from world import Heard, World, has, samples
 
 import trtopt
-from trtopt.autotune import building, candidates
+from trtopt.autotune import building, selection
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.cuda.device import DeviceInfo, Probe
+from trtopt.cuda.device import DeviceInfo, Probe, probe
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
@@ -51,9 +51,9 @@ class Gpu:
             return result
 
         monkeypatch.setattr(engine, "construct", counted)
-        monkeypatch.setattr(candidates, "probe", lambda: Probe((self.info,), (13, 0)))
-        monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
-        for module in (candidates, building):
+        monkeypatch.setattr("trtopt.trt.generation.probe", lambda: Probe((self.info,), (13, 0)))
+        monkeypatch.setattr(building, "Device", lambda ordinal: SimpleNamespace(info=self.info))
+        for module in (selection, building):
             monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
 
 
@@ -203,7 +203,7 @@ def test_bf16_is_what_int8_with_bf16_is_compared_with(gpu: Gpu, build: Build) ->
 
 
 def _no_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(candidates, "probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    patch.setattr("trtopt.trt.generation.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
 
 
 def _other_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def _no_bindings(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
     def fail(ordinal: int) -> None:
         raise MissingDependency("running an engine needs cuda, which is not installed: pip install 'trtopt[gpu]'")
 
-    patch.setattr(candidates, "Device", fail)
+    patch.setattr(building, "Device", fail)
 
 
 OBSTACLES: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
@@ -567,7 +567,7 @@ def test_the_command_says_which_and_why(gpu: Gpu, world: World) -> None:
 
 def test_the_command_without_a_gpu(world: World) -> None:
     request = ("build", world.model, "--data", world.arrays, "--target", "sm89", "-o", world.output / "m.engine")
-    if candidates.probe():
+    if probe():
         pytest.skip("there is a GPU")
     has(world.refused(*request, "--best"), "--best measures engines on a GPU", "--int8 or --fp16")
     found = world.run(*request, "--int8")

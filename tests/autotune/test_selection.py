@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda, FakeEngine
 
-from trtopt.autotune.selection import Comparison, Entrant, Times, judge, time_in_turns
+from trtopt.autotune.selection import Candidate, Comparison, Times, judge, time_in_turns
 from trtopt.core.errors import AccuracyLost
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.evaluation.limits import Limits
@@ -31,17 +31,17 @@ def _accuracy(agreement: float | None, snr: float, nonfinite: int = 0) -> dict[s
     return Agreement(64, (output,)).describe()
 
 
-def _entrant(precision: str, *ms: float, agreement: float | None = 1.0, snr: float = 40.0, **more: Any) -> Entrant:
+def _candidate(precision: str, *ms: float, agreement: float | None = 1.0, snr: float = 40.0, **more: Any) -> Candidate:
     times = tuple(Times({"x": f"{8 * (index + 1)}x3"}, value, value, value, True) for index, value in enumerate(ms))
-    return Entrant(precision, "all of it", 1.0, times, _accuracy(agreement, snr, **more))
+    return Candidate(precision, "all of it", 1.0, times, _accuracy(agreement, snr, **more))
 
 
-def _comparison(*entrants: Entrant) -> Comparison:
-    return Comparison("Fake GPU (sm89, 1 GiB)", "real samples", "FP32", entrants)
+def _comparison(*candidates: Candidate) -> Comparison:
+    return Comparison("Fake GPU (sm89, 1 GiB)", "real samples", "FP32", candidates)
 
 
 def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
-    found = _comparison(_entrant("int8", 0.5, snr=19.2), _entrant("fp16", 0.8)).judged(Limits())
+    found = _comparison(_candidate("int8", 0.5, snr=19.2), _candidate("fp16", 0.8)).judged(Limits())
     assert found.kept == "int8"
     assert found.speedup == pytest.approx(1.6)
     assert "INT8 kept: 1.60 times as fast as FP16 (0.5 and 0.8 ms at x 8x3)" in found.why
@@ -53,7 +53,7 @@ def test_the_faster_is_kept_and_the_reason_has_the_figures() -> None:
     ("int8", "said"), [(0.96, "0.8 and 0.96"), (0.8, "as fast as INT8"), (0.796, "as fast as INT8")]
 )
 def test_fp16_is_kept_where_it_is_as_fast(int8: float, said: str) -> None:
-    found = _comparison(_entrant("int8", int8), _entrant("fp16", 0.8)).judged(Limits())
+    found = _comparison(_candidate("int8", int8), _candidate("fp16", 0.8)).judged(Limits())
     assert found.kept == "fp16"
     assert said in found.why
 
@@ -61,37 +61,37 @@ def test_fp16_is_kept_where_it_is_as_fast(int8: float, said: str) -> None:
 @pytest.mark.parametrize(
     ("limits", "bad", "said"),
     [
-        (Limits(), _entrant("int8", 0.5, agreement=0.94), "y: same class for 94.0% of 64 samples, at least 95.0%"),
-        (Limits(min_snr=25), _entrant("int8", 0.5, snr=19.2), "y: 19.2 dB, at least 25 is asked for"),
-        (Limits(), _entrant("int8", 0.5, agreement=None, snr=19.2), "y: 19.2 dB, at least 20 is asked for"),
-        (Limits(0), _entrant("int8", 0.5, nonfinite=3), "3 values of y aren't finite"),
+        (Limits(), _candidate("int8", 0.5, agreement=0.94), "y: same class for 94.0% of 64 samples, at least 95.0%"),
+        (Limits(min_snr=25), _candidate("int8", 0.5, snr=19.2), "y: 19.2 dB, at least 25 is asked for"),
+        (Limits(), _candidate("int8", 0.5, agreement=None, snr=19.2), "y: 19.2 dB, at least 20 is asked for"),
+        (Limits(0), _candidate("int8", 0.5, nonfinite=3), "3 values of y aren't finite"),
     ],
 )
-def test_what_is_fast_but_inaccurate_is_not_kept(limits: Limits, bad: Entrant, said: str) -> None:
-    found = _comparison(bad, _entrant("fp16", 0.8)).judged(limits)
+def test_what_is_fast_but_inaccurate_is_not_kept(limits: Limits, bad: Candidate, said: str) -> None:
+    found = _comparison(bad, _candidate("fp16", 0.8)).judged(limits)
     assert found.kept == "fp16"
     assert f"INT8 is outside the accuracy limit ({said}" in found.why
-    assert _comparison(_entrant("int8", 0.5), _entrant("fp16", 0.8)).judged(limits).kept == "int8"
+    assert _comparison(_candidate("int8", 0.5), _candidate("fp16", 0.8)).judged(limits).kept == "int8"
 
 
 def test_limits_that_are_not_asked_for_do_not_decide() -> None:
-    classes = _entrant("int8", 0.5, snr=3.0)  # classes agree, and no dB were asked for
-    assert _comparison(classes, _entrant("fp16", 0.8)).judged(Limits()).kept == "int8"
-    values = _entrant("int8", 0.5, agreement=None, snr=15.0)
-    assert _comparison(values, _entrant("fp16", 0.8)).judged(Limits(min_snr=15)).kept == "int8"
+    classes = _candidate("int8", 0.5, snr=3.0)  # classes agree, and no dB were asked for
+    assert _comparison(classes, _candidate("fp16", 0.8)).judged(Limits()).kept == "int8"
+    values = _candidate("int8", 0.5, agreement=None, snr=15.0)
+    assert _comparison(values, _candidate("fp16", 0.8)).judged(Limits(min_snr=15)).kept == "int8"
 
 
 def test_several_profiles_count_alike() -> None:
     """0.5 × 1.6 < 1: faster on the whole, though slower at one of the shapes."""
-    found = _comparison(_entrant("int8", 0.1, 16.0), _entrant("fp16", 0.2, 10.0)).judged(Limits())
+    found = _comparison(_candidate("int8", 0.1, 16.0), _candidate("fp16", 0.2, 10.0)).judged(Limits())
     assert found.kept == "int8"
     assert found.speedup == pytest.approx((2 * 10 / 16) ** 0.5)
     assert "at x 8x3, x 16x3" in found.why
 
 
 def test_a_candidate_that_could_not_be_built_is_named() -> None:
-    failed = Entrant("fp16", failed="it overflows")
-    found = _comparison(_entrant("int8", 0.5), failed).judged(Limits())
+    failed = Candidate("fp16", failed="it overflows")
+    found = _comparison(_candidate("int8", 0.5), failed).judged(Limits())
     assert found.kept == "int8"
     assert "no FP16 engine: it overflows" in found.why
     assert found.speedup is None
@@ -99,7 +99,7 @@ def test_a_candidate_that_could_not_be_built_is_named() -> None:
 
 def test_none_within_the_limits_is_an_error_that_names_them_all() -> None:
     bad = _comparison(
-        _entrant("int8", 0.5, agreement=0.5), _entrant("fp16", 0.8, agreement=0.9), Entrant("fp32", failed="F")
+        _candidate("int8", 0.5, agreement=0.5), _candidate("fp16", 0.8, agreement=0.9), Candidate("fp32", failed="F")
     )
     with pytest.raises(
         AccuracyLost, match=r"INT8: y: same class for 50.0%.*FP16: y: .*90.0%.*FP32: F.*`min_agreement=`"
@@ -108,13 +108,13 @@ def test_none_within_the_limits_is_an_error_that_names_them_all() -> None:
 
 
 def test_what_was_asked_for_is_kept_whatever_the_times() -> None:
-    found = _comparison(_entrant("int8", 0.96), _entrant("fp16", 0.8)).asked_for("int8")
+    found = _comparison(_candidate("int8", 0.96), _candidate("fp16", 0.8)).asked_for("int8")
     assert (found.kept, found.best) == ("int8", False)
     assert found.why == "INT8 as asked for: 1.20 times the time of FP16 (0.96 and 0.8 ms at x 8x3)"
 
 
 def test_a_comparison_comes_back_from_json() -> None:
-    found = _comparison(_entrant("int8", 0.5, 0.6), Entrant("fp16", failed="no")).judged(Limits(min_snr=7))
+    found = _comparison(_candidate("int8", 0.5, 0.6), Candidate("fp16", failed="no")).judged(Limits(min_snr=7))
     described = json.loads(json.dumps(found.describe(), allow_nan=False))
     again = Comparison.load(described)
     assert again == found

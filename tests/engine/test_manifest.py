@@ -1,4 +1,4 @@
-"""The one-line truth, lost precision, and a manifest that doesn't fit its plan."""
+"""The precision summary, lost precision, and a manifest that doesn't fit its plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from trtopt.core.errors import EngineError, EngineMismatch, UsageError
 from trtopt.core.values import Kept, LayerInfo, Precision
 from trtopt.engine.inspection import inspect
-from trtopt.engine.manifest import Manifest, arithmetic, found_precision, load_manifest, lost_precision, manifest_path
+from trtopt.engine.manifest import Manifest, arithmetic, load_manifest, lost_precision, manifest_path, precision_summary
 from trtopt.trt import installed
 
 INT8, FP16, FP32 = Precision.INT8, Precision.FP16, Precision.FP32
@@ -20,28 +20,27 @@ def _layer(kind: str, precision: Precision, *nodes: str) -> LayerInfo:
     return LayerInfo("+".join(nodes) or kind, kind, precision, nodes)
 
 
-def test_the_truth_counts_what_does_the_arithmetic_and_names_the_exceptions() -> None:
+def test_the_summary_counts_what_does_the_arithmetic_and_names_the_exceptions() -> None:
     layers = [_layer("convolution", INT8)] * 3 + [_layer("matmul", FP16), _layer("other", FP32)]
-    found = found_precision(layers, [Kept("fc", "Gemm", FP16, "one row")])
-    assert dict(found.counts) == {"int8": 3, "fp16": 1, "fp32": 0, "total": 4}
-    assert found.truth == "3 of 3 convolutions INT8; 1 of 1 matrix products FP16; 1 node kept (fc): one row"
+    counts, summary = precision_summary(layers, [Kept("fc", "Gemm", FP16, "one row")])
+    assert counts == {"int8": 3, "fp16": 1, "fp32": 0, "total": 4}
+    assert summary == "3 of 3 convolutions INT8; 1 of 1 matrix products FP16; 1 node kept (fc): one row"
 
 
 def test_mixed_kinds_and_many_reasons_stay_one_line() -> None:
     layers = [_layer("convolution", INT8), _layer("convolution", FP16), _layer("deconvolution", FP16)]
     kept = [Kept(f"n{index}", "Conv", FP16, f"reason {index}") for index in range(5)]
-    truth = found_precision(layers, kept).truth
-    assert truth.startswith(
+    _, summary = precision_summary(layers, kept)
+    assert summary.startswith(
         "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 deconvolutions FP16; 1 node kept (n0): reason 0"
     )
-    assert truth.endswith("2 more reasons in the manifest")
+    assert summary.endswith("2 more reasons in the manifest")
 
 
 def test_layers_that_can_not_be_read_are_said_to_be_unknown() -> None:
-    found = found_precision((), (), "no GPU")
-    assert found.unknown == "no GPU"
-    assert "can't be read: no GPU" in found.truth
-    assert found.counts["total"] == 0
+    counts, summary = precision_summary((), (), "no GPU")
+    assert "can't be read: no GPU" in summary
+    assert counts == {"int8": 0, "fp16": 0, "fp32": 0, "total": 0}
 
 
 def test_a_node_is_lost_only_if_none_of_its_layers_has_the_precision() -> None:

@@ -21,8 +21,7 @@ from hostile_values import changed
 from world import net, samples
 
 from trtopt.autotune.building import build
-from trtopt.autotune.candidates import stored_comparison
-from trtopt.autotune.selection import Comparison, Entrant, Times
+from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import BuildFailed, EngineError, EngineMismatch
@@ -90,8 +89,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         found.again()
         content = json.loads(manifest_path(found.engine).read_bytes())
         times = (Times({"x": "1x3x32x32"}, 1.0, 0.9, 1.1, True),)
-        entrants = (Entrant("int8", "1 of 1", 1.0, times, None), Entrant("fp16", "", 1.0, times, None))
-        compared = Comparison("GPU", "real samples", None, entrants, True, Limits(), "int8", "INT8 kept", "k")
+        candidates = (Candidate("int8", "1 of 1", 1.0, times, None), Candidate("fp16", "", 1.0, times, None))
+        compared = Comparison("GPU", "real samples", None, candidates, True, Limits(), "int8", "INT8 kept", "k")
         prepared = {"size": [32, 32], "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}
         content |= {"preprocess": Preprocess.load(prepared).describe(), "warnings": ["a warning"]}
         content["comparison"] = compared.describe()

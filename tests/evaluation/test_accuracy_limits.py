@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared import compare
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import compare
 from trtopt.graph.output_kinds import Kind
 
 Array = NDArray[Any]

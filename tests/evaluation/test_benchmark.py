@@ -18,7 +18,7 @@ from trtopt import cli
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.smi import Clocks
-from trtopt.evaluation import benchmark, peers
+from trtopt.evaluation import baselines, benchmark
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
 
@@ -58,8 +58,8 @@ class FakeSession:
         self.closed = True
 
 
-class FakePeer:
-    def __init__(self, name: str = "peer", factor: float = 2, broken: bool = False) -> None:
+class FakeBaseline:
+    def __init__(self, name: str = "baseline", factor: float = 2, broken: bool = False) -> None:
         self.name, self.note, self.factor, self.broken, self.closed = name, "as it is", factor, broken, False
 
     def prepare(self, inputs: Any) -> None:
@@ -88,8 +88,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def _with(monkeypatch: pytest.MonkeyPatch, *given: FakePeer) -> None:
-    monkeypatch.setattr(benchmark, "open_peers", lambda against, **options: list(given))
+def _with(monkeypatch: pytest.MonkeyPatch, *given: FakeBaseline) -> None:
+    monkeypatch.setattr(benchmark, "open_baselines", lambda *_: iter(given))
 
 
 def test_a_row_for_each_batch(engine: Path) -> None:
@@ -135,21 +135,17 @@ def test_a_thread_that_fails_ends_the_others() -> None:
         benchmark._throughput(call, 1, 3, 10)
 
 
-def test_ways_take_turns() -> None:
-    order: list[str] = []
-    times = benchmark._in_turns({name: lambda name=name: order.append(name) for name in "ab"}, 10, 0)  # type: ignore[misc]
-    assert "".join(order) == "aabb" * 5
-    assert {name: len(found) for name, found in times.items()} == {"a": 10, "b": 10}
-
-
-def test_a_slow_way_is_cut_short_but_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_way_of_running_is_cut_short(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "_SECONDS", 0.05)
-    times = benchmark._in_turns({"slow": lambda: time.sleep(0.02)}, 1000, 0)
-    assert 5 <= len(times["slow"]) <= 10
+    slow = FakeBaseline("slow")
+    monkeypatch.setattr(slow, "run", lambda inputs: time.sleep(0.02) or {"y": inputs["x"] * 2})
+    _with(monkeypatch, slow)
+    row = benchmark.bench(engine, against=("torch",), iterations=1000, warmup=0).rows[1]
+    assert benchmark._ROUNDS <= row.iterations <= 10
 
 
 def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, far = FakePeer("good"), FakePeer("far", factor=1)
+    good, far = FakeBaseline("good"), FakeBaseline("far", factor=1)
     _with(monkeypatch, good, far)
     report = benchmark.bench(engine, against=("torch",), batch=(2,), iterations=5)
     assert [row.runner for row in report.rows] == ["trtopt", "good", "far"]
@@ -159,7 +155,7 @@ def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypat
 
 
 def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _with(monkeypatch, FakePeer("compiled", broken=True), FakePeer("good"))
+    _with(monkeypatch, FakeBaseline("compiled", broken=True), FakeBaseline("good"))
     report = benchmark.bench(engine, against=("torch",), iterations=5)
     broken = report.rows[1]
     assert broken.run is None and broken.throughput is None
@@ -226,7 +222,7 @@ def test_polygraphy_that_is_missing_is_named(engine: Path, monkeypatch: pytest.M
     with pytest.raises(MissingDependency, match="pip install polygraphy"):
         benchmark.bench(engine, against=("polygraphy",))
     with pytest.raises(UsageError, match="RTX"):
-        peers.Polygraphy(engine, "rtx")
+        baselines.Polygraphy(engine, "rtx")
 
 
 def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
@@ -236,13 +232,13 @@ def test_onnxruntime_says_what_it_got(tmp_path: Path) -> None:
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])
     graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", [x], [y])
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(tmp_path / "m.onnx"))
-    peer = peers.OnnxRuntime(tmp_path / "m.onnx")
+    baseline = baselines.OnnxRuntime(tmp_path / "m.onnx")
     inputs = {"x": np.ones((2, 3), np.float32)}
-    peer.prepare(inputs)
-    assert "(CPU)" in peer.name or "(CUDA)" in peer.name
-    np.testing.assert_array_equal(peer.run(inputs)["y"], 2 * inputs["x"])
+    baseline.prepare(inputs)
+    assert "(CPU)" in baseline.name or "(CUDA)" in baseline.name
+    np.testing.assert_array_equal(baseline.run(inputs)["y"], 2 * inputs["x"])
     with pytest.raises(UsageError, match="`model=`"):
-        peer.prepare({"z": inputs["x"]})
+        baseline.prepare({"z": inputs["x"]})
 
 
 def test_the_command(engine: Path) -> None:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from compared import compare
 from graphs import photos, rapidocr, rendered_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ import trtopt
 from trtopt.core.errors import DataError, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
-from trtopt.evaluation.verify import Agreement, compare, verify
+from trtopt.evaluation.verify import Agreement, verify
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.passes.fold import fold

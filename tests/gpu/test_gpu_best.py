@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compared import compare
 from lite0 import Builds, Inputs, rows
 
 import trtopt
@@ -17,7 +18,6 @@ from trtopt.autotune.selection import Comparison
 from trtopt.cuda.device import Device
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import compare
 from trtopt.runtime.session import Session
 
 LOW, HIGH = 10.0, 30.0  # dB; observed on an H200: INT8 19.2, FP16 44.9
@@ -37,8 +37,8 @@ def test_int8_is_measured_against_fp16(gpu: Device, builds: Builds, inputs: Inpu
     assert found["kept"] == "int8"
     assert found["speedup"] > QUICK
     assert str(gpu.info) == found["gpu"]
-    for entrant in found["entrants"]:
-        (times,) = entrant["times"]
+    for candidate in found["entrants"]:
+        (times,) = candidate["times"]
         assert times["shapes"] == {"input": "32x3x224x224"}
         assert times["cuda_graph"]
         assert 0 < times["low"] <= times["gpu_ms"] <= times["high"]
@@ -73,8 +73,8 @@ def test_best_keeps_the_fastest_within_the_limit(
     assert found.judged(Limits(min_snr=HIGH)).kept == "fp16"
     with Session(result.engine) as session:
         logits = session.run_batches({"input": inputs.photos["input"]})
-    entrant = next(item for item in found.entrants if item.precision == kept)
-    assert entrant.accuracy is not None
+    candidate = next(item for item in found.entrants if item.precision == kept)
+    assert candidate.accuracy is not None
     own = compare(inputs.reference, logits).snr_db  # the FP32 model in ONNX Runtime, on another machine
-    assert own == pytest.approx(entrant.accuracy["snr_db"], abs=3)
+    assert own == pytest.approx(candidate.accuracy["snr_db"], abs=3)
     assert trtopt.build(inputs.model, tmp_path / "best.engine", **request).cached

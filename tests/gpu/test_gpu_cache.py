@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compared import compare
 from lite0 import Builds, Inputs, rows
 
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.cuda.device import Device
-from trtopt.evaluation.verify import Agreement, compare
+from trtopt.evaluation.verify import Agreement
 from trtopt.runtime.session import Session
 from trtopt.trt import Generation, weak
 

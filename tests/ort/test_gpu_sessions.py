@@ -11,7 +11,7 @@ import pytest
 from graphs import conv_relu, values
 
 from trtopt.calibration.observe import observe
-from trtopt.evaluation.peers import OnnxRuntime
+from trtopt.evaluation.baselines import OnnxRuntime
 from trtopt.evaluation.verify import verify
 from trtopt.graph.io import save_model
 from trtopt.ort.runner import OnnxRunner
@@ -70,8 +70,8 @@ def test_the_reference_runs_on_the_gpu_in_fp32_and_the_candidate_on_the_cpu(pack
 
 def test_a_benchmark_takes_the_gpu_as_onnx_runtime_sets_it_up(package: Package, tmp_path: Path) -> None:
     save_model(conv_relu(), tmp_path / "m.onnx")
-    peer = OnnxRuntime(tmp_path / "m.onnx")
-    assert package.asked == [AS_IT_COMES] and "(CUDA)" in peer.name
+    baseline = OnnxRuntime(tmp_path / "m.onnx")
+    assert package.asked == [AS_IT_COMES] and "(CUDA)" in baseline.name
 
 
 def test_nothing_else_asks_for_the_gpu(package: Package) -> None:

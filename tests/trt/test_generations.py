@@ -94,6 +94,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "sparsity": ({"sparsity": True}, {}),
     "tf32": ({"tf32": False}, {}),
     "allow_precision_fallback": ({"allow_precision_fallback": True}, {}),
+    "device": ({"device": 0}, {}),  # test_build_device.py
 }
 
 
@@ -103,7 +104,7 @@ class Uploads:
     def __init__(self) -> None:
         self.arrays: list[tuple[str, NDArray[Any]]] = []
 
-    def __call__(self) -> Callable[[str, NDArray[Any]], int]:
+    def __call__(self, device: int) -> Callable[[str, NDArray[Any]], int]:
         def upload(name: str, array: NDArray[Any]) -> int:
             self.arrays.append((name, array.copy()))
             return 4096 + len(self.arrays)
@@ -178,7 +179,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         built = build(generation, model, spec, **more)
         plain_sim, plain = stand_in(version)
         build(plain, float_net, BuildSpec(profiles=PROFILES[:1]))
-        if option not in ("overrides", "backend", "allow_precision_fallback") and not (
+        if option not in ("overrides", "backend", "allow_precision_fallback", "device") and not (
             option in ("precision", "io_fp32", "remainder") and generation.typed(spec)
         ):  # in a typed build the graph itself says precision and I/O types
             assert _seen(sim) != _seen(plain_sim), f"{option} left no trace on the config or network"

@@ -14,7 +14,7 @@ import pytest
 from standins import Simulation
 
 import trtopt
-from trtopt.autotune import candidates
+from trtopt.autotune import building, selection
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.values import ShapeRange
@@ -37,7 +37,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_cache_stands_in_for_data(version: str, stand_in: Install, model: Path, tmp_path: Path) -> None:
     _, generation = stand_in(version)
 
-    def upload() -> Any:
+    def upload(device: int) -> Any:
         raise AssertionError("data was read")
 
     generation.calibration_upload = upload
@@ -85,10 +85,9 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
 ) -> None:
     _, generation = stand_in("8.6.0")
     found = generation.gpu()
-    monkeypatch.setattr(candidates, "probe", lambda: found)
-    monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=found.devices[0]))
+    monkeypatch.setattr(building, "Device", lambda ordinal: SimpleNamespace(info=found.devices[0]))
 
-    def open_played(engine: Path, contexts: int, trust_host_code: bool) -> Any:
+    def open_played(engine: Path, device: int, contexts: int, trust_host_code: bool) -> Any:
         assert trust_host_code, "it was built just now"
         manifest = load_manifest(engine)
         assert manifest is not None
@@ -103,7 +102,7 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
             )
         )
 
-    monkeypatch.setattr(candidates, "Session", open_played)
+    monkeypatch.setattr(selection, "Session", open_played)
     given, cache = write_cache({"x": 1.0, "y": 2.0}, tmp_path / "old.cache"), tmp_path / "kept.cache"
     data = {"x": np.linspace(-1, 1, 32 * 3072, dtype=np.float32).reshape(32, 3, 32, 32)}
     request = {**OPTIONS, "calib": given, "data": data, "save_cache": cache, "best": True}

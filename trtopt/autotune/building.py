@@ -9,27 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.autotune.candidates import (
-    NATIVE_CACHE,
-    build_candidate,
-    check_measurable,
-    floating,
-    gpu_for,
-    measured,
-    precisions,
-    real_samples,
-    stored_comparison,
-)
-from trtopt.autotune.selection import EQUAL, Comparison
+from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.builder import construction as engine
-from trtopt.builder.construction import BuildResult, check_outputs
+from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache
 from trtopt.core.errors import (
     AccuracyLost,
     BuildCancelled,
@@ -50,43 +40,30 @@ from trtopt.core.files import (
     write_bytes,
     writing_together,
 )
-from trtopt.core.options import options, taking
-from trtopt.core.progress import Reporter
-from trtopt.core.values import Precision
+from trtopt.core.options import taking, without
+from trtopt.core.progress import Phase, Reporter
+from trtopt.core.shapes import parse_profiles
+from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
-from trtopt.cuda.device import DeviceInfo
-from trtopt.data import Batches
+from trtopt.cuda.device import Device, DeviceInfo
+from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
+SAMPLES = 64  # that judge the accuracy, unless --limit says another number
+NATIVE_CACHE = "native.cache"  # beside a candidate's plan
+_CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
 FEW = 32  # below, one sample's class decides too much
-_NO_PART = (  # in what a contest depends on, or with a part of their own in it
-    "model",
-    "output",
-    "images",
-    "data",
-    "calib",
-    "preprocess",
-    "save_onnx",
-    "save_cache",
-    "classes",
-    "output_kind",
-    "force",
-    "reporter",
-    "best",
-    "min_agreement",
-    "min_snr",
-    "compare",
-)
 
 
 @taking(BuildRequest)
@@ -114,6 +91,8 @@ def build(request: BuildRequest) -> BuildResult:
             Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
             of its images open, they are prepared in the opt size, unless `preprocess` has one.
         target: compute capabilities ("sm89,sm120"), TensorRT-RTX only.
+        device: number of the GPU to build on and to time engines on. TensorRT-RTX builds without one, and says so. The calling
+            thread's current device stays what it was.
         save_onnx: where to keep the graph that TensorRT was given. To load that of an INT8 build in ONNX Runtime without
             trtopt, set graph_optimization_level to ORT_ENABLE_BASIC: its further passes make a QLinearConcat of FP16 scales,
             which ONNX Runtime then refuses.
@@ -127,7 +106,7 @@ def build(request: BuildRequest) -> BuildResult:
 
     Raises:
         UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
-        DeviceError: best without a GPU that the engine can run on.
+        DeviceError: no GPU `device`; best without a GPU that the engine can run on.
         UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
         AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
@@ -144,53 +123,143 @@ def build(request: BuildRequest) -> BuildResult:
     return _asked_for(request)
 
 
+# Candidates: what is asked of the builder for each, and where they lie meanwhile ----------------------------------------
+
+
+def gpu_for(request: BuildRequest) -> DeviceInfo:
+    """The GPU that the engines are measured on.
+
+    Raises:
+        DeviceError: there is none, CUDA can't use it, or the engines are for others.
+        MissingDependency: cuda-bindings isn't installed.
+    """
+    generation, spec = select(request.backend), spec_of(request)
+    here, targets = generation.device(spec), generation.targets(spec)
+    if here is None:
+        raise DeviceError(f"there is no GPU here: {generation.gpu().reason}")
+    if targets and here.compute_capability not in targets:
+        said = ", ".join(f"sm{target}" for target in targets)
+        raise DeviceError(
+            f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
+        )
+    return Device(here.ordinal).info
+
+
+def check_measurable(request: BuildRequest, model: Model, base: Precision) -> None:
+    """Raise UsageError unless engines of both precisions can be made of the model and run."""
+    if request.strip:
+        raise UsageError("an engine without its weights (`strip=True`) can't run")
+    if is_quantized(model.proto):
+        raise UsageError(
+            f"the model already holds Q/DQ, so there is no {base.upper()} form of it: give the float model"
+        )
+
+
+def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
+    """The real samples of a request, at most `default` unless it says how many."""
+    images, preprocess, calib = request.images, request.preprocess, request.calib
+    if images is not None and preprocess is None and calib is not None:
+        table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
+        preprocess = table.preprocess if table else None
+    if images is not None and preprocess is not None:
+        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
+    return open_data(
+        model.inputs,
+        images=images,
+        data=request.data,
+        preprocess=preprocess if images is not None or calib is None else None,
+        limit=default if request.limit is None else request.limit,
+        batch=request.batch,
+    )
+
+
+def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
+    """The request for the same engine without quantization."""
+    allowed = (Precision.FP32, precision)
+    return replace(
+        without(request, *_CALIBRATION),
+        fp16=precision is Precision.FP16,
+        bf16=precision is Precision.BF16,
+        precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],
+        preprocess=preprocess,
+        reporter=_Prefixed(request.reporter, precision),
+    )
+
+
+def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
+    """One engine, with all that belongs to it, in a folder of its own."""
+    own = folder / str(precision)
+    own.mkdir(parents=True)
+    return engine.construct(
+        replace(
+            request,
+            output=own / Path(request.output).name,
+            save_onnx=own / "graph.onnx" if request.save_onnx else None,
+            save_cache=own / NATIVE_CACHE if request.save_cache else None,
+        )
+    )
+
+
+class _Prefixed(Reporter):
+    """Another candidate's phases and warnings, under its name; its notes were said for the first one."""
+
+    def __init__(self, reporter: Reporter, precision: Precision) -> None:
+        self._reporter, self._name = reporter, precision.upper()
+
+    def warn(self, text: str) -> None:
+        self._reporter.warn(f"{self._name}: {text}")
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        with self._reporter.phase(f"{self._name}: {name}", total) as phase:
+            yield phase
+
+
 # What was asked for, measured ------------------------------------------------------------------------------------------
 
 
 def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
-    result, reporter = engine.construct(request), request.reporter
-    if not (request.int8 or request.fp8):
+    result, reporter, spec = engine.construct(request), request.reporter, spec_of(request)
+    quantized, base = spec.precision, spec.base
+    if not quantized.quantized:
         return result
-    quantized, base = precisions(request)
     if not request.compare:
         return replace(result, not_measured="`compare=False` was given")
     try:
         gpu = gpu_for(request)
-        stored = stored_comparison(result.engine) if result.cached else None
-        if stored is not None and stored.gpu == str(gpu) and stored.speedup is not None:
-            _warn_if_slow(stored, quantized, base, reporter)
-            return replace(result, comparison=stored.describe())
-        model = load_model(request.model)
-        check_measurable(request, model, base)
+        comparison = stored_comparison(result.engine) if result.cached else None
+        if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
+            comparison = None
+            model = load_model(request.model)
+            check_measurable(request, model, base)
     except TrtoptError as error:
         return replace(result, not_measured=str(error))
-    try:
-        with folder_beside(result.engine) as folder:
-            reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
-            other = build_candidate(floating(request, base, request.preprocess), base, folder)
-            samples = None if request.images is None and request.data is None else real_samples(model, request)
-            found = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
-    except BuildCancelled:
-        raise
-    except TrtoptError as error:
-        reporter.warn(f"not measured against {base.upper()}: {error}")
-        return replace(result, not_measured=str(error))
-    found = found.asked_for(str(quantized))
-    _warn_if_slow(found, quantized, base, reporter)
-    if (manifest := load_manifest(result.engine)) is not None:
-        replace(manifest, comparison=found.describe()).save(result.engine)
-    return replace(result, comparison=found.describe())
+    if comparison is None:
+        try:
+            with folder_beside(result.engine) as folder:
+                reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
+                other = build_candidate(floating(request, base, request.preprocess), base, folder)
+                samples = None if request.images is None and request.data is None else real_samples(model, request)
+                comparison = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
+        except BuildCancelled:
+            raise
+        except TrtoptError as error:
+            reporter.warn(f"not measured against {base.upper()}: {error}")
+            return replace(result, not_measured=str(error))
+        comparison = comparison.asked_for(str(quantized))
+        _store(result.engine, comparison)
+    if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
+        longer = f"takes {1 / comparison.speedup:.2f} times as long as"
+        how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
+        instead = f"use `best=True` or `{base}=True`"
+        reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
+    return replace(result, comparison=comparison.describe())
 
 
-def _warn_if_slow(found: Comparison, quantized: Precision, base: Precision, reporter: Reporter) -> None:
-    if found.speedup is None or found.speedup > 1 + EQUAL:
-        return
-    name, instead = quantized.upper(), f"use `best=True` or `{base}=True`"
-    if found.speedup < 1 / (1 + EQUAL):
-        reporter.warn(f"{name} takes {1 / found.speedup:.2f} times as long as {base.upper()} on {found.gpu}: {instead}")
-    else:
-        reporter.warn(f"{name} is no faster than {base.upper()} on {found.gpu}: {instead}")
+def _store(output: Path, comparison: Comparison) -> None:
+    if (manifest := load_manifest(output)) is not None:
+        replace(manifest, comparison=comparison.describe()).save(output)
 
 
 # The best ----------------------------------------------------------------------------------------------------------------
@@ -202,7 +271,8 @@ class _Best:
     def __init__(self, request: BuildRequest, limits: Limits) -> None:
         self.request = request if request.int8 or request.fp8 else replace(request, int8=True)
         self.limits, self.reporter = limits, request.reporter
-        self.quantized, self.base = precisions(self.request)
+        self.spec = spec_of(self.request)
+        self.quantized, self.base = self.spec.precision, self.spec.base
         self.output = Path(request.output)
 
     def build(self) -> BuildResult:
@@ -233,16 +303,17 @@ class _Best:
                 f"least {FEW}"
             )
         with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            made, found = self._contest(folder, stack, gpu, model, samples)
-            kept = made[Precision(found.kept)]
-            self._install(kept, made.get(self.quantized), replace(found, key=key))
-        self.reporter.note(found.why)
-        seconds = time.monotonic() - started
-        return self._result(kept, replace(found, key=key), seconds=seconds)
+            made, comparison = self._selected(folder, stack, gpu, model, samples)
+            comparison = replace(comparison, key=key)
+            best = made[Precision(comparison.kept)]
+            self._install(best, made.get(self.quantized), comparison)
+        self.reporter.note(comparison.why)
+        return self._result(best, comparison, seconds=time.monotonic() - started)
 
-    def _contest(
+    def _selected(
         self, folder: Path, stack: contextlib.ExitStack, gpu: DeviceInfo, model: Model, samples: Batches
     ) -> tuple[dict[Precision, BuildResult], Comparison]:
+        """The engines that could be built, and how they compare and which is kept."""
         made: dict[Precision, BuildResult] = {}
         failed: dict[Precision, str] = {}
 
@@ -258,14 +329,14 @@ class _Best:
 
         enter(self.quantized)
         enter(self.base)
-        reference, said = self._reference(folder, stack, model)
+        reference, description = self._reference(folder, stack, model)
         for last in (False, True):
             if last:
                 enter(Precision.FP32)
             if made:
-                found = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
+                comparison = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
                 try:
-                    return made, replace(found, reference=said).judged(self.limits)
+                    return made, replace(comparison, reference=description).judged(self.limits)
                 except AccuracyLost:
                     if last:
                         raise
@@ -287,67 +358,69 @@ class _Best:
             return runner, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
-        wanted = floating(self.request, Precision.FP32, None)
-        wanted = replace(wanted, tf32=False, save_onnx=None, classes=None)
-        made = build_candidate(wanted, Precision.FP32, folder / "reference")
-        session = stack.enter_context(Session(made.engine, contexts=1, trust_host_code=True))
+        plain = floating(self.request, Precision.FP32, None)
+        plain = replace(plain, tf32=False, save_onnx=None, classes=None)
+        made = build_candidate(plain, Precision.FP32, folder / "reference")
+        session = stack.enter_context(
+            Session(made.engine, device=self.request.device, contexts=1, trust_host_code=True)
+        )
         return session.run_batches, "an FP32 engine without TF32"
 
-    def _install(self, kept: BuildResult, quantized: BuildResult | None, found: Comparison) -> None:
-        """Move the winner to the output: plan and manifest, and what else is to be kept."""
-        manifest = load_manifest(kept.engine)
+    def _install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
+        """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""
+        manifest = load_manifest(best.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.request.save_onnx, self.request.save_cache
         engine.tell_cut_off(self.output, graph, self.reporter)
         graph_file = beside(self.output, graph) if graph else None
-        manifest = replace(manifest, comparison=found.describe(), graph_file=graph_file)
+        manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
         with writing_together(self.output, manifest_path(self.output)) as (plan, described):
-            os.replace(kept.engine, plan)
+            os.replace(best.engine, plan)
             described.write_bytes(json_bytes(asdict(manifest)))
             if graph:
-                save_model(load_model(str(kept.onnx)).proto, graph)
+                save_model(load_model(str(best.onnx)).proto, graph)
             if cache and quantized is not None:
                 write_bytes(cache, quantized.engine.with_name(NATIVE_CACHE).read_bytes())
 
-    def _result(self, built: BuildResult, found: Comparison, *, seconds: float) -> BuildResult:
+    def _result(self, built: BuildResult, comparison: Comparison, *, seconds: float) -> BuildResult:
         graph = self.request.save_onnx
         return replace(
             built,
             engine=self.output,
             manifest=manifest_path(self.output),
             onnx=Path(graph) if graph else None,
-            comparison=found.describe(),
+            comparison=comparison.describe(),
             seconds=seconds,
         )
 
     def _up_to_date(self, key: str) -> BuildResult | None:
-        """What is at the output, if a contest now would have the same engines and, by these limits, the same winner."""
+        """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
         stored, cache = stored_comparison(self.output), self.request.save_cache
         if stored is None or stored.key != key or (cache and not Path(cache).is_file()):
             return None
         try:
-            found = stored.judged(self.limits)
+            comparison = stored.judged(self.limits)
         except AccuracyLost:
             return None  # FP32 hasn't been tried
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             return None  # figures that nobody measured: compare again
         manifest = load_manifest(self.output)
-        if found.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
+        if comparison.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        result = engine.construct(self._chosen(Precision(found.kept), manifest.preprocess))
+        result = engine.construct(self._chosen(Precision(comparison.kept), manifest.preprocess))
         if not result.cached:
             return None
-        self.reporter.note(f"{self.output} is up to date: {found.why}")
-        if found != stored and (manifest := load_manifest(self.output)) is not None:  # other limits
-            replace(manifest, comparison=found.describe()).save(self.output)
-        return self._result(result, found, seconds=result.seconds)
+        self.reporter.note(f"{self.output} is up to date: {comparison.why}")
+        if comparison != stored:  # other limits
+            _store(self.output, comparison)
+        return self._result(result, comparison, seconds=result.seconds)
 
     def _key(self, model: Model, gpu: DeviceInfo, samples: Batches) -> str:
-        """What a contest depends on besides the limits."""
-        given, generation = self.request, select(self.request.backend)
-        calib, preprocess = given.calib, given.preprocess
+        """What the candidates and their figures depend on."""
+        request, generation = self.request, select(self.request.backend)
+        calib, preprocess = request.calib, request.preprocess
         if calib is None:
-            scales = real_samples(model, given, None).describe()
+            scales = real_samples(model, request, None).describe()
         else:
             scales = {
                 "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
@@ -355,7 +428,8 @@ class _Best:
         return sha256_json(
             {
                 "model": model.fingerprint,
-                "options": {name: str(getattr(given, name)) for name in options(BuildRequest) if name not in _NO_PART},
+                "spec": self.spec.describe(),
+                "calibration": [request.method, request.limit, request.batch],
                 "scales": scales,
                 "samples": samples.describe(),
                 "kinds": self.kinds,

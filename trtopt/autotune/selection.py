@@ -5,26 +5,33 @@ Everything that was measured is kept as plain JSON, so that other limits can be 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, converted
-from trtopt.core.errors import AccuracyLost, UsageError
-from trtopt.core.values import TensorInfo
-from trtopt.cuda.tensors import Profile, numpy_dtype, x
+from trtopt.builder.construction import BuildResult
+from trtopt.core.documents import Damaged, converted, plain
+from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
+from trtopt.core.progress import Reporter
+from trtopt.core.values import Precision, TensorInfo, x
+from trtopt.cuda.device import DeviceInfo
+from trtopt.cuda.tensors import Profile, numpy_dtype
 from trtopt.data import Batches
+from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
 from trtopt.evaluation.verify import Runner, verify_all
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.runtime.session import Session
+from trtopt.runtime.timing import in_turns
 
 Arrays = Mapping[str, NDArray[Any]]
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
@@ -51,11 +58,11 @@ class Times:
 
 
 @dataclass(frozen=True)
-class Entrant:
-    """One candidate.
+class Candidate:
+    """One engine, or why there is none.
 
     Attributes:
-        truth: what it really runs (`BuildResult.truth`).
+        truth: its precision summary (`BuildResult.truth`).
         accuracy: against FP32 (`Agreement.describe()`); None: not judged.
         failed: why there is no such engine; then the rest is empty.
     """
@@ -71,7 +78,7 @@ class Entrant:
     def name(self) -> str:
         return self.precision.upper()
 
-    def pace(self, other: Entrant) -> float:
+    def relative_time(self, other: Candidate) -> float:
         """How many times as long as `other` it takes: geometric mean over the profiles."""
         ratios = [mine.gpu_ms / theirs.gpu_ms for mine, theirs in zip(self.times, other.times)]
         return math.exp(statistics.fmean(map(math.log, ratios)))
@@ -86,13 +93,14 @@ class Comparison:
         kept: precision of the engine kept, and `why` in one line.
         speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
         best: whether the fastest within `limits` was to be kept, rather than what was asked for.
-        key: what a contest depends on besides the limits; empty without one.
+        entrants: the candidates.
+        key: what a selection depends on besides the limits; empty without one.
     """
 
     gpu: str
     inputs: str
     reference: str | None
-    entrants: tuple[Entrant, ...]
+    entrants: tuple[Candidate, ...]
     best: bool = False
     limits: Limits | None = None
     kept: str = ""
@@ -102,22 +110,21 @@ class Comparison:
     @property
     def speedup(self) -> float | None:
         timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.entrants) if item.times}
-        return timed[False].pace(timed[True]) if len(timed) == 2 else None
+        return timed[False].relative_time(timed[True]) if len(timed) == 2 else None
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
-        entrants = [asdict(item) | {"times": list(map(asdict, item.times))} for item in self.entrants]
-        return asdict(self) | {"entrants": entrants, "speedup": self.speedup}
+        return {**plain(self), "speedup": self.speedup}
 
     @classmethod
     def load(cls, described: Mapping[str, Any]) -> Comparison | None:
         """What `describe` gave; None where it can't be read, as from another version."""
         try:
-            found = converted(dict(described), cls)
+            comparison = converted(dict(described), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
-        times = [item.gpu_ms for entrant in found.entrants for item in entrant.times]
-        return found if all(1e-6 < item < 1e9 for item in times) else None
+        times = [item.gpu_ms for candidate in comparison.entrants for item in candidate.times]
+        return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
@@ -143,8 +150,8 @@ class Comparison:
                 "more or other data, or keep sensitive layers in FP32 with `precision_override=`"
             )
         first = fitting[0]
-        fastest = min(item.pace(first) for item in fitting)
-        equal = [item for item in fitting if item.pace(first) <= fastest * (1 + EQUAL)]
+        fastest = min(item.relative_time(first) for item in fitting)
+        equal = [item for item in fitting if item.relative_time(first) <= fastest * (1 + EQUAL)]
         kept = min(equal, key=lambda item: _ORDER.index(item.precision))
         reasons = [_compared(kept, item) for item in fitting if item is not kept]
         reasons += [
@@ -158,30 +165,72 @@ class Comparison:
         return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
 
 
-def _compared(mine: Entrant, other: Entrant) -> str:
+def _compared(mine: Candidate, other: Candidate) -> str:
     """How `mine` compares with `other` in speed."""
-    pace = mine.pace(other)
+    relative = mine.relative_time(other)
     each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
     shapes = ", ".join("; ".join(f"{name} {shape}" for name, shape in times.shapes.items()) for times in mine.times)
-    if abs(math.log(pace)) <= math.log(1 + EQUAL):
-        return f"as fast as {other.name} ({each} at {shapes})"
-    relation = f"{1 / pace:.2f} times as fast as" if pace < 1 else f"{pace:.2f} times the time of"
+    relation = f"{1 / relative:.2f} times as fast as" if relative < 1 else f"{relative:.2f} times the time of"
+    if abs(math.log(relative)) <= math.log(1 + EQUAL):
+        relation = "as fast as"
     return f"{relation} {other.name} ({each} at {shapes})"
 
 
-def _accuracy(entrant: Entrant) -> str:
+def _accuracy(candidate: Candidate) -> str:
     """How near the results are to FP32's, each output by its kind."""
-    found = entrant.accuracy or {}
+    accuracy = candidate.accuracy or {}
     parts = []
-    for name, output in found["outputs"].items():
-        said = measure(output, found["samples"])
+    for name, output in accuracy["outputs"].items():
+        figures = [measure(output, accuracy["samples"])]
         if not output["integers"] and output["channels"] is None:
-            said += f"{', ' if said else ''}{decibels(output['snr_db'])}"
-        parts.append(f"{name} {said}")
+            figures.append(decibels(output["snr_db"]))
+        parts.append(f"{name} {', '.join(filter(None, figures))}")
     return f"against FP32: {'; '.join(parts)}"
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
+
+
+def measured(
+    gpu: DeviceInfo,
+    made: Mapping[Precision, BuildResult],
+    failed: Mapping[Precision, str],
+    samples: Batches | None,
+    reporter: Reporter,
+    *,
+    reference: Runner | None = None,
+    kinds: Mapping[str, Kind] | None = None,
+) -> Comparison:
+    """Time the engines that could be made, and judge them against `reference`, where there is one, by the outputs' `kinds`."""
+    names = ", ".join(item.upper() for item in made)
+    with contextlib.ExitStack() as stack:
+        sessions = {
+            str(item): stack.enter_context(
+                Session(result.engine, device=gpu.ordinal, contexts=1, trust_host_code=True)  # built just now
+            )
+            for item, result in made.items()
+        }
+        with reporter.phase(f"timing {names} in turns"):
+            times, inputs = time_in_turns(sessions, samples or ())
+        accuracy: Mapping[str, Any] = {}
+        if reference is not None and samples is not None:
+            with reporter.phase(f"comparing {names} with FP32"):
+                accuracy = judge(reference, sessions, samples, kinds)
+    candidates = [
+        Candidate(str(item), result.truth, round(result.seconds, 3), times[str(item)], accuracy.get(str(item)))
+        for item, result in made.items()
+    ]
+    candidates += [Candidate(str(item), failed=why) for item, why in failed.items()]
+    return Comparison(str(gpu), inputs, None, tuple(candidates))
+
+
+def stored_comparison(output: Path) -> Comparison | None:
+    """The comparison in the manifest at `output`."""
+    try:
+        manifest = load_manifest(output)
+    except TrtoptError:
+        return None  # no engine, or an unreadable manifest: build again
+    return Comparison.load(manifest.comparison) if manifest and manifest.comparison else None
 
 
 def time_in_turns(
@@ -189,33 +238,35 @@ def time_in_turns(
 ) -> tuple[dict[str, tuple[Times, ...]], str]:
     """Each engine's times at the opt shapes of every profile, and what they were measured on.
 
-    The engines take turns in rounds, the first one changing, so that falling clocks or a busy machine meet each alike.
-
     Args:
         sessions: engines of one model with the same profiles.
         samples: real inputs, used where they fit; elsewhere made-up ones of the same shapes.
     """
     first = next(iter(sessions.values()))
-    found: dict[str, list[Times]] = {name: [] for name in sessions}
+    times: dict[str, list[Times]] = {name: [] for name in sessions}
     origins = set()
     for profile in first.profiles or ({},):
         inputs, origin = _at_opt(first.inputs, profile, samples)
         origins.add(origin)
         shapes = {name: x(array.shape) for name, array in inputs.items()}
-        given = {name: _typed(session, inputs) for name, session in sessions.items()}
-        trial = {name: session.time(given[name], 3, 3).gpu.median for name, session in sessions.items()}
-        counts = {name: int(np.clip(_ROUND_MS / max(ms, 1e-4), 3, 200)) for name, ms in trial.items()}
-        medians: dict[str, list[float]] = {name: [] for name in sessions}
         graphs: dict[str, bool] = {}
-        for number in range(_ROUNDS):
-            for name in list(sessions)[:: 1 if number % 2 == 0 else -1]:
-                timing = sessions[name].time(given[name], counts[name], 3)
-                medians[name].append(timing.gpu.median)
-                graphs[name] = timing.cuda_graph
-        for name, values in medians.items():
-            middle = statistics.median(values)
-            found[name].append(Times(shapes, middle, min(values), max(values), graphs[name]))
-    return {name: tuple(times) for name, times in found.items()}, " and ".join(sorted(origins))
+        ways = {name: _rounds(name, session, _typed(session, inputs), graphs) for name, session in sessions.items()}
+        for name, medians in in_turns(ways, _ROUNDS, rounds=_ROUNDS).items():
+            middle = statistics.median(medians)
+            times[name].append(Times(shapes, middle, min(medians), max(medians), graphs[name]))
+    return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
+
+
+def _rounds(name: str, session: Session, inputs: Arrays, graphs: dict[str, bool]) -> Callable[[], float]:
+    """Gives the median GPU time of as many inferences as a round has time for; `graphs`, whether a CUDA graph was replayed."""
+    count = int(np.clip(_ROUND_MS / max(session.time(inputs, 3, 3).gpu.median, 1e-4), 3, 200))
+
+    def measure() -> float:
+        timing = session.time(inputs, count, 3)
+        graphs[name] = timing.cuda_graph
+        return timing.gpu.median
+
+    return measure
 
 
 def judge(
@@ -227,8 +278,8 @@ def judge(
         return lambda batch: session.run_batches(_typed(session, batch))
 
     runners = {name: runner(session) for name, session in sessions.items()}
-    found = verify_all(reference, runners, batches, kinds=kinds)
-    return {name: agreement.describe() for name, agreement in found.items()}
+    agreements = verify_all(reference, runners, batches, kinds=kinds)
+    return {name: agreement.describe() for name, agreement in agreements.items()}
 
 
 def _typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
@@ -245,16 +296,16 @@ def _at_opt(
     for info in inputs:
         known = profile[info.name].opt if info.name in profile else info.shape
         shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
-    taken: list[Arrays] = []
+    batches: list[Arrays] = []
     wanted, count = max((shape[0] for shape in shapes.values() if shape), default=0), 0
     for batch in samples if all(shapes.values()) else ():
         if count >= wanted:
             break
         if all(batch[name].shape[1:] == shape[1:] for name, shape in shapes.items()):
-            taken.append(batch)
+            batches.append(batch)
             count += len(next(iter(batch.values())))
-    if taken:
-        together = {name: np.concatenate([batch[name] for batch in taken]) for name in shapes}
+    if batches:
+        together = {name: np.concatenate([batch[name] for batch in batches]) for name in shapes}
         return {name: together[name][np.arange(shape[0]) % count] for name, shape in shapes.items()}, "real samples"
     shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
     return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

@@ -10,7 +10,7 @@ import hashlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from trtopt.builder.lowering import Lowered, Verdict, judge, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
-from trtopt.core.documents import converted
+from trtopt.core.documents import converted, plain
 from trtopt.core.errors import (
     BackendError,
     EngineError,
@@ -39,7 +39,6 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
     Kept,
-    LayerInfo,
     Override,
     Precision,
     ShapeRange,
@@ -47,11 +46,12 @@ from trtopt.core.values import (
     overriding,
     parse_size,
     parse_targets,
+    x,
 )
 from trtopt.core.version import __version__
 from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
-from trtopt.engine.manifest import Manifest, beside, found_precision, kept_graph, load_manifest, manifest_path
+from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import Kind, resolve, stated
@@ -100,22 +100,9 @@ class BuildResult:
     coverage: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": str(self.engine),
-            "manifest": str(self.manifest),
-            "precision": dict(self.precision),
-            "truth": self.truth,
-            "coverage": dict(self.coverage),
-            "targets": list(self.targets),
-            "kept": [_plain(item) for item in self.kept],
-            "warnings": list(self.warnings),
-            "onnx": str(self.onnx) if self.onnx else None,
-            "calibration": _summary(self.table),
-            "seconds": round(self.seconds, 3),
-            "cached": self.cached,
-            "comparison": dict(self.comparison) if self.comparison else None,
-            "not_measured": self.not_measured,
-        }
+        described = plain(replace(self, table=None, seconds=round(self.seconds, 3)))
+        del described["table"]
+        return {**described, "calibration": _summary(self.table)}
 
 
 def construct(request: BuildRequest) -> BuildResult:
@@ -124,7 +111,7 @@ def construct(request: BuildRequest) -> BuildResult:
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     started = time.monotonic()
-    spec = _spec(request)
+    spec = spec_of(request)
     output, reporter = Path(request.output), request.reporter
     if request.save_cache and request.calibrator != "native":
         raise UsageError(
@@ -136,11 +123,11 @@ def construct(request: BuildRequest) -> BuildResult:
         (request.save_onnx, request.save_cache),
         (request.model, request.data, request.calib, request.preprocess, request.timing_cache),
     )
-    loaded = load_model(request.model)
+    model = load_model(request.model)
     names = None if request.classes is None else load_classes(request.classes)
     if names is not None:
-        check_classes(names, loaded.outputs)
-    kinds = stated(request.output_kind, loaded.outputs)
+        check_classes(names, model.outputs)
+    kinds = stated(request.output_kind, model.outputs)
     scales = Scales(
         request.images,
         request.data,
@@ -151,40 +138,26 @@ def construct(request: BuildRequest) -> BuildResult:
         request.batch,
         request.precision_override,
     )
-    scales.check(spec, is_quantized(loaded.proto))
+    quantized = is_quantized(model.proto)
+    scales.check(spec, quantized)
     generation = select(request.backend)
-    generation.refuse(spec, reporter)
+    generation.refuse(spec)
     if not spec.targets and (targets := generation.targets(spec)):
         reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
     prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
-    spec = _with_profiles(spec, loaded.inputs, prepared, reporter)
+    spec = _with_profiles(spec, model.inputs, prepared, reporter)
     if prepared is not None:
-        sized = prepared.at_opt(loaded.inputs, spec.profiles)
+        sized = prepared.at_opt(model.inputs, spec.profiles)
         if sized.size is not None and prepared.size is None:
-            said = "x".join(map(str, sized.size))
-            reporter.note(f"images are prepared in {said}, the opt size of `shapes=` (`size=` gives another)")
+            reporter.note(f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)")
         scales = replace(scales, preprocess=sized)
-    table = scales.table(loaded, spec, is_quantized(loaded.proto), reporter)
-    native, cache = scales.native(loaded, spec), scales.native_cache(spec)
-    work = _Work(
-        output,
-        loaded,
-        spec,
-        generation,
-        scales,
-        table,
-        native,
-        cache,
-        save_onnx=Path(request.save_onnx) if request.save_onnx else None,
-        save_cache=Path(request.save_cache) if request.save_cache else None,
-        classes=names,
-        stated=kinds,
-    )
-    if not request.force and (done := work.up_to_date()):
+    table = scales.table(model, spec, quantized, reporter)
+    native, cache = scales.native(model, spec), scales.native_cache(spec)
+    work = _Work(request, output, model, spec, generation, scales, table, native, cache, names, kinds)
+    if not request.force and (manifest := work.up_to_date()):
         reporter.note(f"{output} is up to date")
-        done = work.described(done, reporter)
-        return work.result(done, time.monotonic() - started, cached=True)
-    folded, folding = fold(loaded.proto, reporter=reporter)
+        return work.result(work.described(manifest), time.monotonic() - started, cached=True)
+    folded, folding = fold(model.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
     for finding in damaged(folded):
@@ -192,61 +165,20 @@ def construct(request: BuildRequest) -> BuildResult:
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    made = _construct(work, folded, reporter)
+    lowered, built, verdict = work.construct(folded)
     tell_cut_off(output, request.save_onnx, reporter)
-    if made.lowered.merged:
-        count = f"{len(made.lowered.merged)} convolution{'s' if len(made.lowered.merged) > 1 else ''}"
+    if count := len(lowered.merged):
         reporter.note(
-            f"{count} of residual skips computed by the last one of their blocks, which is faster on this GPU"
+            f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
+            "is faster on this GPU"
         )
-    for warning in [*made.built.warnings, *_hazards(folded, spec, made.lowered)]:
+    for warning in [*built.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
-    manifest = work.write(made, time.monotonic() - started)
+    manifest = work.write(lowered, built, verdict, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
 
 
 build = taking(BuildRequest)(construct)  # by keywords
-
-
-@dataclass(frozen=True)
-class _Made:
-    """A plan and what is known of it."""
-
-    lowered: Lowered
-    built: BuiltPlan
-    verdict: Verdict
-
-
-def _construct(work: _Work, folded: onnx.ModelProto, reporter: Reporter) -> _Made:
-    """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
-
-    Raises:
-        PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
-    """
-    spec, generation = work.spec, work.generation
-    with scratch() as folder:
-        lowered, built = _planned(work, folded, {}, folder, reporter)
-        asked = lowered.asked
-        arithmetic = macs(lowered.source or folded, work.opt_sizes())
-        verdict = judge(built, lowered, spec, arithmetic, asked)
-        named = [node for node in verdict.lost if work.names(node, folded)]
-        repairable = bool(verdict.lost) and verdict.share >= LEAST_SHARE and not named
-        if repairable and work.table is not None and not spec.allow_precision_fallback:
-            some = ", ".join(list(verdict.lost)[:3]) + (", …" if len(verdict.lost) > 3 else "")
-            reporter.note(
-                f"{generation} runs {len(verdict.lost)} of {len(asked)} quantized layers in floating point ({some}): building "
-                f"again with these in {spec.base.upper()}"
-            )
-            reasons = {node: f"{generation} runs it in {found} when quantized" for node, found in verdict.lost.items()}
-            lowered, built = _planned(work, folded, reasons, folder, reporter)
-            verdict = judge(built, lowered, spec, arithmetic, asked)
-    try:
-        _accept(verdict, spec, generation, named, reporter)
-    except PrecisionLost as error:
-        raise PrecisionLost(Origins(work.model.proto, folded).explained(str(error))) from error
-    if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
-        reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
-    return _Made(lowered, built, verdict)
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
@@ -301,86 +233,11 @@ def _accept(
     reporter.warn(what)
 
 
-def _planned(
-    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
-) -> tuple[Lowered, BuiltPlan]:
-    """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
-    try:
-        return _lowered_and_built(work, graph, unquantized, folder, reporter)
-    except UnsupportedOperator as error:
-        parts = written_out(graph, error.issues, reporter)
-        if parts is None:
-            origins = Origins(work.model.proto, graph)
-            raise (
-                error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))
-            ) from error
-    except BackendError as error:
-        raise type(error)(Origins(work.model.proto, graph).explained(str(error))) from error
-    old = {node.name for node in graph.graph.node}
-    new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
-    return _planned(work, parts, {**unquantized, **new}, folder, reporter)
-
-
-def _lowered_and_built(
-    work: _Work, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path, reporter: Reporter
-) -> tuple[Lowered, BuiltPlan]:
-    spec, generation, path = work.spec, work.generation, folder / "model.onnx"
-    if issues := generation.limits(graph):
-        raise refusal(work.name, issues)
-    lowered = lower(graph, spec, generation, work.table, unquantized=unquantized)
-    save_model(lowered.proto, path)
-    if spec.timing_cache is None and generation.capabilities.timing_cache:
-        spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
-    built = generation.build(
-        path,
-        spec,
-        quantized=lowered.quantized,
-        layer_precision=lowered.layer_precision or None,
-        preferred=lowered.preferred or None,
-        calibration=work.native,
-        calibration_batch=work.scales.native_batch(work.model),
-        calibration_cache=work.cache,
-        name=work.name,
-        reporter=reporter,
-    )
-    return lowered, _seen_through(work, lowered, built, reporter)
-
-
-def _seen_through(work: _Work, lowered: Lowered, built: BuiltPlan, reporter: Reporter) -> BuiltPlan:
-    """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
-    regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
-    if not regions or work.spec.precision is Precision.FP32:
-        return built
-    named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
-    graph = lowered.proto.graph
-    nodes = [node for node in graph.node if heavy_kind(node.op_type) and node.name not in named]
-    if lowered.asked:
-        asked = {node.name: lowered.asked[node.name] for node in nodes if node.name in lowered.asked}
-    else:  # TensorRT chose between FP32 and this
-        weights = {item.name for item in graph.initializer}
-        weighted = [node.name for node in nodes if weights.intersection(node.input)]
-        asked = {name: lowered.layer_precision.get(name, work.spec.precision) for name in weighted}
-    if not asked:
-        return built
-    unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
-    if len(set(asked.values())) > 1:
-        return replace(built, unseen=unseen)
-    hidden = {node.name: kind for node in nodes if node.name in asked and (kind := heavy_kind(node.op_type))}
-    wanted = next(iter(asked.values()))
-    # What may run in floating point there beside quantized nodes.
-    others = len(nodes) - len(hidden) if wanted.quantized else 0
-    with reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
-        try:
-            runs = kernels.launched(built.plan, work.opt_shapes())
-            return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
-        except EngineError as error:
-            return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
-
-
 @dataclass(frozen=True)
 class _Work:
     """One build's inputs, all known before TensorRT is asked."""
 
+    request: BuildRequest
     output: Path
     model: Model
     spec: BuildSpec
@@ -389,17 +246,127 @@ class _Work:
     table: Table | None
     native: Batches | None
     cache: bytes | None
-    save_onnx: Path | None
-    save_cache: Path | None = None
-    classes: tuple[str, ...] | None = None
-    stated: Mapping[str, Kind] = field(default_factory=dict)
+    classes: tuple[str, ...] | None
+    stated: Mapping[str, Kind]
 
     @property
     def name(self) -> str:
         """What messages call the model."""
         return str(self.model.path or "the model")
 
-    def opt_sizes(self) -> dict[str, int]:
+    # Building
+
+    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, Verdict]:
+        """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
+
+        Raises:
+            PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
+        """
+        spec, generation, reporter = self.spec, self.generation, self.request.reporter
+        with scratch() as folder:
+            lowered, built = self._planned(folded, {}, folder)
+            asked = lowered.asked
+            arithmetic = macs(lowered.source or folded, self._opt_sizes())
+            verdict = judge(built, lowered, spec, arithmetic, asked)
+            lost = verdict.lost
+            operators = {node.name: node.op_type for node in folded.graph.node}
+            named = [node for node in lost if overriding(spec.overrides, node, operators.get(node, "")) is not None]
+            repairable = bool(lost) and verdict.share >= LEAST_SHARE and not named
+            if repairable and self.table is not None and not spec.allow_precision_fallback:
+                some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
+                reporter.note(
+                    f"{generation} runs {len(lost)} of {len(asked)} quantized layers in floating point ({some}): building "
+                    f"again with these in {spec.base.upper()}"
+                )
+                reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
+                lowered, built = self._planned(folded, reasons, folder)
+                verdict = judge(built, lowered, spec, arithmetic, asked)
+        try:
+            _accept(verdict, spec, generation, named, reporter)
+        except PrecisionLost as error:
+            raise PrecisionLost(Origins(self.model.proto, folded).explained(str(error))) from error
+        if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
+            reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
+        return lowered, built, verdict
+
+    def _planned(
+        self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
+    ) -> tuple[Lowered, BuiltPlan]:
+        """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+        try:
+            return self._lowered_and_built(graph, unquantized, folder)
+        except UnsupportedOperator as error:
+            parts = written_out(graph, error.issues, self.request.reporter)
+            if parts is None:
+                origins = Origins(self.model.proto, graph)
+                raise (
+                    error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))
+                ) from error
+        except BackendError as error:
+            raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
+        old = {node.name for node in graph.graph.node}
+        new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
+        return self._planned(parts, {**unquantized, **new}, folder)
+
+    def _lowered_and_built(
+        self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
+    ) -> tuple[Lowered, BuiltPlan]:
+        spec, generation, path = self.spec, self.generation, folder / "model.onnx"
+        if issues := generation.limits(graph):
+            raise refusal(self.name, issues)
+        lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
+        save_model(lowered.proto, path)
+        if spec.timing_cache is None and generation.capabilities.timing_cache:
+            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
+        built = generation.build(
+            path,
+            spec,
+            quantized=lowered.quantized,
+            layer_precision=lowered.layer_precision,
+            preferred=lowered.preferred,
+            calibration=self.native,
+            calibration_batch=self.scales.native_batch(self.model),
+            calibration_cache=self.cache,
+            name=self.name,
+            reporter=self.request.reporter,
+        )
+        return lowered, self._seen_through(lowered, built)
+
+    def _seen_through(self, lowered: Lowered, built: BuiltPlan) -> BuiltPlan:
+        """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
+        regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
+        if not regions or self.spec.precision is Precision.FP32:
+            return built
+        named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
+        graph = lowered.proto.graph
+        nodes = {
+            node.name: (node, kind)
+            for node in graph.node
+            if (kind := heavy_kind(node.op_type)) and node.name not in named
+        }
+        if lowered.asked:
+            asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
+        else:  # TensorRT chose between FP32 and this
+            weights = {item.name for item in graph.initializer}
+            weighted = [name for name, (node, _) in nodes.items() if weights.intersection(node.input)]
+            asked = {name: lowered.layer_precision.get(name, self.spec.precision) for name in weighted}
+        if not asked:
+            return built
+        unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
+        if len(set(asked.values())) > 1:
+            return replace(built, unseen=unseen)
+        hidden = {name: nodes[name][1] for name in asked}
+        wanted = next(iter(asked.values()))
+        # What may run in floating point there beside quantized nodes.
+        others = len(nodes) - len(hidden) if wanted.quantized else 0
+        with self.request.reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
+            try:
+                runs = kernels.launched(built.plan, self._opt_shapes(), self.spec.device)
+                return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
+            except EngineError as error:
+                return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
+
+    def _opt_sizes(self) -> dict[str, int]:
         """What the first profile is tuned for: sizes of the dynamic dimensions, by name."""
         profile = self.spec.profiles[0] if self.spec.profiles else {}
         return {
@@ -409,24 +376,21 @@ class _Work:
             for name, size in zip(item.shape, profile[item.name].opt)
         }
 
-    def opt_shapes(self) -> list[dict[str, list[int]]]:
+    def _opt_shapes(self) -> list[dict[str, list[int]]]:
         """Of all inputs, for each profile."""
-        shapes: list[dict[str, list[int]]] = []
-        for profile in self.spec.profiles or ({},):
-            ranges = {
-                item.name: profile[item.name].opt if item.name in profile else item.shape for item in self.model.inputs
+        return [
+            {
+                item.name: list(map(int, profile[item.name].opt if item.name in profile else item.shape))
+                for item in self.model.inputs
             }
-            shapes.append({name: [int(size) for size in shape] for name, shape in ranges.items()})
-        return shapes
+            for profile in self.spec.profiles or ({},)
+        ]
 
-    def names(self, node: str, graph: onnx.ModelProto) -> bool:
-        """Whether the user asked for a precision of this very node, or of its operator."""
-        op = next((item.op_type for item in graph.graph.node if item.name == node), "")
-        return overriding(self.spec.overrides, node, op) is not None
+    # Engines that are there
 
-    def key(self) -> str:
+    def _key(self) -> str:
         """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
-        gpu = self.generation.gpu()
+        device = self.generation.device(self.spec)
         needs_gpu = not self.generation.capabilities.builds_without_gpu
         return sha256_json(
             {
@@ -434,7 +398,7 @@ class _Work:
                 "spec": self.spec.describe(),
                 "generation": [self.generation.family, self.generation.version],
                 "targets": list(self.generation.targets(self.spec)),
-                "gpu": str(gpu.devices[0]) if gpu and needs_gpu else None,
+                "gpu": str(device) if device and needs_gpu else None,
                 "scales": dict(self.table.amax) if self.table else None,
                 "native": self.native.describe() if self.native else None,
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
@@ -445,20 +409,23 @@ class _Work:
 
     def up_to_date(self) -> Manifest | None:
         """The manifest of the engine at `output`, if a build now would make the same one."""
-        if not self.output.is_file() or (self.save_cache and not self.save_cache.is_file()):
+        cache, graph = self.request.save_cache, self.request.save_onnx
+        if not self.output.is_file() or (cache and not Path(cache).is_file()):
             return None
         try:
             manifest = load_manifest(self.output)
+            if manifest is None or manifest.key != self._key() or sha256_file(self.output) != manifest.plan["sha256"]:
+                return None
+            kept = not graph or (Path(graph).is_file() and load_model(graph).fingerprint == manifest.graph)
+            return manifest if kept else None
         except TrtoptError:
             return None  # unreadable: build again
-        if manifest is None or manifest.key != self.key() or sha256_file(self.output) != manifest.plan["sha256"]:
-            return None
-        return manifest if self._graph_is(manifest.graph) else None
 
-    def described(self, manifest: Manifest, reporter: Reporter) -> Manifest:
+    def described(self, manifest: Manifest) -> Manifest:
         """The manifest with the class names given now, if they are, and the kinds of the outputs: no plan depends on them."""
         classes = manifest.classes if self.classes is None else list(self.classes)
-        changed = replace(manifest, classes=classes, output_kinds=self.kinds(classes))
+        reporter = self.request.reporter
+        changed = replace(manifest, classes=classes, output_kinds=self._kinds(classes))
         if changed == manifest:
             return manifest
         path = changed.save(self.output)
@@ -469,58 +436,50 @@ class _Work:
             reporter.note(f"{path} has kinds of outputs now: {changes}")
         return changed
 
-    def kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
+    def _kinds(self, classes: Sequence[str] | None) -> dict[str, str]:
         """Output name → what it holds."""
-        found = resolve(self.model.proto, self.model.outputs, self.stated, classes)
-        return {name: str(kind) for name, kind in found.items()}
+        kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
+        return {name: str(kind) for name, kind in kinds.items()}
 
-    def _graph_is(self, wanted: str | None) -> bool:
-        """Whether the graph that is to be kept is there, and still the one that was written."""
-        if self.save_onnx is None:
-            return True
-        try:
-            return self.save_onnx.is_file() and load_model(self.save_onnx).fingerprint == wanted
-        except TrtoptError:
-            return False
-
-    def write(self, made: _Made, seconds: float) -> Manifest:
+    def write(self, lowered: Lowered, built: BuiltPlan, verdict: Verdict, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
-        built, lowered = made.built, made.lowered
-        found = found_precision(built.layers, lowered.kept, built.layers_unknown or built.unseen)
-        described, table, gpu = self.generation.describe(), self.table, self.generation.gpu()
+        graph, cache = self.request.save_onnx, self.request.save_cache
+        counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
+        generation, table, device = self.generation, self.table, self.generation.device(self.spec)
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
-                generation={name: described[name] for name in ("family", "product", "version", "gpu")},
+                generation={name: getattr(generation, name) for name in ("family", "product", "version")}
+                | {"gpu": str(device) if device else None},
                 targets=[f"sm{target}" for target in built.targets],
                 spec=self.spec.describe(),
-                precision=found.counts,
-                truth=found.truth,
-                coverage={str(item): round(share, 4) for item, share in made.verdict.coverage.items()},
-                layers=[_plain(layer) for layer in found.layers],
-                kept=[_plain(item) for item in lowered.kept],
-                inputs=[asdict(item) for item in self.model.inputs],
-                outputs=[asdict(item) for item in self.model.outputs],
+                precision=counts,
+                truth=summary,
+                coverage={str(item): round(share, 4) for item, share in verdict.coverage.items()},
+                layers=plain(built.layers),
+                kept=plain(lowered.kept),
+                inputs=plain(self.model.inputs),
+                outputs=plain(self.model.outputs),
                 profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
-                key=self.key(),
+                key=self._key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
                 preprocess=self.scales.preprocessing(table, self.native),
                 calibration=_summary(table),
                 warnings=list(built.warnings),
-                graph=fingerprint(lowered.proto) if self.save_onnx else None,
-                graph_file=beside(self.output, self.save_onnx) if self.save_onnx else None,
+                graph=fingerprint(lowered.proto) if graph else None,
+                graph_file=beside(self.output, graph) if graph else None,
                 classes=self.classes,
-                output_kinds=self.kinds(self.classes),
-                compute_capabilities=list(built.targets) or [device.compute_capability for device in gpu.devices[:1]],
+                output_kinds=self._kinds(self.classes),
+                compute_capabilities=list(built.targets) or ([device.compute_capability] if device else []),
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
-            if self.save_onnx:
-                save_model(lowered.proto, self.save_onnx)
-            if self.save_cache and built.native_cache is not None:
-                write_bytes(self.save_cache, built.native_cache)
+            if graph:
+                save_model(lowered.proto, graph)
+            if cache and built.native_cache is not None:
+                write_bytes(cache, built.native_cache)
             # Everything is on the disk when the first file takes its name: a full disk leaves what was there before.
         return manifest
 
@@ -536,7 +495,7 @@ class _Work:
             targets=tuple(manifest.targets),
             kept=converted(list(manifest.kept), tuple[Kept, ...]),
             warnings=tuple(manifest.warnings),
-            onnx=self.save_onnx,
+            onnx=Path(self.request.save_onnx) if self.request.save_onnx else None,
             table=self.table,
         )
 
@@ -565,7 +524,12 @@ def _summary(table: Table | None) -> dict[str, Any] | None:
     return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
 
 
-def _spec(request: BuildRequest) -> BuildSpec:
+def spec_of(request: BuildRequest) -> BuildSpec:
+    """What a request asks of a build.
+
+    Raises:
+        UsageError: options that can't be right, or don't go together.
+    """
     if request.int8 and request.fp8:
         raise UsageError("`int8=True` and `fp8=True` are both given; one network is quantized in one of them")
     if request.fp16 and request.bf16:
@@ -585,26 +549,17 @@ def _spec(request: BuildRequest) -> BuildSpec:
                 f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
                 f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
             )
+    same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
+        **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
         overrides=overrides,
         profiles=parse_profiles(request.shapes),
         targets=parse_targets(request.target),
-        backend=request.backend,
-        calibrator=request.calibrator,
         workspace=None if request.workspace is None else parse_size(request.workspace),
-        optimization_level=request.optimization_level,
         timing_cache=Path(request.timing_cache) if request.timing_cache else None,
-        hardware_compatibility=request.hardware_compatibility,
-        version_compatible=request.version_compatible,
-        exclude_lean_runtime=request.exclude_lean_runtime,
-        strip=request.strip,
-        refit=request.refit,
-        sparsity=request.sparsity,
-        tf32=request.tf32,
-        allow_precision_fallback=request.allow_precision_fallback,
     )
 
 
@@ -623,23 +578,15 @@ def _with_profiles(
     dynamic = [item for item in known if item.open_axes] or list(known)
     if not batch_alone(dynamic):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
-    low, best, high = DEFAULT_BATCH
     profile = {
-        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in (low, best, high)))
+        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in DEFAULT_BATCH))
         if item.open_axes
-        else ShapeRange.parse("x".join(map(str, item.shape)))
+        else ShapeRange(*((tuple(map(int, item.shape)),) * 3))
         for item in dynamic
     }
-    said = shapes_option([profile])
-    open_batch = any(item.open_axes for item in dynamic)
-    what = (
-        f"one profile for batch {low} to {high}, tuned for {best}"
-        if open_batch
-        else "the size that images are prepared in"
-    )
-    reporter.note(f"no `shapes=` given: {what} ({said})")
+    low, best, high = DEFAULT_BATCH
+    what = f"one profile for batch {low} to {high}, tuned for {best}"
+    if not any(item.open_axes for item in dynamic):
+        what = "the size that images are prepared in"
+    reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
     return replace(spec, profiles=(profile,))
-
-
-def _plain(item: Kept | LayerInfo) -> dict[str, Any]:
-    return {name: str(value) if isinstance(value, Precision) else value for name, value in asdict(item).items()}

@@ -45,16 +45,20 @@ _NAMED = (  # cuBLAS's and cuDNN's, the first that matches
 )
 
 
-def launched(plan: bytes | memoryview, shapes: Sequence[Mapping[str, Sequence[int]]]) -> tuple[tuple[str, ...], ...]:
+def launched(
+    plan: bytes | memoryview, shapes: Sequence[Mapping[str, Sequence[int]]], device: int = 0
+) -> tuple[tuple[str, ...], ...]:
     """The names of the kernels of one inference at each of `shapes` (input → shape), in the order of their launch.
+
+    Args:
+        device: number of the GPU that it runs on.
 
     Raises:
         EngineError: why there are none: no CUPTI, no GPU, or the inference failed.
     """
     with scratch() as folder:
         (folder / "run.engine").write_bytes(plan)
-        wanted = [{name: list(shape) for name, shape in item.items()} for item in shapes]
-        (folder / "request.json").write_text(json.dumps({"shapes": wanted}))
+        (folder / "request.json").write_text(json.dumps({"shapes": list(shapes), "device": device}))
         command = [sys.executable, "-m", "trtopt.runtime.kernel_run", os.fspath(folder)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:

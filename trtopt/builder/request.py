@@ -61,6 +61,7 @@ class BuildRequest:
     shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
+    device: int = option(0, help="The GPU to build on, and to time engines on.")
     workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
     optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
     timing_cache: str | os.PathLike[str] | None = option(None, help="Read and update this file.", typed=Path)

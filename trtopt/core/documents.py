@@ -111,6 +111,19 @@ def _bounded(content: Any) -> Any:
     raise Damaged(f"nested deeper than {DEPTH} levels")
 
 
+def plain(value: Any) -> Any:
+    """A value as JSON has it: dataclasses as mappings, sequences as lists, paths and members of enumerations as text, and a
+    number that isn't finite as its name ("inf", "-inf", "nan")."""
+    if dataclasses.is_dataclass(value):
+        return {item.name: plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    named = isinstance(value, (Path, enum.Enum)) or (isinstance(value, float) and not math.isfinite(value))
+    return str(value) if named else value
+
+
 def path_in(folder: Path, text: str) -> Path:
     """A path that a document in `folder` names, there or not.
 

@@ -7,11 +7,12 @@ import enum
 import fnmatch
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError
 
 
@@ -66,11 +67,11 @@ class ShapeRange:
 
     def __post_init__(self) -> None:
         if not len(self.min) == len(self.opt) == len(self.max):
-            raise UsageError(f"min {_x(self.min)}, opt {_x(self.opt)} and max {_x(self.max)} differ in rank")
+            raise UsageError(f"min {x(self.min)}, opt {x(self.opt)} and max {x(self.max)} differ in rank")
         for axis, (low, best, high) in enumerate(zip(self.min, self.opt, self.max)):
             if not low <= best <= high:
                 raise UsageError(
-                    f"min {_x(self.min)}, opt {_x(self.opt)}, max {_x(self.max)}: dimension {axis} has "
+                    f"min {x(self.min)}, opt {x(self.opt)}, max {x(self.max)}: dimension {axis} has "
                     f"{low}, {best}, {high}; needed: min ≤ opt ≤ max"
                 )
 
@@ -92,7 +93,7 @@ class ShapeRange:
         return self.min == self.max
 
     def __str__(self) -> str:
-        return _x(self.opt) if self.static else ",".join(map(_x, (self.min, self.opt, self.max)))
+        return x(self.opt) if self.static else ",".join(map(x, (self.min, self.opt, self.max)))
 
 
 class Kind(str, enum.Enum):
@@ -122,7 +123,8 @@ Profile = Mapping[str, ShapeRange]
 """One optimization profile: input name → shape range."""
 
 
-def _x(shape: tuple[int, ...]) -> str:
+def x(shape: Sequence[int | str]) -> str:
+    """A shape as people write it: 1x3x224x224; "scalar" without any size."""
     return "x".join(map(str, shape)) or "scalar"
 
 
@@ -203,6 +205,7 @@ class BuildSpec:
         calibrator: "trtopt", or "native" for TensorRT's own IInt8EntropyCalibrator2 (8.6 and 10 only).
         workspace: bytes the tactics may use; None: TensorRT's default.
         optimization_level: 0 to 5; None: TensorRT's default (3).
+        device: number of the GPU to build on; no part of what is asked for, and not described.
     """
 
     precision: Precision = Precision.FP32
@@ -224,6 +227,7 @@ class BuildSpec:
     sparsity: bool = False
     tf32: bool = True
     allow_precision_fallback: bool = False
+    device: int = 0
 
     def __post_init__(self) -> None:
         choice(self.backend, BACKENDS, "`backend=`")
@@ -239,6 +243,8 @@ class BuildSpec:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")
         if self.optimization_level is not None and not 0 <= self.optimization_level <= 5:
             raise UsageError(f"`optimization_level=` is {self.optimization_level}; allowed: 0 to 5")
+        if self.device < 0:
+            raise UsageError(f"`device=` is {self.device}; a GPU's number is needed, from 0")
         if self.exclude_lean_runtime and not self.version_compatible:
             raise UsageError("`exclude_lean_runtime=True` only means something with `version_compatible=True`: add it")
 
@@ -249,13 +255,14 @@ class BuildSpec:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values, for the manifest and for cache keys."""
-        plain = asdict(self)
-        plain["overrides"] = [f"{item.pattern}={item.precision}" for item in self.overrides]
-        plain["profiles"] = [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles]
-        plain["targets"] = [f"sm{target}" for target in self.targets]
-        plain["precision"], plain["remainder"] = str(self.precision), str(self.remainder)
-        plain["timing_cache"] = str(self.timing_cache) if self.timing_cache else None
-        return plain
+        described = plain(self)
+        del described["device"]
+        return {
+            **described,
+            "overrides": [f"{item.pattern}={item.precision}" for item in self.overrides],
+            "profiles": [{name: str(shape) for name, shape in profile.items()} for profile in self.profiles],
+            "targets": [f"sm{target}" for target in self.targets],
+        }
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,16 @@ import shlex
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
-try:
-    __version__ = version("trtopt")
-except PackageNotFoundError:  # run from a source tree that isn't installed
-    __version__ = "0+unknown"
+
+def package_version(name: str) -> str | None:
+    """The version of a package that is installed; None: it isn't."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+__version__ = package_version("trtopt") or "0+unknown"  # run from a source tree that isn't installed
 
 
 def to_install(*extras: str) -> str:

@@ -89,6 +89,28 @@ def require_gpu(purpose: str, ordinal: int = 0) -> DeviceInfo:
     return found.devices[ordinal]
 
 
+@contextlib.contextmanager
+def current_gpu(ordinal: int) -> Iterator[None]:
+    """In the block a GPU is this thread's current one; after it, that is what it was. Needs no package.
+
+    GPU 0 is what a thread has by itself: nothing is set for it.
+
+    Raises:
+        DeviceError: the driver can't use it.
+    """
+    if not ordinal:
+        yield
+        return
+    driver, context = Driver.load(), primary_context(ordinal)
+    before = None if driver is None else driver.current()
+    if driver is None or context is None or driver.set_current(context):
+        raise DeviceError(f"the NVIDIA driver can't use GPU {ordinal}")
+    try:
+        yield
+    finally:
+        driver.set_current(before)
+
+
 class _DriverError(Exception):
     """A libcuda function returned an error; the text names both."""
 

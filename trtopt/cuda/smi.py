@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _PATIENCE = 20.0  # seconds for nvidia-smi to answer
 # NVML's bits of the reasons for lower clocks; idling (1) and a display's or an application's setting are no throttling.
@@ -37,9 +36,6 @@ class Clocks:
     utilization: int | None = None
     throttled: tuple[str, ...] = ()
     unknown: str = ""
-
-    def describe(self) -> dict[str, Any]:
-        return asdict(self)
 
     def __str__(self) -> str:
         if self.unknown:

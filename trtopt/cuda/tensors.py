@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.core.values import x as x
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, ShapeRange]
 
 # TensorRT's name of an I/O type → NumPy's (through ml_dtypes where NumPy has none).
-_DTYPES = {
+DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",
     "BF16": "bfloat16",
@@ -162,15 +163,15 @@ def signature(engine: Any) -> Signature:
 
 def _describe(engine: Any, name: str) -> Tensor:
     kind = engine.get_tensor_dtype(name).name
-    if kind not in _DTYPES:
-        raise EngineError(f"tensor {name!r} has type {kind}; allowed for inputs and outputs: {', '.join(_DTYPES)}")
+    if kind not in DTYPES:
+        raise EngineError(f"tensor {name!r} has type {kind}; allowed for inputs and outputs: {', '.join(DTYPES)}")
     layout = engine.get_tensor_format(name).name
     if layout != "LINEAR":
         raise EngineError(
             f"tensor {name!r} is laid out as {layout}; arrays are LINEAR: build the engine with linear inputs and outputs"
         )
     shape = tuple(int(size) for size in engine.get_tensor_shape(name))
-    return Tensor(name, numpy_dtype(_DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
+    return Tensor(name, numpy_dtype(DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -198,8 +199,3 @@ def _inside(shape: Shape, allowed: ShapeRange) -> bool:
 def _distance(shapes: Mapping[str, Shape], profile: Profile) -> int:
     """How far from the shapes that the profile's kernels were chosen for."""
     return sum(abs(size - best) for name, shape in shapes.items() for size, best in zip(shape, profile[name].opt))
-
-
-def x(shape: Sequence[int]) -> str:
-    """A shape as people write it: 1x3x224x224."""
-    return "x".join(map(str, shape)) or "scalar"

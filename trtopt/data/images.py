@@ -73,7 +73,7 @@ class ImageBatches:
         self.preprocess: Preprocess | None = self._prepare
         self._threads = threads or min(4, cores())
         self._folder = Path(source) if isinstance(source, (str, os.PathLike)) else None
-        items = _images_in(self._folder) if self._folder is not None else _listed(source)
+        items = images_in(self._folder) if self._folder is not None else _listed(source)
         if not items:
             raise DataError("the list of images is empty: give real photos")
         self._bad: dict[int, Skipped] = {}
@@ -264,7 +264,12 @@ def _listed(source: Any) -> list[Item]:
     return items
 
 
-def _images_in(folder: Path) -> list[Item]:
+def images_in(folder: Path) -> list[Item]:
+    """The image files of a folder and of those below it, in order.
+
+    Raises:
+        UsageError: it isn't a folder, or there is none.
+    """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
         if not os.path.lexists(folder):
             raise UsageError(f"`images='{folder}'` doesn't exist")

@@ -9,19 +9,18 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as package_version
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trtopt.core import native
+from trtopt.core.documents import plain
 from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
 from trtopt.core.files import existing_file
 from trtopt.core.values import TensorInfo
-from trtopt.core.version import __version__
+from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.manifest import Manifest, found_precision, load_manifest
+from trtopt.engine.manifest import Manifest, load_manifest, precision_summary
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
@@ -30,15 +29,8 @@ from trtopt.trt import installed, plan_header, select
 from trtopt.trt.layers import from_inspector
 
 _LIBRARIES = (
-    "numpy",
-    "onnx",
-    "onnxslim",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "opencv-python-headless",
-    "torch",
-    "torchvision",
-    "cuda-bindings",
+    *("numpy", "onnx", "onnxslim", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
+    *("torch", "torchvision", "cuda-bindings"),
 )
 
 
@@ -62,15 +54,8 @@ class EngineReport:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": str(self.engine),
-            "bytes": self.nbytes,
-            "maker": self.maker,
-            "precision": dict(self.precision),
-            "truth": self.truth,
-            "notes": list(self.notes),
-            "manifest": asdict(self.manifest) if self.manifest else None,
-        }
+        described = plain(self)
+        return {"bytes": described.pop("nbytes"), **described}
 
 
 @dataclass(frozen=True)
@@ -98,8 +83,8 @@ class ModelReport:
     quantized: bool
 
     def to_json(self) -> dict[str, Any]:
-        plain = asdict(self)
-        return {"model": str(plain.pop("model")), "bytes": plain.pop("nbytes"), **plain}
+        described = plain(self)
+        return {"bytes": described.pop("nbytes"), **described}
 
 
 def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
@@ -115,26 +100,24 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     path = existing_file(engine, "the engine")
     if path.suffix == ".onnx":
         return _model(path)
-    manifest = load_manifest(path)
-    plan = path.read_bytes()
-    if manifest is not None:
-        manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
-    header, size = plan_header(plan), len(plan)
+    manifest, plan = load_manifest(path), path.read_bytes()
+    header = plan_header(plan)
     maker = str(header) if header else None
     if manifest is not None:
+        manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
-        return EngineReport(path, size, maker, manifest, manifest.precision, manifest.truth)
+        return EngineReport(path, len(plan), maker, manifest, manifest.precision, manifest.truth)
     if header is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
         )
     notes = ["no manifest beside the plan: how it was made isn't known"]
+    counts, summary = dict[str, int](), "layers not read"
     try:
         generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
         report = from_inspector(generation.load(plan, str(path)).inspect())
-        found = found_precision(report.layers, (), report.unread)
-        return EngineReport(path, size, maker, None, found.counts, found.truth, tuple(notes))
+        counts, summary = precision_summary(report.layers, (), report.unread)
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
@@ -144,7 +127,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
-        return EngineReport(path, size, maker, None, {}, "layers not read", tuple(notes))
+    return EngineReport(path, len(plan), maker, None, counts, summary, tuple(notes))
 
 
 def _model(path: Path) -> ModelReport:
@@ -181,7 +164,7 @@ class VersionReport:
     extension: bool
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return dict(plain(self))
 
 
 def version() -> VersionReport:
@@ -193,13 +176,6 @@ def version() -> VersionReport:
         platform=platform.platform(),
         gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
         generations=[generation.describe() for generation in installed()],
-        libraries={name: _installed(name) for name in _LIBRARIES},
+        libraries={name: package_version(name) for name in _LIBRARIES},
         extension=native.run is not None,
     )
-
-
-def _installed(name: str) -> str | None:
-    try:
-        return package_version(name)
-    except PackageNotFoundError:
-        return None

@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypedDict
 from trtopt.core.documents import Damaged, converted, path_in, read_json
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
-from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, parse_targets
+from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, TensorInfo, parse_targets
 from trtopt.data.preprocess import Preprocess
 
 FORMAT = "trtopt.engine/1"
@@ -29,60 +29,44 @@ def manifest_path(engine: str | os.PathLike[str]) -> Path:
     return path.with_name(f"{path.name}.json")
 
 
-@dataclass(frozen=True)
-class Found:
-    """What the built engine computes in.
+def precision_summary(
+    layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = ""
+) -> tuple[dict[str, int], str]:
+    """What an engine computes in: how many layers in which precision, and a line that says it.
 
-    `counts` are over the layers that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine
-    itself reports them; `unknown` says why some or all of them can't be read.
-    """
-
-    counts: Mapping[str, int]
-    truth: str
-    layers: Sequence[LayerInfo] = ()
-    unknown: str = ""
-
-
-def found_precision(layers: Sequence[LayerInfo], kept: Sequence[Kept], unknown: str = "") -> Found:
-    """Count what the layers run in and say it in one line.
+    Layers are those that do the arithmetic (convolutions, deconvolutions, matrix products), as the engine itself reports them.
 
     Args:
         unknown: why some or all of the layers aren't known.
     """
-    if not layers and unknown:
-        none = dict.fromkeys(("int8", "fp16", "fp32", "total"), 0)
-        return Found(none, f"the engine's layers can't be read: {unknown}", (), unknown)
     heavy = [layer for layer in layers if layer.kind in HEAVY]
-    counts = Counter(str(layer.precision) for layer in heavy)
-    plain = {name: counts.get(name, 0) for name in ("int8", "fp16", "fp32")}
-    plain |= {name: counts[name] for name in ("bf16", "fp8") if counts[name]}
-    plain["total"] = len(heavy)
-    truth = _truth(heavy, kept)
-    return Found(plain, f"{truth}; {unknown}" if unknown else truth, layers, unknown)
-
-
-def _truth(heavy: Sequence[LayerInfo], kept: Sequence[Kept]) -> str:
-    if not heavy:
-        return "no convolution or matrix product in this engine"
+    found = Counter(str(layer.precision) for layer in heavy)
+    counts = {name: found[name] for name in ("int8", "fp16", "fp32")}
+    counts |= {name: found[name] for name in ("bf16", "fp8") if found[name]}
+    counts["total"] = len(heavy)
+    if not layers and unknown:
+        return counts, f"the engine's layers can't be read: {unknown}"
     parts = []
     for kind, plural in HEAVY.items():
-        layers = [layer for layer in heavy if layer.kind == kind]
-        if layers:
-            counts = Counter(str(layer.precision).upper() for layer in layers).most_common()
-            said = ", ".join(
-                f"{count} of {len(layers)} {plural if not index else ''}".strip() + f" {name}"
-                for index, (name, count) in enumerate(counts)
-            )
-            parts.append(said)
-    reasons = Counter(item.reason for item in kept)
-    names = {reason: next(item.node for item in kept if item.reason == reason) for reason in reasons}
-    for reason, count in reasons.most_common(3):
-        parts.append(
-            f"{count} {'node' if count == 1 else 'nodes'} kept ({names[reason]}{', …' if count > 1 else ''}): {reason}"
-        )
+        each = Counter(layer.precision.upper() for layer in heavy if layer.kind == kind).most_common()
+        total = sum(count for _, count in each)
+        named = [
+            f"{count} of {total} {'' if index else f'{plural} '}{name}" for index, (name, count) in enumerate(each)
+        ]
+        if named:
+            parts.append(", ".join(named))
+    if not heavy:
+        parts.append("no convolution or matrix product in this engine")
+        kept = ()
+    reasons: dict[str, list[str]] = {}
+    for item in kept:
+        reasons.setdefault(item.reason, []).append(item.node)
+    for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
+        several = len(nodes) > 1
+        parts.append(f"{len(nodes)} node{'s' * several} kept ({nodes[0]}{', …' * several}): {reason}")
     if len(reasons) > 3:
         parts.append(f"{len(reasons) - 3} more reasons in the manifest")
-    return "; ".join(parts)
+    return counts, "; ".join([*parts, *filter(None, [unknown])])
 
 
 def arithmetic(coverage: Mapping[str, float]) -> str:
@@ -148,12 +132,6 @@ class _Layer(TypedDict):
     nodes: Sequence[str]
 
 
-class _Tensor(TypedDict):
-    name: str
-    dtype: str
-    shape: Sequence[int | str]
-
-
 class _Source(TypedDict):
     path: str | None
     sha256: str
@@ -164,13 +142,11 @@ class _Plan(TypedDict):
     bytes: int
 
 
-class _Measured(TypedDict):
+@dataclass(frozen=True)
+class _Calibration:
     method: str
     samples: int
-
-
-class _Calibration(_Measured, total=False):
-    digest: str
+    digest: str = ""
 
 
 class _Compared(TypedDict):
@@ -192,7 +168,8 @@ class Manifest:
         compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known,
             or written before there was this field (see `built_for`).
         spec: the request (`BuildSpec.describe()`).
-        precision: counts of `Found`; `truth` is its line, `layers` the layers, `kept` the exceptions and why.
+        precision, truth: counts of layers and the line that says them (`precision_summary`); layers: they themselves.
+        kept: nodes that stay in a higher precision, and why.
         inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
         profiles: input name → "min,opt,max", one entry a profile.
         preprocess: how an image becomes the input; None where unknown.
@@ -214,8 +191,8 @@ class Manifest:
     truth: str
     layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
     kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
-    inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
-    outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[_Tensor]]
+    inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
+    outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
     profiles: Sequence[Mapping[str, str]]
     source: Annotated[Mapping[str, Any], _Source]
     plan: Annotated[Mapping[str, Any], _Plan]
@@ -274,21 +251,20 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
     path = manifest_path(existing_file(engine, "the engine"))
     if not path.is_file():
         return None
+    again = "build the engine again"
     try:
         content = read_json(path)
     except Damaged as error:
-        raise EngineError(
-            f"{path} can't be read ({error}); build the engine again, or delete it to use the plan alone"
-        ) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        said = content.get("format") if isinstance(content, dict) else None
-        raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; build the engine again")
+        raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
+    said = content.get("format") if isinstance(content, dict) else None
+    if said != FORMAT:
+        raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
     try:
         manifest = converted(content, Manifest)
         _check(manifest, path.parent)
     except Damaged as error:
         raise EngineError(
-            f"{path} is damaged or incomplete: {error}; build the engine again, or delete it to use the plan alone"
+            f"{path} is damaged or incomplete: {error}; {again}, or delete it to use the plan alone"
         ) from error
     return manifest
 

@@ -8,36 +8,38 @@ alike.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.values import ShapeRange, TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest
-from trtopt.evaluation.peers import PEERS, Peer, open_peers
+from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
-from trtopt.runtime.timing import Spread
+from trtopt.runtime.timing import Spread, in_turns, timed
 
 Arrays = Mapping[str, NDArray[Any]]
-_TURNS = 5  # in how many pieces a measurement is cut, so that all take turns
+_ROUNDS = 5
 _SECONDS = 10.0  # that one way of running may take for one batch; ONNX Runtime on a CPU would need minutes
 _WARM_SECONDS = 2.0
 _BUSY = 10  # percent of utilization by others, before this starts, from which a GPU counts as shared
@@ -88,39 +90,20 @@ class BenchReport:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": str(self.engine),
-            "truth": self.truth,
-            "gpu": self.gpu,
-            "inputs": self.inputs,
-            "rows": [asdict(row) for row in self.rows],
-            "clocks": [item.describe() for item in self.clocks],
-            "memory": self.memory.describe(),
-            "notes": list(self.notes),
-        }
+        return dict(plain(self))
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         """Columns and rows, as text; the last column is how many times as long as the engine it takes."""
-        columns = (
-            "runner",
-            "batch",
-            "GPU ms",
-            "host ms",
-            "p50 ms",
-            "p90 ms",
-            "p99 ms",
-            "samples/s",
-            "callers",
-            "× time",
-        )
+        times = ("GPU ms", "host ms", "p50 ms", "p90 ms", "p99 ms")
+        columns = ("runner", "batch", *times, "samples/s", "callers", "× time")
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
             run = [f"{value:.4g}" for value in (row.run.median, row.run.p90, row.run.p99)] if row.run else ["-"] * 3
-            times = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
+            longer = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
             alone = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
             rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
-            rows.append((row.runner, str(row.batch), *alone, *run, rate, str(row.streams), times))
+            rows.append((row.runner, str(row.batch), *alone, *run, rate, str(row.streams), longer))
         return columns, rows
 
     def remarks(self) -> list[str]:
@@ -163,7 +146,7 @@ def bench(request: BenchRequest) -> BenchReport:
         ModelError: a baseline can't load the model. One that can't run it has a row that says so.
     """
     reporter = request.reporter
-    _check(request.against, request.batch, request.streams, request.iterations, request.warmup)
+    _check(request)
     path = existing_file(request.engine, "the engine")
     choice(request.backend, BACKENDS, "backend")
     if request.backend == "onnxruntime" or not (found := probe()):
@@ -174,63 +157,53 @@ def bench(request: BenchRequest) -> BenchReport:
         )
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
-    session = Session(
-        path,
-        device=request.device,
-        backend=request.backend,
-        contexts=max(4, request.streams),
-        trust_host_code=request.trust_host_code,
-    )
-    opened: list[Peer] = []
-    try:
-        notes = list(session.notes) + _shared(strangers, idle)
-        sizes = tuple(request.batch) or _tuned(session)
-        pool, origin = _inputs(session, sizes, request.data, request.images, request.preprocess)
-        opened = open_peers(
-            request.against,
-            engine=path,
-            backend=session.backend,
-            model=lambda: _source_model(session.manifest, request.model, notes),
-            source=request.source,
-            outputs=session.outputs,
-            ordinal=request.device,
+    with contextlib.ExitStack() as stack:
+        session = Session(
+            path,
+            device=request.device,
+            backend=request.backend,
+            contexts=max(4, request.streams),
+            trust_host_code=request.trust_host_code,
         )
-        for inputs in pool.values():
-            session.run(inputs)  # a shape that doesn't fit is refused before anything is measured
+        stack.callback(session.close)
+        notes = list(session.notes) + _shared(strangers, idle)
+        inputs, origin = _inputs(session, request)
+        baselines: list[Baseline] = []
+        for baseline in open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes)):
+            stack.callback(baseline.close)
+            baselines.append(baseline)
+        for arrays in inputs.values():
+            session.run(arrays)  # a shape that doesn't fit is refused before anything is measured
         rows: list[BenchRow] = []
         seen: list[Clocks] = []
-        for size, inputs in pool.items():
+        for size, arrays in inputs.items():
             with reporter.phase(f"measuring batch {size}"):
-                rows += _measure(session, opened, size, inputs, request.streams, request.iterations, request.warmup)
-                seen.append(clocks(request.device, lambda inputs=inputs: session.run(inputs)))  # type: ignore[misc]
-        notes += [f"batch {size}: {clock}" for size, clock in zip(pool, seen) if clock.throttled]
+                rows += _measure(session, baselines, size, arrays, request)
+                seen.append(clocks(request.device, lambda arrays=arrays: session.run(arrays)))  # type: ignore[misc]
+        notes += [f"batch {size}: {clock}" for size, clock in zip(inputs, seen) if clock.throttled]
         arrived = [item for item in others(request.device) if item not in strangers]
         if len(arrived) > 1:  # one is this process, by a number that it may not know
             notes.append(f"other processes came to the GPU meanwhile: {', '.join(arrived)} (one is this one)")
         for text in notes:
             reporter.warn(text)
-        truth = session.manifest.truth if session.manifest else ""
-        return BenchReport(
-            path, truth, _gpu_name(request.device), origin, tuple(rows), tuple(seen), session.memory(), tuple(notes)
-        )
-    finally:
-        for peer in opened:
-            peer.close()
-        session.close()
+        summary = session.manifest.truth if session.manifest else ""
+        gpu = next((str(item) for item in probe().devices if item.ordinal == request.device), "")
+        return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(seen), session.memory(), tuple(notes))
 
 
-def _check(against: Sequence[str], batch: Sequence[int], streams: int, iterations: int, warmup: int) -> None:
+def _check(request: BenchRequest) -> None:
+    against, batch = request.against, request.batch
     if isinstance(against, str) or isinstance(batch, int):
         raise UsageError("against and batch are lists, such as against=('torch',), batch=(1, 32)")
     for name in against:
-        choice(name, PEERS, "`against=`")
+        choice(name, BASELINES, "`against=`")
     for values, what in ((against, "`against=`"), (batch, "`batch=`")):
         if len(set(values)) != len(values):
             raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
-    least = [("`streams=`", streams, 1), ("`iterations=`", iterations, 1), ("`warmup=`", warmup, 0)]
-    for what, value, low in least + [("`batch=`", size, 1) for size in batch]:
+    least = [("streams", request.streams, 1), ("iterations", request.iterations, 1), ("warmup", request.warmup, 0)]
+    for what, value, low in least + [("batch", size, 1) for size in batch]:
         if value < low:
-            raise UsageError(f"{what} is {value}; at least {low} is needed")
+            raise UsageError(f"{named(what)} is {value}; at least {low} is needed")
 
 
 def _shared(strangers: Sequence[str], idle: Clocks) -> list[str]:
@@ -239,10 +212,6 @@ def _shared(strangers: Sequence[str], idle: Clocks) -> list[str]:
     if (idle.utilization or 0) >= _BUSY:
         return [f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"]
     return []
-
-
-def _gpu_name(device: int) -> str:
-    return next((str(item) for item in probe().devices if item.ordinal == device), "")
 
 
 # Inputs ----------------------------------------------------------------------------------------------------------------
@@ -258,11 +227,10 @@ def _tuned(session: Session) -> tuple[int, ...]:
     return tuple(sorted(tuned)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
-def _inputs(
-    session: Session, sizes: Sequence[int], data: Any, images: Any, preprocess: Any
-) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
+def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
     """Batch size → arrays, and where they came from."""
-    if data is None and images is None:
+    sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
+    if request.data is None and images is None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: give both, or neither for synthetic inputs")
         made = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
@@ -270,19 +238,24 @@ def _inputs(
     if images is not None:
         prepared = session.preprocess if preprocess is None else Preprocess.load(preprocess, session.preprocess)
         preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
-    batches = open_data(
-        session.inputs, images=images, data=data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
+    parts = list(
+        open_data(
+            session.inputs,
+            images=images,
+            data=request.data,
+            preprocess=preprocess,
+            limit=max(sizes),
+            batch=min(sizes),
+        )
     )
-    parts = list(batches)
-    samples = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    count = len(next(iter(samples.values())))
-    dtypes = {item.name: item.dtype for item in session.inputs}
-    cut = {
-        size: {name: array[np.arange(size) % count].astype(dtypes[name], copy=False) for name, array in samples.items()}
-        for size in sizes
+    samples = {
+        info.name: np.concatenate([part[info.name] for part in parts]).astype(info.dtype, copy=False)
+        for info in session.inputs
     }
+    count = len(next(iter(samples.values())))
+    filled = {size: {name: array[np.arange(size) % count] for name, array in samples.items()} for size in sizes}
     again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
-    return cut, f"{count} real samples from {images if images is not None else data}{again}"
+    return filled, f"{count} real samples from {request.data if images is None else images}{again}"
 
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
@@ -291,10 +264,10 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
     profile = next(iter(fitting or session.profiles), {})
     shaped = []
     for info in session.inputs:
-        fixed = [axis for axis in info.shape[:1] if isinstance(axis, int) and axis > 0]
-        if fixed and fixed[0] != size:
+        first = info.shape[0] if info.shape else size
+        if isinstance(first, int) and first > 0 and first != size:
             raise UsageError(
-                f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {fixed[0]}; build with `shapes=`"
+                f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {first}; build with `shapes=`"
             )
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         shaped.append(replace(info, shape=(size, *shape[1:]) if shape else shape))
@@ -325,59 +298,46 @@ def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | Non
 
 
 def _measure(
-    session: Session, peers: Sequence[Peer], size: int, inputs: Arrays, streams: int, iterations: int, warmup: int
+    session: Session, baselines: Sequence[Baseline], size: int, inputs: Arrays, request: BenchRequest
 ) -> list[BenchRow]:
-    timing = session.time(inputs, iterations, warmup)
+    iterations, streams = request.iterations, request.streams
+    timing = session.time(inputs, iterations, request.warmup)
     failed: dict[str, str] = {}
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
-    for peer in peers:
+    for baseline in baselines:
         try:
-            peer.prepare(inputs)
+            baseline.prepare(inputs)
         except ModelError as error:  # noqa: PERF203
-            failed[peer.name] = str(error)
+            failed[baseline.name] = str(error)
         else:
-            ways[peer.name] = lambda peer=peer: peer.run(inputs)  # type: ignore[misc]
-    reference = {name: np.array(array) for name, array in session.run(inputs).items()}
-    apart = {name: difference(reference, dict(way())).relative for name, way in ways.items() if name != _OURS}
-    runs = _in_turns(ways, iterations, warmup)
-    mine = runs[_OURS]
+            ways[baseline.name] = lambda baseline=baseline: baseline.run(inputs)  # type: ignore[misc]
+    results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
+    for way in ways.values():
+        _warm(way, request.warmup)
+    measurements = {name: lambda way=way: timed(way)[0] for name, way in ways.items()}
+    times = in_turns(measurements, iterations, rounds=_ROUNDS, seconds=_SECONDS)
+    ours = times[_OURS]
     rate = _throughput(lambda: session.run(inputs), size, streams, iterations)
-    rows = [BenchRow(_OURS, size, timing.gpu, timing.host, Spread.of(mine), len(mine), rate, streams, note=timing.note)]
-    for peer in peers:
-        if peer.name in failed:
-            rows.append(
-                BenchRow(peer.name, size, None, None, None, 0, None, 1, note=f"didn't run: {failed[peer.name]}")
-            )
+    rows = [BenchRow(_OURS, size, timing.gpu, timing.host, Spread.of(ours), len(ours), rate, streams, note=timing.note)]
+    for baseline in baselines:
+        name = baseline.name
+        if name in failed:
+            rows.append(BenchRow(name, size, None, None, None, 0, None, 1, note=f"didn't run: {failed[name]}"))
             continue
-        times = runs[peer.name]
-        fast = size * len(times) / sum(times) * 1e3
-        row = BenchRow(peer.name, size, peer.gpu(iterations), None, Spread.of(times), len(times), fast, 1)
-        far = f"; results {apart[peer.name]:.2g} of the largest away from the engine's"
-        rows.append(replace(row, difference=apart[peer.name], note=peer.note + far))
+        away = difference(results[_OURS], results[name]).relative
+        note = f"{baseline.note}; results {away:.2g} of the largest away from the engine's"
+        rate = size * len(times[name]) / sum(times[name]) * 1e3
+        spread = Spread.of(times[name])
+        rows.append(BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, away, note))
     return rows
 
 
-def _in_turns(ways: Mapping[str, Callable[[], object]], iterations: int, warmup: int) -> dict[str, list[float]]:
-    """Milliseconds of each call. At least one call in each turn, at most what the time allows."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for call in ways.values():
-        end = time.perf_counter() + _WARM_SECONDS
-        for _ in range(warmup):
-            call()
-            if time.perf_counter() > end:
-                break
-    for turn in range(_TURNS):
-        wanted = iterations * (turn + 1) // _TURNS
-        for name, call in ways.items():
-            end = time.perf_counter() + _SECONDS / _TURNS
-            while len(times[name]) < wanted:
-                start = time.perf_counter()
-                call()
-                now = time.perf_counter()
-                times[name].append((now - start) * 1e3)
-                if now > end:
-                    break
-    return times
+def _warm(call: Callable[[], object], count: int) -> None:
+    end = time.perf_counter() + _WARM_SECONDS
+    for _ in range(count):
+        call()
+        if time.perf_counter() > end:
+            break
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:

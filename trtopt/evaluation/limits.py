@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,39 +44,35 @@ class Limits:
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """What of `Agreement.describe()` is outside, each with the value and the limit."""
-        found = []
+        problems = []
         for name, output in accuracy["outputs"].items():
             if output["nonfinite"]:
-                found.append(f"{output['nonfinite']} values of {name} aren't finite")
-            found += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
-        return found
+                problems.append(f"{output['nonfinite']} values of {name} aren't finite")
+            problems += [f"{name}: {problem}" for problem in self._of(output, accuracy["samples"])]
+        return problems
 
-    def _of(self, output: Mapping[str, Any], samples: int) -> list[str]:
-        found = []
+    def _of(self, output: Mapping[str, Any], samples: int) -> Iterator[str]:
         agreement, overlap = output["agreement"], output["overlap"]
         if agreement is not None and agreement < self.min_agreement:
-            found.append(f"{measure(output, samples)}, at least {share(self.min_agreement)} is asked for")
-        least_overlap = min(MIN_OVERLAP, self.min_agreement)
-        if overlap is not None and overlap < least_overlap:
-            found.append(
-                f"overlap {overlap:.2f} outside the commonest class, at least {least_overlap:.2g} is asked for"
-            )
+            yield f"{measure(output, samples)}, at least {share(self.min_agreement)} is asked for"
+        least = min(MIN_OVERLAP, self.min_agreement)
+        if overlap is not None and overlap < least:
+            yield f"overlap {overlap:.2f} outside the commonest class, at least {least:.2g} is asked for"
         by_agreement = Kind(output["kind"]) in _BY_AGREEMENT
-        least = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
-        if least is None or output["integers"]:
-            return found
+        least_snr = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
+        if least_snr is None or output["integers"]:
+            return
         if output["near_zero"] == output["rows"]:  # without signal there is nothing to be relative to
             worst = float(output["max_abs"])
             if worst >= NEAR_ZERO and not by_agreement:
-                found.append(f"the reference is next to zero, the difference up to {worst:.3g}")
-            return found
+                yield f"the reference is next to zero, the difference up to {worst:.3g}"
+            return
         channels = output["channels"]
         lowest = channels["lowest"] if channels else None
         snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
-        if snr < least:
+        if snr < least_snr:
             where = "" if lowest is None else f" in channel {lowest}"
-            found.append(f"{decibels(snr)}{where}, at least {least:g} is asked for")
+            yield f"{decibels(snr)}{where}, at least {least_snr:g} is asked for"
         nearest = output["cosine_min"]
         if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
-            found.append(f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for")
-        return found
+            yield f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for"

@@ -24,13 +24,14 @@ sample's own dB are taken against that mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.graph.output_kinds import Kind
 
@@ -135,21 +136,12 @@ class OutputAgreement:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        found = asdict(self) | {"kind": str(self.kind), "top1_agreement": self.top1}
-        found.pop("name")
+        described = plain(self) | {"top1_agreement": self.top1}
+        described["samples"] = described.pop("spread")
+        del described["name"]
         if self.channels is not None:
-            found["channels"]["lowest"] = self.channels.lowest
-        found["samples"] = found.pop("spread")
-        plain: dict[str, Any] = _plain(found)
-        return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            described["channels"]["lowest"] = self.channels.lowest
+        return dict(described)
 
 
 # In words ----------------------------------------------------------------------------------------------------------------
@@ -187,21 +179,14 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
     if output["overlap"] is not None:
         parts.append(f"overlap {output['overlap']:.2f} outside the commonest class")
     near, rows = output["near_zero"], output["rows"]
+    silent = "the reference is next to zero" + f" on {near} of {rows} samples" * (rows > 1)
+    difference = f"largest difference {float(output['max_abs']):.3g}"
     if near == rows:
-        where = (
-            f"the reference is next to zero on {near} of {rows} samples"
-            if rows > 1
-            else "the reference is next to zero"
-        )
-        parts.append(
-            f"{where}: {decibels(output['snr_db'])} says little; largest difference {float(output['max_abs']):.3g}"
-        )
+        parts.append(f"{silent}: {decibels(output['snr_db'])} says little; {difference}")
     else:
         if not output["integers"]:
             parts.append(decibels(output["snr_db"]) + " in all" * (output["channels"] is not None))
-        parts.append(f"largest difference {float(output['max_abs']):.3g}")
-        if near:
-            parts.append(f"the reference is next to zero on {near} of {rows} samples")
+        parts += [difference, silent] if near else [difference]
     if output["nonfinite"]:
         parts.append(f"{output['nonfinite']} values not finite")
     return f"{start} {', '.join(parts)}"
@@ -209,14 +194,14 @@ def sentence(name: str, output: Mapping[str, Any], samples: int) -> str:
 
 def spread(output: Mapping[str, Any]) -> str:
     """How the samples differ, and the worst by name; "" where that says nothing."""
-    found = output["samples"]
-    if found is None or output["rows"] < 2 or not found["worst"]:
+    samples = output["samples"]
+    if samples is None or output["rows"] < 2 or not samples["worst"]:
         return ""
-    figure = found["figure"]
-    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in found['worst'])}"
+    figure = samples["figure"]
+    worst = f"worst: {', '.join(_named(item, figure, output['kind']) for item in samples['worst'])}"
     if figure == "max_abs":
         return worst
-    lowest, median = (_figure(figure, found[name]) for name in ("lowest", "median"))
+    lowest, median = (_figure(figure, samples[name]) for name in ("lowest", "median"))
     return f"per sample: {'cosine ' * (figure == 'cosine')}{lowest} at the lowest, {median} in the median; {worst}"
 
 
@@ -230,17 +215,14 @@ def _named(sample: Mapping[str, Any], figure: str, kind: str) -> str:
 
 
 def _figure(name: str, value: Any) -> str:
-    if name == "agreement":
-        return share(float(value))
-    return {"cosine": cosine, "snr_db": decibels}.get(name, lambda number: f"difference {float(number):.3g}")(value)
+    words = {"agreement": share, "cosine": cosine, "snr_db": decibels}
+    return words[name](value) if name in words else f"difference {float(value):.3g}"
 
 
-def share(value: float) -> str:
+def share(value: Any) -> str:
     """In per cent; never 100 % for less, as 3 pixels of a million are."""
-    return next(
-        (text for text in (f"{value:.{digits}%}" for digits in (1, 2, 3, 4)) if value == 1 or text[:3] != "100"),
-        "<100%",
-    )
+    texts = [f"{float(value):.{digits}%}" for digits in (1, 2, 3, 4)]
+    return next((text for text in texts if value == 1 or text[:3] != "100"), "<100%")
 
 
 def cosine(value: Any) -> str:
@@ -261,11 +243,12 @@ class OutputSums:
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name, self.kind = name, kind
-        self._measure: _Measure = _MEASURES[kind]()
-        # Of each block: signal, noise, the candidate's energy, product, largest difference, peak.
+        self._part, self._measured = _MEASURES[kind]
+        # Of each block: signal, noise, the candidate's energy, product, largest difference, peak; and what its measure keeps.
         self._rows: list[Floats] = []
+        self._parts: list[Any] = []
         self._nonfinite = 0
-        self._apart, self._integers = True, kind in (Kind.TOKENS, Kind.MASK)
+        self._counts_samples, self._integers = True, kind in (Kind.TOKENS, Kind.MASK)
 
     def add(self, reference: NDArray[Any], candidate: NDArray[Any], samples: int) -> None:
         """Add a batch of `samples`: two arrays of one shape, of any numeric type.
@@ -275,7 +258,7 @@ class OutputSums:
             UsageError: the channels of boxes aren't as many as before.
         """
         old, new = (array if array.ndim else array.reshape(1) for array in (reference, candidate))
-        self._apart = self._apart and len(old) == samples
+        self._counts_samples = self._counts_samples and len(old) == samples
         self._integers = self._integers and old.dtype.kind in "iub" and new.dtype.kind in "iub"
         step = max(1, _BLOCK * len(old) // max(1, old.size))
         for start in range(0, len(old) if old.size else 0, step):
@@ -293,14 +276,20 @@ class OutputSums:
         a, b = exact.reshape(len(exact), -1), other.reshape(len(other), -1)
         with np.errstate(invalid="ignore", over="ignore"):
             difference = np.abs(a - b)
-            sums = [np.square(values).sum(1) for values in (a, difference, b)]
             largest = difference.max(1, initial=0.0)
             self._rows.append(
                 np.stack(
-                    [*sums, (a * b).sum(1), np.where(np.isnan(largest), np.inf, largest), np.abs(a).max(1, initial=0.0)]
+                    [
+                        *(np.square(values).sum(1) for values in (a, difference, b)),
+                        (a * b).sum(1),
+                        np.where(np.isnan(largest), np.inf, largest),
+                        np.abs(a).max(1, initial=0.0),
+                    ]
                 )
             )
-            self._measure.add(*((old, new) if self._integers else (exact, other)))
+            if self._integers:
+                exact, other = old, new
+            self._parts.append(self._part(exact, other, self._parts))
 
     def result(self, names: Sequence[str]) -> OutputAgreement:
         """What was found; `names` are the samples'."""
@@ -308,33 +297,31 @@ class OutputSums:
             return OutputAgreement(self.name, self.kind, math.inf, 0.0, math.nan, 0, integers=self._integers)
         signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
         size = math.sqrt(signal.sum()) * math.sqrt(energy.sum()) if energy.sum() >= 0 else math.nan
-        near_zero = (peak < NEAR_ZERO) | (signal < FAINT * signal.mean()) if len(signal) else np.zeros(0, bool)
-        if self._integers:
-            near_zero[:] = False
-        found: dict[str, Any] = self._measure.result()
+        near_zero = ((peak < NEAR_ZERO) | (signal < FAINT * signal.mean())) & (not self._integers)
+        measured = self._measured(self._parts)
         agreement = OutputAgreement(
             self.name,
             self.kind,
-            _decibels(float(signal.sum()), float(noise.sum())),
-            float(largest.max(initial=0.0)),
+            float(_ratios(signal.sum(), noise.sum())),
+            float(largest.max()),
             float(product.sum()) / size if size else math.nan,
             self._nonfinite,
             integers=self._integers,
             rows=len(signal),
             near_zero=int(near_zero.sum()),
-            **found,
+            **measured.figures,
         )
-        if not self._apart or len(names) != len(signal) or not names:
+        if not self._counts_samples or len(names) != len(signal):
             return agreement
-        ratios = self._measure.decibels()
+        ratios = measured.decibels
         if ratios is None:
-            ratios = _each(np.where(near_zero, signal.mean(), signal), noise)
-        return replace(agreement, spread=self._spread(names, ratios, largest, near_zero))
+            ratios = _ratios(np.where(near_zero, signal.mean(), signal), noise)
+        return replace(agreement, spread=self._spread(names, measured, ratios, largest, near_zero))
 
     def _spread(
-        self, names: Sequence[str], ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]
+        self, names: Sequence[str], measured: _Measured, ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]
     ) -> SampleSpread:
-        agreement, cosines = self._measure.agreement(), self._measure.cosine()
+        agreement, cosines = measured.agreement, measured.cosine
         figure, values = "snr_db", ratios
         if self.kind in (Kind.TOKENS, Kind.MASK) and agreement is not None and (agreement < 1).any():
             figure, values = "agreement", agreement
@@ -368,184 +355,130 @@ def _median(values: Floats) -> float:
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 
-def _decibels(signal: float, noise: float) -> float:
-    return float(_each(np.array([signal]), np.array([noise]))[0])
-
-
-def _each(signal: Floats, noise: Floats) -> Floats:
+def _ratios(signal: Any, noise: Any) -> Floats:
     """dB of each; inf without noise, -inf without signal or where the noise isn't finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = 10 * np.log10(signal / noise)
-    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, found))
+        ratios = 10 * np.log10(signal / noise)
+    return np.where(noise == 0, np.inf, np.where((signal == 0) | ~np.isfinite(noise), -np.inf, ratios))
 
 
-class _Measure:
-    """The measure of a kind: batches in, what `OutputAgreement` and each sample have of it out. This one: of no kind."""
-
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        """Some samples: FP64, or both in their own type where they are integers."""
-
-    def result(self) -> dict[str, Any]:
-        return {}
-
-    def agreement(self) -> Floats | None:
-        """Of each sample."""
-        return None
-
-    def cosine(self) -> Floats | None:
-        return None
-
-    def decibels(self) -> Floats | None:
-        return None
+# The measure of each kind: what is kept of some samples (in FP64, or both in their own type where they are integers; the third
+# argument is what was kept of those before), and what follows from all that was kept.
 
 
-class _Shares(_Measure):
-    """Shares of what is the same, of samples each with as many parts as it has."""
+@dataclass(frozen=True)
+class _Measured:
+    """What `OutputAgreement` has of a kind's measure, and what each sample has."""
 
-    def __init__(self) -> None:
-        self._same: list[NDArray[Any]] = []
-        self._of: list[NDArray[Any]] = []
-
-    def count(self, same: NDArray[np.bool_]) -> None:
-        parts = same.reshape(len(same), -1)
-        self._same.append(parts.sum(1))
-        self._of.append(np.full(len(parts), parts.shape[1]))
-
-    def result(self) -> dict[str, Any]:
-        same, of = np.concatenate(self._same).sum(), np.concatenate(self._of).sum()
-        return {"agreement": float(same / of) if of else 1.0}
-
-    def agreement(self) -> Floats:
-        same, of = np.concatenate(self._same), np.concatenate(self._of)
-        return np.where(of, same / np.maximum(of, 1), 1.0)
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    agreement: Floats | None = None
+    cosine: Floats | None = None
+    decibels: Floats | None = None
 
 
-class _Classes(_Shares):
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
-        self.count(a.argmax(1) == b.argmax(1))
+def _counted(same: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Of each sample: how many of its parts are the same, and how many there are."""
+    parts = same.reshape(len(same), -1)
+    return np.stack([parts.sum(1), np.full(len(parts), parts.shape[1])])
 
 
-class _Tokens(_Shares):
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        whole = old.dtype.kind in "iub"
-        self.count(old == new if whole else old.argmax(-1) == new.argmax(-1))
+def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
+    same, parts = np.concatenate(counts, axis=1)
+    share_of_all = float(same.sum() / parts.sum()) if parts.any() else 1.0
+    return _Measured({"agreement": share_of_all}, agreement=np.where(parts, same / np.maximum(parts, 1), 1.0))
 
 
-class _Mask(_Measure):
-    """Of one channel both sides are counted, of 0 and of 0.5: which it is shows when all was seen."""
-
-    def __init__(self) -> None:
-        self._zero, self._half = _Shares(), _Shares()
-        self._pixels: dict[_Shares, NDArray[np.int64]] = {}
-        self._within = True  # 0…1
-
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        if old.dtype.kind in "iub":  # the classes themselves
-            self._within = False
-            self._zero.count(old == new)
-            return
-        if old.ndim > 3 and old.shape[1] > 1:
-            self._count(self._zero, old.argmax(1), new.argmax(1), old.shape[1])
-            self._within = False
-            return
-        self._within = self._within and bool(((old >= 0) & (old <= 1)).all())
-        for shares, middle in ((self._zero, 0), (self._half, 0.5)):
-            self._count(shares, (old > middle).astype(np.int64), (new > middle).astype(np.int64), 2)
-
-    def _count(self, shares: _Shares, old: NDArray[np.int64], new: NDArray[np.int64], classes: int) -> None:
-        """Also, of each class: its pixels in the reference, and those that are the same in both."""
-        same = old == new
-        shares.count(same)
-        found = np.stack([np.bincount(item.ravel(), minlength=classes) for item in (old, old[same])])
-        self._pixels[shares] = self._pixels.get(shares, np.zeros_like(found)) + found
-
-    def _taken(self) -> _Shares:
-        return self._half if self._within else self._zero
-
-    def result(self) -> dict[str, Any]:
-        found = self._taken().result()
-        if self._taken() not in self._pixels:
-            return found
-        reference, both = self._pixels[self._taken()]
-        background = reference.argmax()
-        rest = reference.sum() - reference[background]
-        either = reference.sum() - both[background]  # pixels that aren't background in both
-        if rest and rest >= _FEW * reference.sum():
-            found["overlap"] = float((both.sum() - both[background]) / either)
-        return found
-
-    def agreement(self) -> Floats:
-        return self._taken().agreement()
+def _same_classes(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
+    a, b = old.reshape(len(old), -1), new.reshape(len(new), -1)
+    return _counted(a.argmax(1) == b.argmax(1))
 
 
-class _Embedding(_Measure):
-    def __init__(self) -> None:
-        self._found: list[Floats] = []  # of each sample
-
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        shape = old.shape if old.ndim == 3 else (len(old), 1, -1)
-        a, b = old.reshape(shape), new.reshape(shape)
-        with np.errstate(all="ignore"):
-            size = np.linalg.norm(a, axis=2)
-            found = np.clip((a * b).sum(2) / (size * np.linalg.norm(b, axis=2)), -1, 1)
-            found = np.where(np.isfinite(found), found, 0.0)  # zero, or not finite, in the candidate alone
-            self._found.append(np.where(size > 0, found, 0.0).sum(1) / (size > 0).sum(1))
-
-    def cosine(self) -> Floats:
-        return np.concatenate(self._found)
-
-    def result(self) -> dict[str, Any]:
-        known = self.cosine()[~np.isnan(self.cosine())]
-        if not known.size:
-            return {"cosine_mean": math.nan, "cosine_min": math.nan}
-        return {"cosine_mean": float(known.mean()), "cosine_min": float(known.min())}
+def _same_tokens(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
+    return _counted(old == new if old.dtype.kind in "iub" else old.argmax(-1) == new.argmax(-1))
 
 
-class _Boxes(_Measure):
-    def __init__(self) -> None:
-        self._axis = 0
-        self._signal: list[Floats] = []  # of each block and channel: Σ r², lowest r, highest r
-        self._noise: list[Floats] = []  # sample × channel
+_Split = tuple[NDArray[np.int64], "NDArray[np.int64] | None"]
 
-    def add(self, old: NDArray[Any], new: NDArray[Any]) -> None:
-        if not self._axis:
-            self._axis = _channel_axis(old.shape)
-        a, b = (np.moveaxis(item, self._axis, 1).reshape(len(old), old.shape[self._axis], -1) for item in (old, new))
-        if self._noise and a.shape[1] != self._noise[0].shape[1]:
-            before = self._noise[0].shape[1]
-            raise UsageError(
-                f"an output of boxes has {before} channels (axis {self._axis}), and then {a.shape[1]}: say "
-                "`output_kind=['NAME=other']`"
-            )
-        low, high = a.min((0, 2), initial=np.inf), a.max((0, 2), initial=-np.inf)
-        self._signal.append(np.stack([np.square(a).sum((0, 2)), low, high]))
-        self._noise.append(np.square(a - b).sum(2))
 
-    def _channels(self) -> tuple[Floats, NDArray[np.bool_]]:
-        """Σ r² of each, and whether it carries signal."""
-        sums = np.stack(self._signal)
-        energy, low, high = sums[:, 0].sum(0), sums[:, 1].min(0), sums[:, 2].max(0)
-        peak = np.maximum(np.abs(low), np.abs(high))
-        scores = (low >= 0) & (high <= 1)
-        carries = peak >= NEAR_ZERO
-        for group, weak in ((scores, WEAK_SCORE), (~scores, WEAK_CHANNEL)):
-            carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
-        return energy, carries & np.isfinite(peak)
+def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, list[_Split]]:
+    """Whether the reference stays within 0…1, and the ways of taking classes: of one channel both sides of 0 and of 0.5, since
+    which it is shows when all was seen. Of each: the counts, and by class the pixels in the reference and those that are the
+    same in both."""
+    if old.dtype.kind in "iub":  # the classes themselves
+        return False, [(_counted(old == new), None)]
+    if old.ndim > 3 and old.shape[1] > 1:
+        within, classes, pairs = False, old.shape[1], [(old.argmax(1), new.argmax(1))]
+    else:
+        within, classes = bool(((old >= 0) & (old <= 1)).all()), 2
+        pairs = [((old > middle).astype(np.int64), (new > middle).astype(np.int64)) for middle in (0, 0.5)]
+    return within, [
+        (_counted(a == b), np.stack([np.bincount(item.ravel(), minlength=classes) for item in (a, a[a == b])]))
+        for a, b in pairs
+    ]
 
-    def result(self) -> dict[str, Any]:
-        energy, carries = self._channels()
-        found = _each(energy, np.concatenate(self._noise).sum(0))
-        values = tuple(float(value) if live else None for value, live in zip(found, carries))
-        return {"channels": Channels(self._axis, values)}
 
-    def decibels(self) -> Floats | None:
-        energy, carries = self._channels()
-        noise = np.concatenate(self._noise)
-        if not carries.any():
-            return None
-        lowest: Floats = _each(energy[carries] / len(noise), noise[:, carries]).min(1)
-        return lowest
+def _mask(parts: Sequence[tuple[bool, Sequence[_Split]]]) -> _Measured:
+    within = all(inside for inside, _ in parts)
+    splits = [splits[within] for _, splits in parts]
+    measured = _shares([counts for counts, _ in splits])
+    pixels = [pixels for _, pixels in splits if pixels is not None]
+    if not pixels:
+        return measured
+    reference, both = np.sum(pixels, axis=0)
+    background = reference.argmax()
+    rest = reference.sum() - reference[background]
+    either = reference.sum() - both[background]  # pixels that aren't background in both
+    if not rest or rest < _FEW * reference.sum():
+        return measured
+    overlap = float((both.sum() - both[background]) / either)
+    return replace(measured, figures={**measured.figures, "overlap": overlap})
+
+
+def _cosines(old: NDArray[Any], new: NDArray[Any], _: Any) -> Floats:
+    shape = old.shape if old.ndim == 3 else (len(old), 1, -1)
+    a, b = old.reshape(shape), new.reshape(shape)
+    with np.errstate(all="ignore"):
+        size = np.linalg.norm(a, axis=2)
+        cosines = np.clip((a * b).sum(2) / (size * np.linalg.norm(b, axis=2)), -1, 1)
+        cosines = np.where(np.isfinite(cosines), cosines, 0.0)  # zero, or not finite, in the candidate alone
+        mean: Floats = np.where(size > 0, cosines, 0.0).sum(1) / (size > 0).sum(1)
+    return mean
+
+
+def _embedding(parts: Sequence[Floats]) -> _Measured:
+    cosines = np.concatenate(parts)
+    known = cosines[~np.isnan(cosines)]
+    mean, lowest = (float(known.mean()), float(known.min())) if known.size else (math.nan, math.nan)
+    return _Measured({"cosine_mean": mean, "cosine_min": lowest}, cosine=cosines)
+
+
+_Box = tuple[int, Floats, Floats]
+
+
+def _of_channels(old: NDArray[Any], new: NDArray[Any], before: Sequence[_Box]) -> _Box:
+    """The channels' axis; of each channel Σ r², lowest r, highest r; Σ (r − c)² by sample and channel."""
+    axis = before[0][0] if before else _channel_axis(old.shape)
+    a, b = (np.moveaxis(item, axis, 1).reshape(len(old), old.shape[axis], -1) for item in (old, new))
+    if before and a.shape[1] != before[0][2].shape[1]:
+        raise UsageError(
+            f"an output of boxes has {before[0][2].shape[1]} channels (axis {axis}), and then {a.shape[1]}: say "
+            "`output_kind=['NAME=other']`"
+        )
+    low, high = a.min((0, 2), initial=np.inf), a.max((0, 2), initial=-np.inf)
+    return axis, np.stack([np.square(a).sum((0, 2)), low, high]), np.square(a - b).sum(2)
+
+
+def _boxes(parts: Sequence[_Box]) -> _Measured:
+    sums, noise = np.stack([part[1] for part in parts]), np.concatenate([part[2] for part in parts])
+    energy, low, high = sums[:, 0].sum(0), sums[:, 1].min(0), sums[:, 2].max(0)
+    peak = np.maximum(np.abs(low), np.abs(high))
+    scores = (low >= 0) & (high <= 1)
+    carries = (peak >= NEAR_ZERO) & np.isfinite(peak)
+    for group, weak in ((scores, WEAK_SCORE), (~scores, WEAK_CHANNEL)):
+        carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
+    values = tuple(float(value) if live else None for value, live in zip(_ratios(energy, noise.sum(0)), carries))
+    each = _ratios(energy[carries] / len(noise), noise[:, carries]).min(1) if carries.any() else None
+    return _Measured({"channels": Channels(parts[0][0], values)}, decibels=each)
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
@@ -557,11 +490,11 @@ def _channel_axis(shape: tuple[int, ...]) -> int:
     return 1 if shape[1] < shape[2] else 2
 
 
-_MEASURES: Mapping[Kind, type[_Measure]] = {
-    Kind.CLASSES: _Classes,
-    Kind.EMBEDDING: _Embedding,
-    Kind.BOXES: _Boxes,
-    Kind.MASK: _Mask,
-    Kind.TOKENS: _Tokens,
-    Kind.OTHER: _Measure,
+_MEASURES: Mapping[Kind, tuple[Callable[[Any, Any, Any], Any], Callable[[Any], _Measured]]] = {
+    Kind.CLASSES: (_same_classes, _shares),
+    Kind.EMBEDDING: (_cosines, _embedding),
+    Kind.BOXES: (_of_channels, _boxes),
+    Kind.MASK: (_same_pixels, _mask),
+    Kind.TOKENS: (_same_tokens, _shares),
+    Kind.OTHER: (lambda *_: None, lambda _: _Measured()),
 }

@@ -6,17 +6,16 @@ Cosine misranks quantizations of classifiers: calibrated with noise instead of p
 
 from __future__ import annotations
 
-import math
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
@@ -44,7 +43,7 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What `verify` and `compare` found. The two accuracies are None without labels.
+    """What `verify` found. The two accuracies are None without labels.
 
     Attributes:
         limits: what it was judged by; None: it wasn't.
@@ -69,7 +68,7 @@ class Agreement:
     @property
     def missed(self) -> tuple[str, ...]:
         """What is outside the limits, each with the value and the limit."""
-        return () if self.limits is None else tuple(self.limits.missed(self._described()))
+        return () if self.limits is None else tuple(self.limits.missed(replace(self, limits=None).describe()))
 
     @property
     def ok(self) -> bool:
@@ -78,27 +77,21 @@ class Agreement:
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values; a number that isn't finite is its name ("inf", "-inf", "nan")."""
-        found = self._described()
-        if self.limits is not None:
-            found |= {"limits": asdict(self.limits), "missed": list(self.missed), "ok": self.ok}
-        return found
-
-    def _described(self) -> dict[str, Any]:
-        def plain(accuracy: Accuracy | None) -> dict[str, float] | None:
-            return None if accuracy is None else {"top1": accuracy.top1, "top5": accuracy.top5}
-
-        return {
+        described = {
             "samples": self.samples,
-            "snr_db": self.snr_db if math.isfinite(self.snr_db) else str(self.snr_db),
+            "snr_db": plain(self.snr_db),
             "top1_agreement": self.top1,
             "reference_accuracy": plain(self.reference_accuracy),
             "candidate_accuracy": plain(self.candidate_accuracy),
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
+        if self.limits is not None:
+            described |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
+        return described
 
     def __str__(self) -> str:
         lines = []
-        for name, output in self._described()["outputs"].items():
+        for name, output in self.describe()["outputs"].items():
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
                 lines.append(f"  {more}")
@@ -131,29 +124,21 @@ def verify(request: VerifyRequest) -> Agreement:
         UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
             limit can't be right.
     """
-    given = {"min_agreement": request.min_agreement, "min_snr": request.min_snr}
-    limits = {name: value for name, value in given.items() if value is not None}
+    asked = {"min_agreement": request.min_agreement, "min_snr": request.min_snr}
+    limits = {name: value for name, value in asked.items() if value is not None}
     judged = Limits(**limits) if limits else None
     check_graphs(request.reference, request.candidate)
-    kinds: Mapping[str, Kind] = {}
     if callable(request.reference):
-        kinds = parse(request.output_kind)
+        old, kinds = request.reference, parse(request.output_kind)
     else:
         model = load_model(request.reference, lazy=True)
         kinds = resolve(model.proto, model.outputs, request.output_kind)
-    old = (
-        request.reference
-        if callable(request.reference)
-        else OnnxRunner(request.reference, optimize=True, threads=request.threads, gpu=True)
-    )
-    new = (
-        request.candidate
-        if callable(request.candidate)
-        else OnnxRunner(request.candidate, optimize=False, threads=request.threads)
-    )
-    return replace(
-        verify_all(old, {"candidate": new}, request.batches, request.labels, kinds=kinds)["candidate"], limits=judged
-    )
+        old = OnnxRunner(request.reference, optimize=True, threads=request.threads, gpu=True)
+    new = request.candidate
+    if not callable(new):
+        new = OnnxRunner(new, optimize=False, threads=request.threads)
+    agreements = verify_all(old, {"candidate": new}, request.batches, request.labels, kinds=kinds)
+    return replace(agreements["candidate"], limits=judged)
 
 
 def check_graphs(reference: Any, candidate: Any) -> None:
@@ -162,10 +147,10 @@ def check_graphs(reference: Any, candidate: Any) -> None:
     Raises:
         UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
     """
-    for given in (reference, candidate):
-        if not isinstance(given, (str, os.PathLike)) or not Path(given).is_file():
+    for model in (reference, candidate):
+        path = Path(model) if isinstance(model, (str, os.PathLike)) else None
+        if path is None or not path.is_file():
             continue
-        path = Path(given)
         with path.open("rb") as file:
             if plan_header(file.read(64)) is None:
                 continue
@@ -173,10 +158,9 @@ def check_graphs(reference: Any, candidate: Any) -> None:
         first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
         if graph is None:
             graph = path.with_suffix(".onnx")
-            first = (
-                f"build keeps the engine's graph with `save_onnx=`: trtopt build … --save-onnx {graph} -o {path}, then"
-            )
-        both = (graph if item is given else item for item in (reference, candidate))
+            build = f"trtopt build … --save-onnx {graph} -o {path}"
+            first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
+        both = (graph if item is model else item for item in (reference, candidate))
         typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
         raise UsageError(
             f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
@@ -208,27 +192,6 @@ def verify_all(
     return {name: comparison.result(names) for name, comparison in comparisons.items()}
 
 
-def compare(
-    reference: Arrays,
-    candidate: Arrays,
-    labels: Sequence[int] | None = None,
-    *,
-    kinds: Mapping[str, Kind] | None = None,
-) -> Agreement:
-    """Compare outputs that were computed already, such as an engine's on a GPU with the FP32 model's.
-
-    Args:
-        reference, candidate: output name → array, the first axis counting samples.
-        labels: the true class of each sample, in order.
-        kinds: as for `verify_all`.
-
-    Raises: DataError and UsageError, as `verify`.
-    """
-    comparison = _Comparison(labels, kinds)
-    comparison.add(reference, candidate, next((len(array) for array in reference.values() if array.ndim), 1))
-    return comparison.result()
-
-
 class _Comparison:
     """Adds batches up."""
 
@@ -236,7 +199,7 @@ class _Comparison:
         self.labels, self.kinds = labels, dict(kinds or {})
         self.samples = 0
         self.sums: dict[str, OutputSums] = {}
-        self.hits: dict[str, Counter[str]] = {}
+        self.hits: dict[str, NDArray[Any]] = {}
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
         if set(reference) != set(candidate):
@@ -245,27 +208,25 @@ class _Comparison:
         labels = None if self.labels is None else np.asarray(self.labels[self.samples : self.samples + samples])
         if labels is not None and len(labels) < samples:
             raise UsageError(f"{len(labels) + self.samples} labels were given; there are more samples")
-        found = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
+        outputs = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
         if not self.sums:
-            self._start({name: old for name, (old, _) in found.items()}, samples)
-        for name, (old, new) in found.items():
+            self._start({name: old for name, (old, _) in outputs.items()}, samples)
+        for name, (old, new) in outputs.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
             self.sums[name].add(old, new, samples)
             if labels is not None and self.sums[name].kind is Kind.CLASSES and len(old) == samples:
-                self.hits.setdefault(name, Counter()).update(_hits(name, old, new, labels))
+                self.hits[name] = self.hits.get(name, 0) + _hits(name, (old, new), labels)
         self.samples += samples
 
     def _start(self, outputs: Arrays, samples: int) -> None:
         """Decide what the outputs are."""
         infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in outputs.items()]
-        shaped = by_shape(infos)
         stated(self.kinds, infos)
-        for info in infos:
-            kind = self.kinds.get(info.name, shaped[info.name])
-            if info.name not in self.kinds and kind is Kind.CLASSES and info.shape[0] != samples:
+        for name, kind in by_shape(infos).items():
+            if kind is Kind.CLASSES and len(outputs[name]) != samples:
                 kind = Kind.OTHER
-            self.sums[info.name] = OutputSums(info.name, kind)
+            self.sums[name] = OutputSums(name, self.kinds.get(name, kind))
 
     def result(self, names: Sequence[str] = ()) -> Agreement:
         if not self.samples:
@@ -283,22 +244,20 @@ class _Comparison:
                 f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
                 f"(`output_kind=['{outputs[0].name}=classes']`)"
             )
-        hits = next(iter(self.hits.values()))
-        share = {key: hits[key] / self.samples for key in ("old1", "old5", "new1", "new5")}
-        return Agreement(
-            self.samples, outputs, Accuracy(share["old1"], share["old5"]), Accuracy(share["new1"], share["new5"])
-        )
+        shares = next(iter(self.hits.values())) / self.samples
+        before, after = (Accuracy(float(top1), float(top5)) for top1, top5 in shares)
+        return Agreement(self.samples, outputs, before, after)
 
 
-def _hits(name: str, old: NDArray[Any], new: NDArray[Any], labels: NDArray[Any]) -> dict[str, int]:
-    """How often the label is the best class, or one of the five best, of both."""
-    hits = {}
-    for key, array in (("old", old), ("new", new)):
+def _hits(name: str, outputs: Sequence[NDArray[Any]], labels: NDArray[Any]) -> NDArray[Any]:
+    """Of each output, how often the label is the best class, and one of the five best."""
+    hits = []
+    for array in outputs:
         scores = array.astype(np.float64).reshape(len(array), -1)
         if labels.min() < 0 or labels.max() >= scores.shape[1]:
             allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
             raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
         best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
-        hits[f"{key}1"] = int((best[:, 0] == labels).sum())
-        hits[f"{key}5"] = int((best == labels[:, None]).any(1).sum())
-    return hits
+        right = best == labels[:, None]
+        hits.append([right[:, 0].sum(), right.any(1).sum()])
+    return np.array(hits)

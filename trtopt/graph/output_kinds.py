@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from onnx import AttributeProto, ModelProto, NodeProto
+from onnx import ModelProto, NodeProto
+from onnx.helper import get_attribute_value
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import TensorInfo, x
 from trtopt.graph.proto import infer_shapes, opset_version, tensor_info
 
 Given = Mapping[str, str] | Sequence[str]
@@ -41,14 +43,12 @@ def parse(given: Given) -> dict[str, Kind]:
         UsageError: it can't be read, the kind isn't one, or an output is named twice.
     """
     kinds: dict[str, Kind] = {}
-    pairs = list(given.items()) if isinstance(given, Mapping) else [_pair(text) for text in _listed(given)]
-    allowed = [str(kind) for kind in Kind]
-    for name, kind in pairs:
-        if str(kind) not in allowed:
-            close = difflib.get_close_matches(str(kind), allowed, 1, 0.5)
-            meant = f"; did you mean {name}={close[0]}?" if close else ""
+    texts = [given] if isinstance(given, str) else given
+    for name, kind in given.items() if isinstance(given, Mapping) else map(_pair, texts):
+        if str(kind) not in list(Kind):
             raise UsageError(
-                f"`output_kind=['{name}={kind}']`: {str(kind)!r} isn't a kind; allowed: {', '.join(allowed)}{meant}"
+                f"`output_kind=['{name}={kind}']`: {str(kind)!r} isn't a kind; allowed: {', '.join(Kind)}"
+                + _meant(f"{name}=", str(kind), Kind)
             )
         if name in kinds:
             raise UsageError(f"`output_kind=` names the output {name!r} twice; give it one kind")
@@ -56,16 +56,16 @@ def parse(given: Given) -> dict[str, Kind]:
     return kinds
 
 
-def _listed(given: Sequence[str]) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given
-
-
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, kind = text.rpartition("=")
-    if not equals or not name:
-        kinds = ", ".join(str(item) for item in Kind)
-        raise UsageError(f"`output_kind=` {text!r} can't be read; write NAME=KIND, KIND one of {kinds}")
+    name, _, kind = text.rpartition("=")
+    if not name:
+        raise UsageError(f"`output_kind=` {text!r} can't be read; write NAME=KIND, KIND one of {', '.join(Kind)}")
     return name, kind
+
+
+def _meant(before: str, word: str, known: Iterable[str], after: str = "") -> str:
+    close = difflib.get_close_matches(word, map(str, known), 1, 0.5)
+    return f"; did you mean {before}{close[0]}{after}?" if close else ""
 
 
 def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
@@ -77,30 +77,18 @@ def stated(given: Given, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     kinds, known = parse(given), {info.name: info for info in outputs}
     for name, kind in kinds.items():
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1, 0.5)
-            meant = f"; did you mean {close[0]}={kind}?" if close else ""
             raise UsageError(
-                f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(known)}{meant}"
+                f"`output_kind=['{name}={kind}']`: there is no output {name!r}; there is {', '.join(known)}"
+                + _meant("", name, known, f"={kind}")
             )
-        if known[name].shape:
-            check(kind, known[name])
+        output, (least, needed) = known[name], _LEAST_AXES.get(kind, (0, ""))
+        fits = len(output.shape) >= least or (kind is Kind.TOKENS and not _floating(output))
+        if output.shape and not fits:
+            raise UsageError(
+                f"`output_kind=['{name}={kind}']`: output {name!r} is {output.dtype} {x(output.shape)}; {kind} needs {needed}: "
+                f"say {name}={Kind.OTHER}"
+            )
     return kinds
-
-
-def check(kind: Kind, output: TensorInfo) -> None:
-    """Refuse a kind that an output of this shape can't be.
-
-    Raises:
-        UsageError: both are named.
-    """
-    least, needed = _LEAST_AXES.get(kind, (0, ""))
-    if len(output.shape) >= least or (kind is Kind.TOKENS and not _floating(output)):
-        return
-    shape = "x".join(map(str, output.shape)) or "scalar"
-    raise UsageError(
-        f"`output_kind=['{output.name}={kind}']`: output {output.name!r} is {output.dtype} {shape}; {kind} needs {needed}: say "
-        f"{output.name}={Kind.OTHER}"
-    )
 
 
 def resolve(
@@ -132,33 +120,18 @@ _BOX_WORDS = ("box", "bbox")
 _MASK_WORDS = ("mask", "seg")
 
 _SOFTMAX = ("Softmax", "LogSoftmax")
-_SIGMOID = ("Sigmoid", "HardSigmoid")
-_NORMS = (
-    "LpNormalization",
-    "LayerNormalization",
-    "RMSNormalization",
-    "SimplifiedLayerNormalization",
-    "SkipLayerNormalization",
-    "SkipSimplifiedLayerNormalization",
-)
-_POOLS = ("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum")
+_ENDS = {  # operator → what `_End` calls it
+    **dict.fromkeys(_SOFTMAX, "softmax"),
+    **dict.fromkeys(("Sigmoid", "HardSigmoid"), "sigmoid"),
+    **dict.fromkeys(("LpNormalization", "LayerNormalization", "RMSNormalization"), "norm"),
+    **dict.fromkeys(("SimplifiedLayerNormalization", "SkipLayerNormalization"), "norm"),
+    "SkipSimplifiedLayerNormalization": "norm",
+    **dict.fromkeys(("GlobalAveragePool", "GlobalMaxPool", "ReduceMean", "ReduceMax", "ReduceSum"), "pool"),
+}
 # Operators that give the values of their first input in another place, type or scale.
 _CARRIERS = (
-    "Identity",
-    "Cast",
-    "Reshape",
-    "Flatten",
-    "Squeeze",
-    "Unsqueeze",
-    "Transpose",
-    "Dropout",
-    "QuantizeLinear",
-    "DequantizeLinear",
-    "Slice",
-    "Split",
-    "Gather",
-    "GatherND",
-    "BatchNormalization",
+    *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout"),
+    *("QuantizeLinear", "DequantizeLinear", "Slice", "Split", "Gather", "GatherND", "BatchNormalization"),
 )
 _AFFINE = ("Add", "Sub", "Mul", "Div")
 # What lies between a sum over an axis and the division by it.
@@ -173,13 +146,11 @@ _WIDEST = 4096
 
 def by_shape(outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     """Output name → kind where there is no graph to look at: integers are tokens, samples × classes scores of classes."""
-    return {info.name: _by_shape(info) for info in outputs}
-
-
-def _by_shape(info: TensorInfo) -> Kind:
-    if _integer(info):
-        return Kind.TOKENS
-    return Kind.CLASSES if _floating(info) and len(info.shape) == 2 and info.shape[1] != 1 else Kind.OTHER
+    kinds = {}
+    for info in outputs:
+        scores = _floating(info) and len(info.shape) == 2 and info.shape[1] != 1
+        kinds[info.name] = Kind.TOKENS if _integer(info) else Kind.CLASSES if scores else Kind.OTHER
+    return kinds
 
 
 def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
@@ -325,22 +296,18 @@ class _Graph:
         assert end.node is not None
         if end.node.op_type not in _SOFTMAX:
             return -1  # written out, as attention writes it
-        axis = _integer_attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
+        axis: int = _attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
         rank = len(self.shapes.get(end.node.input[0], ()) or self.shapes.get(end.node.output[0], ()))
-        if rank and axis % rank == rank - 1:
-            return -1
-        return 1 if axis == 1 or (rank and axis % rank == 1) else -1 if axis == -1 else 0
+        if rank:
+            axis = axis % rank if axis % rank != rank - 1 else -1
+        return axis if axis in (1, -1) else 0
 
     def _enlarges(self, end: _End) -> bool:
         """False where both sizes are known and the output's is no larger."""
         assert end.node is not None
-        before, after = (self.shapes.get(name, ()) for name in (end.node.input[0], end.node.output[0]))
-        pairs = [
-            (a, b)
-            for a, b in zip(before[2:], after[2:])
-            if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0
-        ]
-        return not pairs or any(b > a for a, b in pairs)
+        before, after = (self.shapes.get(name, ())[2:] for name in (end.node.input[0], end.node.output[0]))
+        known = [(a, b) for a, b in zip(before, after) if isinstance(a, int) and isinstance(b, int) and min(a, b) >= 0]
+        return not known or any(b > a for a, b in known)
 
     def _detects(self, shape: tuple[int | str, ...], end: _End) -> bool:
         """Whether four coordinates, or two times two, are among what is joined on the way to the output."""
@@ -352,15 +319,16 @@ class _Graph:
             if node is None or node.output[0] in seen or len(seen) > 64:
                 continue
             seen.add(node.output[0])
+            before = self._through(node)
             if node.op_type == "Concat":
-                axis = _integer_attribute(node, "axis", 0)
+                axis = _attribute(node, "axis", 0)
                 parts = [self.shapes.get(name, ()) for name in node.input]
                 sizes = [part[axis] for part in parts if part and -len(part) <= axis < len(part)]
                 if axis != 0 and (4 in sizes or sizes.count(2) == 2):
                     return True
-                nodes += [self.made.get(name) for name in node.input]
-            elif (name := self._through(node)) is not None or node.op_type in _AFFINE:
-                nodes += [self.made.get(name)] if name else [self.made.get(item) for item in node.input]
+            elif before is None and node.op_type not in _AFFINE:
+                continue
+            nodes += [self.made.get(name) for name in ([before] if before else node.input)]
         return False
 
     # The walk ------------------------------------------------------------------------------------------------------------
@@ -374,7 +342,7 @@ class _Graph:
             if before is None:
                 return _End(op, node, tuple(perms))
             if node.op_type == "Transpose":
-                perms.append(_perm(node))
+                perms.append(tuple(_attribute(node, "perm", ())))
             node = self.made.get(before)
         return _End("" if node is None else self._op(node), node, tuple(perms))
 
@@ -390,42 +358,31 @@ class _Graph:
     def _op(self, node: NodeProto) -> str:
         """What a node does, in the words of `_End`."""
         op, inputs = node.op_type, [name for name in node.input if name]
-        if op in _SOFTMAX or (op == "Div" and self._made_by(inputs[0]) == "Exp"):
+        if op in _ENDS:
+            return _ENDS[op]
+        if op == "Div" and self._made_by(inputs[0]) == "Exp":
             return "softmax"
-        if op in _SIGMOID:
-            return "sigmoid"
         fixed = not self.constants.isdisjoint(inputs[:2])
-        if op in ("Gemm", "MatMul") and fixed:
-            return "linear"
         size = self.shapes.get(node.output[0], ())[2:]
-        if op == "Conv" and size and all(item == 1 for item in size):
+        single = bool(size) and all(item == 1 for item in size)
+        if (op in ("Gemm", "MatMul") and fixed) or (op == "Conv" and single):
             return "linear"
-        if op in _NORMS or (op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :]))):
+        if op in ("Div", "Mul") and not fixed and any(map(self._sums, inputs[op == "Div" :])):
             return "norm"
-        if op in _POOLS or (op == "AveragePool" and size and all(item == 1 for item in size)):
-            return "pool"
-        return op
+        return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
         node = self.made.get(name)
-        return (
-            self._made_by(node.input[0])
-            if node and node.op_type in ("Cast", "Identity")
-            else node.op_type
-            if node
-            else ""
-        )
+        while node is not None and node.op_type in ("Cast", "Identity"):
+            node = self.made.get(node.input[0])
+        return "" if node is None else node.op_type
 
     def _sums(self, name: str) -> bool:
         """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
         for _ in range(_DEPTH):
             node = self.made.get(name)
-            if node is None:
-                return False
-            if node.op_type.startswith("Reduce"):
-                return True
-            if node.op_type not in _DIVISOR:
-                return False
+            if node is None or node.op_type not in _DIVISOR:
+                return node is not None and node.op_type.startswith("Reduce")
             several = node.op_type == "Max" or node.op_type in _AFFINE
             changing = [item for item in node.input[: None if several else 1] if item not in self.constants]
             if len(changing) != 1:
@@ -438,11 +395,5 @@ def _embedding_width(width: int | str) -> bool:
     return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
 
 
-def _perm(node: NodeProto) -> tuple[int, ...]:
-    found = next((item for item in node.attribute if item.name == "perm"), None)
-    return tuple(found.ints) if found is not None else ()
-
-
-def _integer_attribute(node: NodeProto, name: str, default: int) -> int:
-    found = [item.i for item in node.attribute if item.name == name and item.type == AttributeProto.INT]
-    return found[0] if found else default
+def _attribute(node: NodeProto, name: str, default: Any) -> Any:
+    return next((get_attribute_value(item) for item in node.attribute if item.name == name), default)

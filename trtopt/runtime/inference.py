@@ -7,16 +7,16 @@ import functools
 import os
 import re
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, write_json, writing
 from trtopt.core.host import cores
@@ -27,14 +27,14 @@ from trtopt.cuda.tensors import numpy_dtype, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import pixels, read_image
-from trtopt.data.images import EXTENSIONS
+from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
 from trtopt.runtime.predictions import Prediction
 from trtopt.runtime.request import RunRequest
 from trtopt.runtime.session import Session
+from trtopt.runtime.timing import timed
 
 Array = NDArray[Any]
-T = TypeVar("T")
 _TOGETHER = 8  # images run at a time
 _LISTS = ("images.json", "predictions.json")  # of the images: in the order of the outputs' rows, or with their classes
 _SHOWN = 8  # samples whose best classes are kept for an output of samples × classes
@@ -98,16 +98,10 @@ class RunResult:
         return f"{said}, then {statistics.median(rest):.2f} ms in the median" if rest else said
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "engine": str(self.engine),
-            "backend": self.backend,
-            "outputs": [asdict(item) for item in self.outputs],
-            "ranked": [asdict(item) for item in self.ranked],
-            "images": list(self.images),
-            "skipped": [asdict(item) for item in self.skipped],
-            "files": list(map(str, self.files)),
-            "milliseconds": [round(value, 4) for value in self.milliseconds],
-        }
+        rounded = tuple(round(value, 4) for value in self.milliseconds)
+        described = plain(replace(self, milliseconds=rounded, arrays={}))
+        del described["arrays"]
+        return dict(described)
 
 
 @taking(RunRequest)
@@ -133,7 +127,6 @@ def run(request: RunRequest) -> RunResult:
         OutputError: the folder can't be written; found before anything is run.
         DeviceError, EngineError, NoBackend: as `Session`.
     """
-    reporter = request.reporter
     if (request.input is None) == (request.images is None):
         raise UsageError("give one of `input=` and `images=`: what the engine is to be run on")
     if request.top < 1:
@@ -147,39 +140,48 @@ def run(request: RunRequest) -> RunResult:
         "trust_host_code": request.trust_host_code,
     }
     with _folder(request.output) as folder, Session(path, **options) as session:
-        if request.images is None:
-            return _run_arrays(session, request.input, folder, request.top, reporter)
-        if request.preprocess is not None:
+        if request.images is not None and request.preprocess is not None:
             session.preprocess = Preprocess.load(request.preprocess, session.preprocess)
-        return _run_images(session, _listed(request.images), folder, request.top, reporter)
+        return (_run_arrays if request.images is None else _run_images)(session, request, folder)
 
 
 # Arrays --------------------------------------------------------------------------------------------------------------
 
 
-def _run_arrays(session: Session, given: Any, folder: Path | None, top: int, reporter: Reporter) -> RunResult:
-    named = _arrays(given, session.inputs)
+def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+    named = _arrays(request.input, session.inputs)
     known = {info.name: info for info in session.inputs}
     wrong = [f"unknown {name!r}" for name in named if name not in known]
     wrong += [f"missing {name!r}" for name in known if name not in named]
     if wrong:
-        takes = "; ".join(f"{info.name!r} {info.dtype} {'x'.join(map(str, info.shape))}" for info in session.inputs)
+        takes = "; ".join(f"{info.name!r} {info.dtype} {x(info.shape)}" for info in session.inputs)
         raise UsageError(f"`input=`: {', '.join(wrong)}; the engine takes {takes}")
-    arrays = {name: _converted(named[name], info, reporter) for name, info in known.items()}
-    files = _files(folder, [item.name for item in session.outputs])
+    arrays = {name: _converted(named[name], info, request.reporter) for name, info in known.items()}
+    files = _files(folder, session)
     parts: list[dict[str, Array]] = []
     milliseconds: list[float] = []
     pieces = _pieces(session, arrays)
-    with reporter.phase("run", len(pieces)) as phase:
+    with request.reporter.phase("run", len(pieces)) as phase:
         for piece, size in pieces:
-            taken, found = _timed(functools.partial(session.run, piece))
-            milliseconds.append(taken)
-            parts.append(found if size is None else {name: _rows(name, array, size) for name, array in found.items()})
+            time, results = timed(functools.partial(session.run, piece))
+            milliseconds.append(time)
+            if size is not None:
+                results = {name: _rows(name, array, size) for name, array in results.items()}
+            parts.append(results)
             phase.advance()
     outputs = {
         name: np.concatenate([part[name] for part in parts]) if parts[1:] else parts[0][name] for name in parts[0]
     }
-    return _result(session, outputs, files, top, milliseconds)
+    return RunResult(
+        session.engine,
+        session.backend,
+        _kept(outputs, files),
+        _ranked(session, outputs, request.top),
+        skipped=(),
+        files=tuple(files.values()),
+        milliseconds=tuple(milliseconds),
+        arrays=outputs,
+    )
 
 
 def _arrays(given: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
@@ -282,8 +284,9 @@ def _rows(name: str, array: Array, size: int) -> Array:
 # Images --------------------------------------------------------------------------------------------------------------
 
 
-def _run_images(session: Session, items: list[Any], folder: Path | None, top: int, reporter: Reporter) -> RunResult:
-    files = _files(folder, [item.name for item in session.outputs])
+def _run_images(session: Session, request: RunRequest, folder: Path | None) -> RunResult:
+    items, reporter = _listed(request.images), request.reporter
+    files = _files(folder, session)
     if folder is not None:
         for name in _LISTS:
             check_writable(folder / name)
@@ -299,8 +302,8 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
             chunk = items[start : start + together]
             samples: list[Array] = []
             numbers = range(start, start + len(chunk))
-            made = pool.map(functools.partial(_prepared, prepare), chunk, numbers)
-            for number, item, image in zip(numbers, chunk, made):
+            images = pool.map(functools.partial(_prepared, prepare), chunk, numbers)
+            for number, item, image in zip(numbers, chunk, images):
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
                     skipped.append(Skipped(name, image))
@@ -310,50 +313,50 @@ def _run_images(session: Session, items: list[Any], folder: Path | None, top: in
                     samples.append(image)
                     names.append(name)
             if samples:
-                taken, found = _timed(functools.partial(session.run_prepared, samples, top=top))
-                milliseconds.append(taken)
-                if isinstance(found, dict):
-                    parts.append(found)
+                time, results = timed(functools.partial(session.run_prepared, samples, top=request.top))
+                milliseconds.append(time)
+                if isinstance(results, dict):
+                    parts.append(results)
                 else:
-                    ranked += [Ranked(name, tuple(best)) for name, best in zip(names[len(ranked) :], found)]
+                    ranked += [Ranked(name, tuple(best)) for name, best in zip(names[len(ranked) :], results)]
             phase.advance(len(chunk))
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
     outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
-    result = _result(session, outputs, files if parts else {}, top, milliseconds)
+    written = list(files.values()) if parts else []
+    summaries = _kept(outputs, files)
     if folder is not None:
-        index = folder / _LISTS[0 if parts else 1]
-        write_json(index, names if parts else [asdict(item) for item in ranked])
-        result = replace(result, files=(*result.files, index))
-    if not parts:
-        result = replace(result, ranked=tuple(ranked))
-    return replace(result, skipped=tuple(skipped), images=tuple(names))
+        written.append(folder / _LISTS[0 if parts else 1])
+        write_json(written[-1], names if parts else [asdict(item) for item in ranked])
+    return RunResult(
+        session.engine,
+        session.backend,
+        summaries,
+        tuple(ranked) or _ranked(session, outputs, request.top),
+        tuple(skipped),
+        tuple(written),
+        tuple(milliseconds),
+        tuple(names),
+        outputs,
+    )
 
 
 def _listed(images: Any) -> list[Any]:
     """Single images, folders opened."""
-    given = [images] if _is_path(images) or isinstance(images, (bytes, np.ndarray)) else list(images)
-    if isinstance(images, np.ndarray) and images.ndim == 4:
-        given = list(images)
-    if len(given) == 1 and _is_path(given[0]) and not Path(given[0]).exists():
-        raise UsageError(f"`images='{given[0]}'` doesn't exist")
-    found: list[Any] = []
-    for item in given:
+    one = _is_path(images) or isinstance(images, bytes) or (isinstance(images, np.ndarray) and images.ndim != 4)
+    images = [images] if one else list(images)
+    items: list[Any] = []
+    for item in images:
         if _is_path(item) and Path(item).is_dir():
-            inside = sorted(
-                path for path in Path(item).rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file()
-            )
-            if not inside:
-                raise UsageError(
-                    f"there is no image in {item} (looked for {', '.join(sorted(EXTENSIONS))}, subfolders too)"
-                )
-            found += inside
+            items += images_in(Path(item))
+        elif len(images) == 1 and _is_path(item) and not Path(item).exists():
+            raise UsageError(f"`images='{item}'` doesn't exist")
         else:
-            found.append(item)
-    if not found:
+            items.append(item)
+    if not items:
         raise UsageError("`images=` gives no image")
-    return found
+    return items
 
 
 def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
@@ -364,12 +367,6 @@ def _prepared(prepare: Preprocess, item: Any, number: int) -> Array | str:
 
 
 # Results -------------------------------------------------------------------------------------------------------------
-
-
-def _timed(work: Callable[[], T]) -> tuple[float, T]:
-    start = time.perf_counter()
-    found = work()
-    return (time.perf_counter() - start) * 1e3, found
 
 
 @contextlib.contextmanager
@@ -389,12 +386,12 @@ def _folder(output: str | os.PathLike[str] | None) -> Iterator[Path | None]:
         raise
 
 
-def _files(folder: Path | None, names: Sequence[str]) -> dict[str, Path]:
+def _files(folder: Path | None, session: Session) -> dict[str, Path]:
     """Where each output goes, checked before anything is run. Names may hold slashes, which paths can't."""
     files: dict[str, Path] = {}
     if folder is None:
         return files
-    for name in names:
+    for name in (item.name for item in session.outputs):
         stem = re.sub(r"[^\w.-]", "_", name).lstrip(".") or "output"
         while folder / f"{stem}.npy" in files.values():
             stem += "_"
@@ -403,50 +400,34 @@ def _files(folder: Path | None, names: Sequence[str]) -> dict[str, Path]:
     return files
 
 
-def _result(
-    session: Session, outputs: Mapping[str, Array], files: Mapping[str, Path], top: int, milliseconds: Sequence[float]
-) -> RunResult:
+def _kept(outputs: Mapping[str, Array], files: Mapping[str, Path]) -> tuple[OutputSummary, ...]:
+    """Write outputs to their files, if they have any, and sum them up."""
     summaries = []
     for name, array in outputs.items():
         if name in files:
             # .npy has no names for BF16 and FP8: those are written as float32, which holds them exactly
-            plain = array if array.dtype.kind != "V" and array.dtype.isbuiltin == 1 else array.astype(np.float32)
+            known = array if array.dtype.kind != "V" and array.dtype.isbuiltin == 1 else array.astype(np.float32)
             with writing(files[name]) as partial, partial.open("wb") as file:
-                np.save(file, plain)
-        summaries.append(_summary(name, array, files.get(name)))
-    scores = _scores(session, outputs)
-    best = [] if scores is None else [tuple(session.best(row, top)) for row in scores[:_SHOWN]]
-    return RunResult(
-        engine=session.engine,
-        backend=session.backend,
-        outputs=tuple(summaries),
-        ranked=tuple(Ranked(f"sample {number}", row) for number, row in enumerate(best)),
-        skipped=(),
-        files=tuple(files.values()),
-        milliseconds=tuple(milliseconds),
-        arrays=outputs,
-    )
+                np.save(file, known)
+        values = array if array.dtype.kind in "iub" else array.astype(np.float64)
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
+        file_name = str(files[name]) if name in files else None
+        shape = tuple(map(int, array.shape))
+        summaries.append(OutputSummary(name, array.dtype.name, shape, low, high, array.size - finite.size, file_name))
+    return tuple(summaries)
 
 
-def _summary(name: str, array: Array, file: Path | None) -> OutputSummary:
-    values = array if array.dtype.kind in "iub" else array.astype(np.float64)
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if finite.size else (None, None)
-    shape = tuple(map(int, array.shape))
-    return OutputSummary(
-        name, array.dtype.name, shape, low, high, array.size - finite.size, str(file) if file else None
-    )
-
-
-def _scores(session: Session, outputs: Mapping[str, Array]) -> Array | None:
-    """The output that scores classes, samples × classes: the one that fits the names, or the only one.
-
-    By its kind in the manifest, where there is one.
-    """
-    scored = [item for name, item in outputs.items() if session.scores_classes(name, item)]
-    found = [item for item in scored if item.shape[1] > 1]
-    if session.classes:
-        found = [item for item in found if item.shape[1] == len(session.classes)]
-    if len(found) != 1 or not (session.classes or len(outputs) == 1):
-        return None
-    return found[0] if (found[0] < np.inf).all() else None  # of NaN none is the best; the output's summary counts them
+def _ranked(session: Session, outputs: Mapping[str, Array], top: int) -> tuple[Ranked, ...]:
+    """The best classes of the first samples, by the output that scores classes (by its kind in the manifest, where there is
+    one): the one that fits the names, or the only one."""
+    scores = [
+        item
+        for name, item in outputs.items()
+        if session.scores_classes(name, item) and item.shape[1] > 1
+        if not session.classes or item.shape[1] == len(session.classes)
+    ]
+    if len(scores) != 1 or not (session.classes or len(outputs) == 1) or not (scores[0] < np.inf).all():
+        return ()  # of NaN none is the best; the output's summary counts them
+    best = (session.best(row, top) for row in scores[0][:_SHOWN])
+    return tuple(Ranked(f"sample {number}", tuple(row)) for number, row in enumerate(best))

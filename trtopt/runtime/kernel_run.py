@@ -92,7 +92,8 @@ def run(folder: Path) -> dict[str, Any]:
 
         found = []
         # The plan was built just now, by the process that asks.
-        with Session(folder / "run.engine", backend="tensorrt", graphs=0, trust_host_code=True) as session:
+        engine, device = folder / "run.engine", request["device"]
+        with Session(engine, device=device, backend="tensorrt", graphs=0, trust_host_code=True) as session:
             types = {tensor.name: numpy_dtype(tensor.dtype) for tensor in session.inputs}
             for shapes in request["shapes"]:
                 arrays = {name: np.ones(shape, types[name]) for name, shape in shapes.items()}

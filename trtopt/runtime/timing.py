@@ -1,12 +1,14 @@
-"""How long an engine takes: GPU time between events, and host time from launch to synchronized."""
+"""How long things take: an engine's GPU time between events and host time from launch to synchronized, and several ways of
+running a model in turns."""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from trtopt.runtime.bindings import Source
 from trtopt.runtime.fixed import bare
 from trtopt.runtime.lane import Lane
 
+T = TypeVar("T")
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
 
 
@@ -85,3 +88,31 @@ def time_lane(
         stream.synchronize()
         host.append((time.perf_counter() - start) * 1e3)
     return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Milliseconds of one call on the host's clock, and what it gave."""
+    start = time.perf_counter()
+    result = call()
+    return (time.perf_counter() - start) * 1e3, result
+
+
+def in_turns(
+    ways: Mapping[str, Callable[[], float]], count: int, *, rounds: int, seconds: float = math.inf
+) -> dict[str, list[float]]:
+    """Measure several ways of running a model in rounds, so that falling clocks or a busy machine meet each alike.
+
+    Args:
+        ways: name → one measurement, in milliseconds. Every other round goes through them from the last to the first.
+        count: measurements of each way; fewer where they take longer than `seconds` in all, but one in each round.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds):
+        wanted = count * (number + 1) // rounds
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            end = time.perf_counter() + seconds / rounds
+            while len(times[name]) < wanted:
+                times[name].append(ways[name]())
+                if time.perf_counter() > end:
+                    break
+    return times

@@ -5,6 +5,7 @@ A family (tensorrt8.py, tensorrt10.py, tensorrt11.py, rtx.py) overrides the few 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,7 @@ from trtopt.core.files import check_writable, existing_file
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
-from trtopt.cuda.device import Probe, probe
+from trtopt.cuda.device import DeviceInfo, Probe, current_gpu, probe
 from trtopt.trt import parsing, plans, timing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.contexts import RuntimeSettings
@@ -104,7 +105,7 @@ class Generation:
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
         # Replaced where calibration batches go elsewhere (tests).
-        self.calibration_upload: Callable[[], weak.Upload] = weak.device_upload
+        self.calibration_upload: Callable[[int], weak.Upload] = weak.device_upload
 
     def __str__(self) -> str:
         return f"{self.product} {self.version}"
@@ -156,6 +157,17 @@ class Generation:
         """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
         return probe()
 
+    def device(self, spec: BuildSpec) -> DeviceInfo | None:
+        """The GPU that a build with `spec` is on; None: there is none here.
+
+        Raises:
+            DeviceError: there are GPUs, and not that one.
+        """
+        gpus = self.gpu().devices
+        if gpus and spec.device >= len(gpus):
+            raise DeviceError(f"`device={spec.device}`: this machine's GPUs are 0 to {len(gpus) - 1}")
+        return gpus[spec.device] if gpus else None
+
     def typed(self, spec: BuildSpec) -> bool:
         """Whether a build takes its precisions from the ONNX graph's types; else it wants an FP32-typed graph."""
         return self.capabilities.typed_graph and spec.calibrator != "native"
@@ -178,9 +190,10 @@ class Generation:
 
         Raises:
             UnsupportedRequest: lists every such option: what was asked, what is there, what to type instead.
+            DeviceError: there is no such GPU.
         """
-        gpu = self.gpu()
-        capability = gpu.devices[0].compute_capability if gpu else None
+        gpu, device = self.gpu(), self.device(spec)
+        capability = device.compute_capability if device else None
         found = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
         if not gpu and not self.capabilities.builds_without_gpu:
             found.append(
@@ -225,7 +238,7 @@ class Generation:
             return ()
 
         def read(held: _Objects) -> tuple[tuple[str, int], ...]:
-            inputs, names = parsing.network_inputs(self.module, held.network)
+            inputs, names = parsing.network_inputs(held.network)
             return tuple((info.name, int(info.shape[0]) if info.shape else 1) for info in inputs if info.name in names)
 
         return self._parsed(model, read)
@@ -309,11 +322,17 @@ class Generation:
         )
         cancel, started = threading.Event(), time.monotonic()
         stoppable = self.capabilities.progress_monitor
+        device = self.device(spec)
+
+        def work() -> dict[str, Any]:
+            with current_gpu(device.ordinal if device else 0):  # of this thread, which is the build's own
+                return self._build(request, messages, monitor)
+
         with reporter.phase(f"building with {self}") as phase:
             show = None if stoppable else phase.detail
             with self._lock, self._collector.collecting(show) as messages:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
-                built = watch.run(lambda: self._build(request, messages, monitor), cancel, stoppable)
+                built = watch.run(work, cancel, stoppable)
         seconds = time.monotonic() - started
         return BuiltPlan(seconds=seconds, warnings=(*built.pop("warnings"), *messages.warnings), **built)
 
@@ -381,7 +400,7 @@ class Generation:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
                 raise InvalidModel(f"{request.name} has no outputs, so no network; run `trtopt check {request.name}`")
             self._let_attention_be_parted(held.network)
-            inputs, shape_inputs = parsing.network_inputs(self.module, held.network)
+            inputs, shape_inputs = parsing.network_inputs(held.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
             held.config = held.builder.create_builder_config()
             self._configure_common(held.config, spec, monitor)
@@ -481,7 +500,7 @@ class Generation:
                 some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
                 warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
         if spec.calibrator == "native":
-            upload = self.calibration_upload
+            upload = functools.partial(self.calibration_upload, spec.device)
             native = weak.NativeCalibration(trt, inputs, request.calibration, request.batch, request.cache, upload)
             native.attach(held.builder, held.config)
             return native

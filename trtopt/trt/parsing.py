@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
 from trtopt.core.values import Issue, TensorInfo
+from trtopt.cuda.tensors import DTYPES
 from trtopt.trt.messages import Messages, in_words, tidy
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
-
-_NUMPY = {
-    "FLOAT": "float32",
-    "HALF": "float16",
-    "BF16": "bfloat16",
-    "INT8": "int8",
-    "INT32": "int32",
-    "INT64": "int64",
-    "BOOL": "bool",
-    "UINT8": "uint8",
-    "FP8": "float8_e4m3fn",
-    "INT4": "int4",
-}
 
 
 @dataclass(frozen=True)
@@ -144,17 +132,14 @@ def refusal(name: str, issues: Sequence[Issue]) -> UnsupportedOperator:
     return UnsupportedOperator(f"TensorRT can't take {what} of {name}", issues)
 
 
-def network_inputs(trt: Any, network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]]:
+def network_inputs(network: Any) -> tuple[tuple[TensorInfo, ...], frozenset[str]]:
     """The network's inputs, dynamic dimensions by name where they have one, and the names of its shape inputs."""
-    types: Mapping[Any, str] = {
-        getattr(trt.DataType, name): text for name, text in _NUMPY.items() if hasattr(trt.DataType, name)
-    }
     inputs, shape_inputs = [], set()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
         sizes = enumerate(tuple(tensor.shape))
         shape = tuple(size if size >= 0 else (tensor.get_dimension_name(axis) or -1) for axis, size in sizes)
-        inputs.append(TensorInfo(tensor.name, types.get(tensor.dtype, "unknown"), shape))
+        inputs.append(TensorInfo(tensor.name, DTYPES.get(tensor.dtype.name, "unknown"), shape))
         if tensor.is_shape_tensor:
             shape_inputs.add(tensor.name)
     return tuple(inputs), frozenset(shape_inputs)

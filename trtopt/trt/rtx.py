@@ -75,7 +75,14 @@ class TensorRTRTX(Generation):
         return 75 in spec.targets and spec.precision is Precision.INT8
 
     def _cautions(self, spec: BuildSpec) -> list[str]:
-        return [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
+        found = [f"`target='sm75'`: {_TURING}"] if self._turing_loses_int8(spec) else []
+        if spec.device and not (spec.strip or spec.refit):
+            targets = ",".join(f"sm{target}" for target in self.targets(spec))
+            found.append(
+                f"`device={spec.device}` changes nothing in the engine: {self} builds for `target='{targets}'` without a GPU; "
+                "engines that are compared are timed on that GPU"
+            )
+        return found
 
     def _configure(self, config: Any, spec: BuildSpec) -> None:
         # Left unset it builds for a wider set, and takes models that the named targets refuse: always name them.

@@ -31,9 +31,10 @@ class TensorRT8(Generation):
     def rearranges(self, spec: BuildSpec) -> bool:
         """For sm90, where it was measured; other GPUs have other kernels. A refit finds weights by their names."""
         for_this_gpu = spec.hardware_compatibility == "none" and not spec.refit
-        if spec.precision is not Precision.INT8 or not for_this_gpu or not (gpu := self.gpu()):
+        if spec.precision is not Precision.INT8 or not for_this_gpu:
             return False
-        return gpu.devices[0].compute_capability == 90
+        device = self.device(spec)
+        return device is not None and device.compute_capability == 90
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         return ("EXPLICIT_BATCH",)  # leaving it out is deprecated, and the ONNX parser needs it

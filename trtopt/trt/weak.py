@@ -237,11 +237,11 @@ def _regroup(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[
         yield {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
 
 
-def device_upload() -> Upload:
-    """An `Upload` to GPU 0 through the runtime's device layer; one buffer per input, reused."""
+def device_upload(ordinal: int = 0) -> Upload:
+    """An `Upload` to a GPU through the runtime's device layer; one buffer per input, reused."""
     from trtopt.cuda.device import Device
 
-    device = Device()
+    device = Device(ordinal)
     stream = device.stream()
     buffers: dict[str, tuple[Any, Any]] = {}
 

@@ -7,26 +7,27 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError, require
 from trtopt.core.foreign import essence
-from trtopt.core.values import TensorInfo
+from trtopt.evaluation.request import BenchRequest
 from trtopt.frontend.modules import open_source
 from trtopt.ort import sessions
+from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 
 Arrays = Mapping[str, NDArray[Any]]
-PEERS = ("torch", "onnxruntime", "polygraphy")
+BASELINES = ("torch", "onnxruntime", "polygraphy")
 _WARM = 3
 
 
-class Peer(Protocol):
+class Baseline:
     """`name` says how it runs; `note`, what the reader should know of it."""
 
     name: str
@@ -34,17 +35,20 @@ class Peer(Protocol):
 
     def prepare(self, inputs: Arrays) -> None:
         """Everything that is done once for a shape: compiling, capturing."""
+        self.run(inputs)
 
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """End to end: host arrays in, host arrays out."""
+        raise NotImplementedError
 
     def gpu(self, iterations: int) -> Spread | None:
         """GPU time of the inference alone, for the shapes prepared last; None: it can't be asked."""
+        return None
 
     def close(self) -> None: ...
 
 
-class OnnxRuntime:
+class OnnxRuntime(Baseline):
     """The source model in ONNX Runtime, on a GPU where the installed package has one."""
 
     def __init__(self, model: Path) -> None:
@@ -74,14 +78,11 @@ class OnnxRuntime:
         except Exception as error:
             raise ModelError(f"ONNX Runtime can't run the model: {essence(error)}") from error
 
-    def gpu(self, iterations: int) -> Spread | None:
-        return None
-
     def close(self) -> None:
         del self._session
 
 
-class Polygraphy:
+class Polygraphy(Baseline):
     """Polygraphy's TrtRunner on the same plan."""
 
     note = "TrtRunner.infer on the same plan"
@@ -101,37 +102,41 @@ class Polygraphy:
         self._runner = trt.TrtRunner(trt.EngineFromBytes(engine.read_bytes()))
         self._runner.activate()
 
-    def prepare(self, inputs: Arrays) -> None:
-        self.run(inputs)
-
     def run(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = self._runner.infer(dict(inputs))
-        return found
-
-    def gpu(self, iterations: int) -> Spread | None:
-        return None
+        outputs: dict[str, NDArray[Any]] = self._runner.infer(dict(inputs))
+        return outputs
 
     def close(self) -> None:
         self._runner.deactivate()
 
 
-class Torch:
+class Torch(Baseline):
     """A PyTorch module in FP16, channels-last: replayed from a CUDA graph, or as torch.compile makes it.
 
     Inputs and results cross between pinned host memory and the GPU on the stream that computes, as a careful service does it.
     """
 
-    def __init__(self, source: str, outputs: Sequence[str], *, compiled: bool, ordinal: int = 0) -> None:
-        torch = self._torch = cuda_torch()
-        found = open_source(source, None)
+    def __init__(self, source: str | None, session: Session, *, compiled: bool, ordinal: int) -> None:
+        torch = self._torch = require("torch", "torch", "measuring against PyTorch")
+        if not torch.cuda.is_available():
+            raise DeviceError(
+                f"torch {torch.__version__} finds no GPU to measure on (built for CUDA {torch.version.cuda}): install a CUDA "
+                "build that the driver runs, or leave torch out of `against=`"
+            )
+        if source is None:
+            raise UsageError(
+                "`against=['torch']` needs the PyTorch module that the engine came from: give `source=` "
+                "torchvision:NAME, package.module:factory or a recipe"
+            )
+        opened = open_source(source, None)
         self._device = torch.device("cuda", ordinal)
-        module = found.module.eval().to(self._device, torch.float16).to(memory_format=torch.channels_last)
+        module = opened.module.eval().to(self._device, torch.float16).to(memory_format=torch.channels_last)
         self._compiled = compiled
         self._module = torch.compile(module, mode="max-autotune-no-cudagraphs") if compiled else module
         how = "torch.compile (max-autotune) + CUDA graph" if compiled else "CUDA graph"
         self.name = f"torch {torch.__version__} ({how})"
-        self.note = f"{found.text}, weights {found.weights}; FP16, channels-last"
-        self._outputs = tuple(outputs)
+        self.note = f"{opened.text}, weights {opened.weights}; FP16, channels-last"
+        self._outputs = [item.name for item in session.outputs]
         self._stream = torch.cuda.Stream(self._device)
         self._graph: Any = None
 
@@ -200,56 +205,24 @@ class Torch:
         self._torch.cuda.empty_cache()
 
 
-def cuda_torch() -> Any:
-    """PyTorch that can use a GPU.
-
-    Raises:
-        MissingDependency: it isn't installed.
-        DeviceError: it is, but without CUDA or a GPU.
-    """
-    torch = require("torch", "torch", "measuring against PyTorch")
-    if not torch.cuda.is_available():
-        raise DeviceError(
-            f"torch {torch.__version__} finds no GPU to measure on (built for CUDA {torch.version.cuda}): install a CUDA "
-            "build that the driver runs, or leave torch out of `against=`"
-        )
-    return torch
-
-
-def open_peers(
-    against: Sequence[str],
-    *,
-    engine: Path,
-    backend: str,
-    model: Callable[[], Path],
-    source: str | None,
-    outputs: Sequence[TensorInfo],
-    ordinal: int,
-) -> list[Peer]:
-    """All of them, or none.
+def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
+    """One after the other, those that `against` names; each is the caller's to close.
 
     Args:
+        session: the engine that they are measured against.
         model: finds the ONNX model that the engine was built from, or raises.
-        source: where PyTorch's module comes from.
+
+    Raises:
+        UsageError: something is missing that it takes.
+        MissingDependency: it isn't installed.
+        DeviceError: PyTorch has no CUDA or finds no GPU.
+        ModelError: it can't load the model.
     """
-    opened: list[Peer] = []
-    try:
-        for name in against:
-            if name == "onnxruntime":
-                opened.append(OnnxRuntime(model()))
-            elif name == "polygraphy":
-                opened.append(Polygraphy(engine, backend))
-            else:
-                cuda_torch()
-                if source is None:
-                    raise UsageError(
-                        "`against=['torch']` needs the PyTorch module that the engine came from: give `source=` "
-                        "torchvision:NAME, package.module:factory or a recipe"
-                    )
-                names = [item.name for item in outputs]
-                opened += [Torch(source, names, compiled=compiled, ordinal=ordinal) for compiled in (False, True)]
-    except BaseException:
-        for peer in opened:
-            peer.close()
-        raise
-    return opened
+    for name in request.against:
+        if name == "onnxruntime":
+            yield OnnxRuntime(model())
+        elif name == "polygraphy":
+            yield Polygraphy(Path(request.engine), session.backend)
+        else:
+            for compiled in (False, True):
+                yield Torch(request.source, session, compiled=compiled, ordinal=request.device)
