@@ -24,8 +24,8 @@ from trtopt.core.library_output import Shared, variable
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__, to_install
 from trtopt.data import ImageBatches
-from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
+from trtopt.jobs.loop import Memory
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
 # Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
@@ -129,8 +129,8 @@ class Cluster:
         if model.folder not in self._models:
             files = {file.name: file.read_bytes() for file in model.folder.iterdir()}
             self._models[model.folder] = self._ray.put(files)
-        torch = HOST_MEMORY if self._device and not self._memory.known(model.fingerprint) else 0
-        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads) + torch, self._most // 2)
+        torch = HOST_MEMORY if self._device else 0
+        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, torch), self._most // 2)
         call = self._observe.options(memory=need) if need else self._observe
         reference = call.remote(
             self._models[model.folder], model, source.reference, first, count, self.threads, self._device
