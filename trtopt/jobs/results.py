@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from trtopt.core.documents import converted
 from trtopt.jobs.joblist import Job
 
 STATES = ("pending", "running", "done", "failed")
@@ -31,7 +32,7 @@ class JobResult:
     """
 
     name: str
-    state: str
+    state: Literal["pending", "running", "done", "failed"]
     model: str = ""
     data: str = ""
     method: str = ""
@@ -53,10 +54,8 @@ class JobResult:
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As `to_json` gave it."""
-        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
-        known |= {"output": record.get("table", ""), "notes": tuple(record.get("notes", ())), "cached": cached}
-        return cls(**known)
+        """As `to_json` gave it; Damaged: it didn't."""
+        return replace(converted({**record, "output": record.get("table", "")}, cls), cached=cached)
 
     def to_json(self) -> dict[str, Any]:
         plain = asdict(self) | {"notes": list(self.notes)}

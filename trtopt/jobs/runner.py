@@ -226,7 +226,7 @@ class _Run:
             call = partial(self.pool.submit, "trtopt.jobs.work:open_samples", jobs[0].data, inputs, threads, folder)
             data = await self._call(OPEN, jobs, call, partial(self.memory.need, "", 0, threads))
             for model, job in users:
-                key = self._pass_of[job.name] = model.pass_key(data, self._identity)
+                key = self._pass_of[job.name] = model.pass_key(data.described, data.preprocess, self._identity)
                 passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
 
         for number, users in enumerate(sharing.values()):
