@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,24 +77,16 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     torch = require("torch", "torch", "export")
     if not left or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
-    with torch.random.fork_rng(devices=[]), offline() as asked:
-        torch.manual_seed(SEED)
-        try:
+    with making(torch, text, lambda error: _told(text, left, error)):
+        with quiet():
+            module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
+        found = _attribute(module, attribute, text)
+        if not isinstance(found, torch.nn.Module):
+            call = _callable(found, text, arguments, options)
             with quiet():
-                module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
-            found = _attribute(module, attribute, text)
-            if not isinstance(found, torch.nn.Module):
-                call = _callable(found, text, arguments, options)
-                with quiet():
-                    found = call()
-            elif arguments or options:
-                raise UsageError(f"{text} is a ready {type(found).__name__}: it takes no factory arguments")
-        except TrtoptError:
-            raise
-        except (Exception, SystemExit) as error:
-            if asked:
-                raise ModelError(no_downloads(text, asked)) from error
-            raise _told(text, left, error) from error
+                found = call()
+        elif arguments or options:
+            raise UsageError(f"{text} is a ready {type(found).__name__}: it takes no factory arguments")
     if not isinstance(found, torch.nn.Module):
         raise UsageError(
             f"{text} gave {_kind(found)}; a torch.nn.Module is needed: name a class or function that gives the model alone"
@@ -102,12 +94,23 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     return found
 
 
-def no_downloads(text: str, asked: Sequence[str]) -> str:
-    return (
-        f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its published "
-        "weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give them as a file: "
-        "`weights=FILE`"
-    )
+@contextlib.contextmanager
+def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) -> Iterator[None]:
+    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words."""
+    with torch.random.fork_rng(devices=[]), offline() as asked:
+        torch.manual_seed(SEED)
+        try:
+            yield
+        except TrtoptError:
+            raise
+        except (Exception, SystemExit) as error:
+            if not asked:
+                raise told(error) from error
+            raise ModelError(
+                f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its "
+                "published weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give "
+                "them as a file: `weights=FILE`"
+            ) from error
 
 
 def bare_file(text: str) -> str | None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import existing_file
-from trtopt.core.foreign import essence, offline
+from trtopt.core.foreign import essence
 from trtopt.core.library_output import quiet
 from trtopt.core.values import TensorInfo
 from trtopt.frontend import checkpoints
-from trtopt.frontend.factories import SEED, bare_file, make, no_downloads, own_imports
+from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
@@ -85,11 +85,11 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
         return _weighted(_torchvision(name, arguments), weights)
-    if colon and not text.endswith(".toml"):
-        return _weighted(_own(text, (), arguments), weights)
-    missing = None if text.endswith(".toml") else bare_file(text)
-    if missing:
-        raise UsageError(missing)
+    if not text.endswith(".toml"):
+        if colon:
+            return _weighted(_own(text, (), arguments), weights)
+        if missing := bare_file(text):
+            raise UsageError(missing)
     return _from_recipe(load_recipe(text), weights, arguments)
 
 
@@ -145,17 +145,15 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     builder = models.get_model_builder(name)
     # No weights of any kind: a backbone's default would be downloaded.
     nothing = {key: None for key in inspect.signature(builder).parameters if key.startswith("weights")}
-    try:
-        with torch.random.fork_rng(devices=[]), offline() as asked, quiet():
-            torch.manual_seed(SEED)
-            module = builder(**{**nothing, **options})
-            trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
-            filled = 0 if trained else _fill_zero_heads(torch, module)
-    except Exception as error:
-        if asked:
-            raise ModelError(no_downloads(text, asked)) from error
-        told = f"{text}: {type(error).__name__}: {essence(error)}"
-        raise UsageError(f"{told}; given: {dict(options)}" if options else told) from error
+
+    def told(error: BaseException) -> UsageError:
+        message = f"{text}: {type(error).__name__}: {essence(error)}"
+        return UsageError(f"{message}; given: {dict(options)}" if options else message)
+
+    with making(torch, text, told), quiet():
+        module = builder(**{**nothing, **options})
+        trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
+        filled = 0 if trained else _fill_zero_heads(torch, module)
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
     if filled:
         notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
