@@ -79,18 +79,25 @@ class InvalidModel(ModelError):
     pass
 
 
-class UnsupportedOperator(ModelError):
-    """`problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`; `words`: the issues in other words."""
+class _Listing(Exception):
+    """`problem`, then `parts` line by line, then `advice`."""
 
-    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
-        said = [f"  {line}" for line in (words or map(str, issues))]
-        self._lines = [f"{problem}:" if said else problem, *said, *filter(None, [advice])]
+    def __init__(self, problem: str, parts: Sequence[str] = (), advice: str = "") -> None:
+        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts), *filter(None, [advice])]
         super().__init__("\n".join(self._lines))
-        self.problem, self.issues, self.advice = problem, tuple(issues), advice
+        self.problem, self.parts, self.advice = problem, tuple(parts), advice
 
     @property
     def lines(self) -> list[str]:
         return self._lines
+
+
+class UnsupportedOperator(_Listing, ModelError):
+    """`problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`; `words`: the issues in other words."""
+
+    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
+        super().__init__(problem, words or [str(issue) for issue in issues], advice)
+        self.issues = tuple(issues)
 
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
         """The same, its issues in the words that `word` gives them."""
@@ -117,17 +124,8 @@ class NoBackend(BackendError):
     pass
 
 
-class UnsupportedRequest(BackendError):
+class UnsupportedRequest(_Listing, BackendError):
     """`problem`, then `parts` line by line."""
-
-    def __init__(self, problem: str, parts: Sequence[str] = ()) -> None:
-        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts)]
-        super().__init__("\n".join(self._lines))
-        self.problem, self.parts = problem, tuple(parts)
-
-    @property
-    def lines(self) -> list[str]:
-        return self._lines
 
 
 class BuildFailed(BackendError):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from trtopt.core.errors import OutputError
+from trtopt.core.terminal import visible
 
 _kept: IO[bytes] | None = None
 
@@ -109,4 +110,4 @@ def lines() -> list[str]:
     _kept.seek(0)
     text = _kept.read().decode(errors="backslashreplace")
     _kept.seek(0, os.SEEK_END)
-    return ["".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in line) for line in text.splitlines()]
+    return [visible(line) for line in text.splitlines()]
