@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field
 from inspect import Parameter, Signature
 from operator import methodcaller
@@ -26,7 +26,7 @@ from trtopt.core.errors import BuildCancelled, TrtoptError
 from trtopt.core.library_output import TELEMETRY_OFF
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
-from trtopt.core.terminal import escaped, own_lines, styled, visible
+from trtopt.core.terminal import escaped, styled, visible
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -94,8 +94,8 @@ def _command(
     plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
     **instead: type[Any],
-) -> Callable[[Callable[[Any, _Options], None]], None]:
-    """Make a command of a function that prints a result: its docstring is the help, the options are a request's and --json.
+) -> Callable[[Callable[[Any, _Options], Iterator[str]]], None]:
+    """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
     Args:
         call: gives the result; default: the public function of the same name, with the options as keywords.
@@ -114,7 +114,7 @@ def _command(
     parameters = [_parameter(*entry) for entry in shown.values()]
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
 
-    def made(text: Callable[[Any, _Options], None]) -> None:
+    def made(text: Callable[[Any, _Options], Iterator[str]]) -> None:
         @functools.wraps(text)
         def typed(*, json_output: bool, **values: Any) -> None:
             import trtopt
@@ -130,8 +130,8 @@ def _command(
             if json_output:
                 print(json.dumps(_told(plain(result)), default=str))
             else:
-                with own_lines(sys.stdout, _told):
-                    text(result, values)
+                for line in text(result, values):
+                    print(visible(_told(line)))
             if judged and not getattr(result, "ok", True):
                 raise typer.Exit(1)
 
@@ -269,18 +269,18 @@ def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
 
 
 @_command(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx", call=_export)
-def export(result: Any, values: _Options) -> None:
+def export(result: Any, values: _Options) -> Iterator[str]:
     """Export a PyTorch model to ONNX and compare both on the same inputs."""
-    print(f"{result.path}: opset {result.opset}, weights {result.weights}")
+    yield f"{result.path}: opset {result.opset}, weights {result.weights}"
     for item in result.comparisons:
         sizes = ", ".join([f"batch {item.batch}", *(f"{name} {size}" for name, size in item.sizes.items())])
-        print(f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)")
+        yield f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
     if not result.verified:
-        print("  not compared with PyTorch")
+        yield "  not compared with PyTorch"
 
 
 @_command(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
-def check(report: Any, values: _Options) -> None:
+def check(report: Any, values: _Options) -> Iterator[str]:
     """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
     if values["nodes"]:
         listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
@@ -291,12 +291,11 @@ def check(report: Any, values: _Options) -> None:
     ]
     if rows:
         _table(str(values["model"]), ("level", "code", "node", "operator", "finding"), rows)
-    for line in report.summary_lines:
-        print(line)
+    yield from report.summary_lines
 
 
 @_command(CalibrateRequest, "trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
-def calibrate(result: Any, values: _Options) -> None:
+def calibrate(result: Any, values: _Options) -> Iterator[str]:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
     counts = Counter(entry.method for entry in result.table.tensors.values())
     methods = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
@@ -304,13 +303,13 @@ def calibrate(result: Any, values: _Options) -> None:
     if result.coverage is not None:
         origin = str(values["import_cache"])
         _table(origin, (result.coverage.header, "count", "names"), result.coverage.rows())
-    print(f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
+    yield f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}"
     if result.convergence and not any(result.convergence in note for note in result.notes):
-        print(f"  {result.convergence}")
+        yield f"  {result.convergence}"
     if result.exported is not None:
-        print(f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names")
+        yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
     if result.skipped:
-        print(f"  {len(result.skipped)} files skipped, with the reasons above")
+        yield f"  {len(result.skipped)} files skipped, with the reasons above"
 
 
 @_command(
@@ -318,20 +317,20 @@ def calibrate(result: Any, values: _Options) -> None:
     "trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
     "--best instead of --int8 keeps the faster of INT8 and FP16",
 )
-def build(result: Any, values: _Options) -> None:
+def build(result: Any, values: _Options) -> Iterator[str]:
     """Build a TensorRT engine and say what it really runs."""
     from trtopt.engine.manifest import arithmetic
 
-    print(f"{result.engine}: {result.truth}")
+    yield f"{result.engine}: {result.truth}"
     if line := arithmetic(result.coverage):
-        print(f"  {line}")
-    print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
+        yield f"  {line}"
+    yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if result.onnx and (values["int8"] or values["fp8"]):
-        print(f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC")
+        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
     if result.comparison:
-        print(f"  {result.comparison['why']}")
+        yield f"  {result.comparison['why']}"
     if result.not_measured:
-        print(f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}")
+        yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
 
 
 @dataclass(frozen=True)
@@ -340,53 +339,50 @@ class _InspectRequest:
 
 
 @_command(_InspectRequest, "trtopt inspect model.engine")
-def inspect(report: Any, values: _Options) -> None:
+def inspect(report: Any, values: _Options) -> Iterator[str]:
     """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
 
-    if isinstance(report, trtopt.ModelReport):
-        _print_model(report)
-    else:
-        _print_engine(report)
+    return _model_lines(report) if isinstance(report, trtopt.ModelReport) else _engine_lines(report)
 
 
-def _print_model(report: Any) -> None:
+def _model_lines(report: Any) -> Iterator[str]:
     quantized = ", quantized (Q/DQ)" if report.quantized else ""
-    print(f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}")
-    print(f"  {report.parameters:,} parameters, {report.weights:,} bytes")
+    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}"
+    yield f"  {report.parameters:,} parameters, {report.weights:,} bytes"
     for item in report.inputs:
-        print(f"  input {item.name}: {item.dtype} {item.dims}")
+        yield f"  input {item.name}: {item.dtype} {item.dims}"
     for item in report.outputs:
-        print(f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}")
+        yield f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}"
     counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-    print(f"  {sum(report.operators.values())} nodes: {counts}")
-    print(f"  trtopt check {report.model} says what TensorRT makes of it")
+    yield f"  {sum(report.operators.values())} nodes: {counts}"
+    yield f"  trtopt check {report.model} says what TensorRT makes of it"
 
 
-def _print_engine(report: Any) -> None:
+def _engine_lines(report: Any) -> Iterator[str]:
     from trtopt.engine.manifest import arithmetic
 
-    print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
-    print(f"  {report.truth}")
+    yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
+    yield f"  {report.truth}"
     if (manifest := report.manifest) is not None:
         if line := arithmetic(manifest.coverage):
-            print(f"  {line}")
+            yield f"  {line}"
         targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
-        print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
+        yield f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s"
         for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
             for tensor in tensors:
                 shape = "x".join(map(str, tensor["shape"]))
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
-                print(f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}")
+                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
         for number, profile in enumerate(manifest.profiles):
-            print(f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}")
+            yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
         if manifest.calibration:
             samples = manifest.calibration["samples"]
-            print(f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}")
+            yield f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}"
         if manifest.comparison:
-            print(f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}")
+            yield f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}"
     for note in report.notes:
-        print(f"  note: {note}")
+        yield f"  note: {note}"
 
 
 def _verify(values: _Options, reporter: Reporter) -> Any:
@@ -409,19 +405,19 @@ def _verify(values: _Options, reporter: Reporter) -> Any:
     plain=methodcaller("describe"),
     batches=SamplesRequest,
 )
-def verify(agreement: Any, values: _Options) -> None:
+def verify(agreement: Any, values: _Options) -> Iterator[str]:
     """Compare two ONNX models on the same real inputs, each output by its kind, in ONNX Runtime.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
     is missed.
     """
-    print(*str(agreement).split("\n"), sep="\n")
+    yield from str(agreement).split("\n")
 
 
 @_command(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")
-def pipeline(result: Any, values: _Options) -> None:
+def pipeline(result: Any, values: _Options) -> Iterator[str]:
     """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
-    print(*str(result).split("\n"), sep="\n")
+    yield from str(result).split("\n")
 
 
 def _bench(values: _Options, reporter: Reporter) -> Any:
@@ -436,10 +432,10 @@ def _bench(values: _Options, reporter: Reporter) -> Any:
 
 
 @_command(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", call=_bench)
-def bench(report: Any, values: _Options) -> None:
+def bench(report: Any, values: _Options) -> Iterator[str]:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
     _table(str(values["engine"]), *report.table())
-    print(*report.remarks(), sep="\n")
+    yield from report.remarks()
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -462,20 +458,20 @@ class _ValuesInARow(TyperCommand):
 
 
 @_command(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow)
-def run(result: Any, values: _Options) -> None:
+def run(result: Any, values: _Options) -> Iterator[str]:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
     for item in result.outputs:
         bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
         odd = f", {item.not_finite} values not finite" if item.not_finite else ""
-        print(f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}")
+        yield f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}"
     if result.ranked:
         rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
         _table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
-    print(f"{result.backend}, {result.timing}")
+    yield f"{result.backend}, {result.timing}"
     for path in result.files:
-        print(f"  {path}")
+        yield f"  {path}"
     for skipped in result.skipped:
-        print(f"not run: {skipped.name}: {skipped.reason}")
+        yield f"not run: {skipped.name}: {skipped.reason}"
 
 
 jobs = typer.Typer(
@@ -497,11 +493,11 @@ class _RayAlone(TyperCommand):
 
 
 @_command(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=_RayAlone)
-def run_jobs(result: Any, values: _Options) -> None:
+def run_jobs(result: Any, values: _Options) -> Iterator[str]:
     """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
     rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
     _table(str(values["jobs"]), ("job", "state", "result"), rows)
-    print(f"{result.summary}; state in {result.state}")
+    yield f"{result.summary}; state in {result.state}"
 
 
 @dataclass(frozen=True)
@@ -510,12 +506,12 @@ class _StateRequest:
 
 
 @_command(_StateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
-def show_jobs(result: Any, values: _Options) -> None:
+def show_jobs(result: Any, values: _Options) -> Iterator[str]:
     """Say what a state folder holds: each job's state and result. A run may be at work on it."""
     _table(
         str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
     )
-    print(result.summary)
+    yield result.summary
 
 
 @dataclass(frozen=True)
@@ -524,19 +520,19 @@ class _VersionRequest:
 
 
 @_command(_VersionRequest, "trtopt version --json")
-def version(report: Any, values: _Options) -> None:
+def version(report: Any, values: _Options) -> Iterator[str]:
     """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
     from trtopt.core.version import to_install
 
-    print(f"trtopt {report.trtopt}, Python {report.python}, {report.platform}")
-    print(f"GPU: {report.gpu}")
+    yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
+    yield f"GPU: {report.gpu}"
     if not report.generations:
-        print(f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})")
+        yield f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})"
     for item in report.generations:
-        print(f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}")
+        yield f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}"
     for name, number in report.libraries.items():
-        print(f"{name}: {number or 'not installed'}")
-    print(f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}")
+        yield f"{name}: {number or 'not installed'}"
+    yield f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"
 
 
 def main() -> NoReturn:
@@ -567,11 +563,11 @@ def _tell_of_native_lines(failed: bool) -> None:
     debug = bool(os.environ.get("TRTOPT_DEBUG"))
     if not failed and not debug:
         return
-    found = lines()
+    native = lines()
     if debug:
-        print(*(f"native: {line}" for line in found), sep="\n", end="\n" if found else "", file=sys.stderr)
-    elif found:
-        print(f"native libraries printed {len(found)} lines of their own: trtopt -v shows them", file=sys.stderr)
+        print(*(f"native: {line}" for line in native), sep="\n", end="\n" if native else "", file=sys.stderr)
+    elif native:
+        print(f"native libraries printed {len(native)} lines of their own: trtopt -v shows them", file=sys.stderr)
 
 
 def _failure(error: Exception) -> int:
