@@ -5,8 +5,8 @@
     trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
 
 Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`. Beside
-the functions stand what they take and give, and their errors, of which `TrtoptError` is the base (`trtopt.core.errors` has the
-tree). Names load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
+the functions stand what they take and give, and their errors, of which `TrtoptError` is the base. Names
+load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
 """
 
 from __future__ import annotations
