@@ -148,23 +148,23 @@ def export(request: ExportRequest) -> ExportResult:
         with reporter.phase(
             "load the PyTorch model"
         ):  # a source that can't be right is refused before torch is asked for
-            found = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
+            source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
         stack.enter_context(_threads(torch))
-        if request.opset is None and request.for_generation is None and found.opset:
-            target = found.opset
-        infos, keywords = _inputs(found, request.inputs, request.dynamic, request.input_names)
+        if request.opset is None and request.for_generation is None and source.opset:
+            target = source.opset
+        infos, keywords = _inputs(source, request.inputs, request.dynamic, request.input_names)
         if isinstance(preprocess, Mapping):
-            preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
-        arrays, sampled = _samples(infos, request.sample, preprocess or found.preprocess)
-        notes = [*found.notes]
+            preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
+        arrays, sampled = _samples(infos, request.sample, preprocess or source.preprocess)
+        notes = [*source.notes]
         for note in notes:
             reporter.warn(note)
-        stack.enter_context(_evaluating(torch, found.module))
-        subject = _Subject(torch, found.text, called(torch, found.module, keywords), infos, arrays)
+        stack.enter_context(_evaluating(torch, source.module))
+        subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values, uses_nms = _first_run(subject, found.module)
+            values, uses_nms = _first_run(subject, source.module)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -172,7 +172,9 @@ def export(request: ExportRequest) -> ExportResult:
                     f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
                 )
                 reporter.warn(notes[-1])
-        names = named_outputs(tensors, request.output_names or found.outputs, [info.name for info in infos], found.text)
+        names = named_outputs(
+            tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
+        )
         with reporter.phase("export to ONNX"):
             model = _export(subject, names, target, uses_nms)
             _record_training(subject, model)
@@ -187,7 +189,7 @@ def export(request: ExportRequest) -> ExportResult:
                     gap = difference(subject.outputs(batch, model), session(batch))
                     comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
-                    notes += _judge(gap, size, request.tolerance, sampled, found.text)
+                    notes += _judge(gap, size, request.tolerance, sampled, source.text)
                 elsewhere, note = _elsewhere(subject, model, session, request.tolerance)
                 comparisons += elsewhere
                 if note:
@@ -200,8 +202,8 @@ def export(request: ExportRequest) -> ExportResult:
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
         path=Path(request.output),
-        source=found.text,
-        weights=found.weights,
+        source=source.text,
+        weights=source.weights,
         opset=model.opset,
         inputs=model.inputs,
         outputs=model.outputs,
@@ -240,26 +242,26 @@ def _opset(opset: int | None, generation: str | None) -> int:
 
 
 def _inputs(
-    found: Source,
+    source: Source,
     inputs: InputSpec | None,
     dynamic: Mapping[str, Mapping[int, str]] | None,
     names: Sequence[str] | None,
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
-    takes = Arguments(found.module)
+    takes = Arguments(source.module)
     if isinstance(inputs, Mapping):
         infos = [
             shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
             for name, shape in inputs.items()
         ]
     else:
-        infos = list(inputs or found.inputs)
+        infos = list(inputs or source.inputs)
     if not infos:
         typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
         raise UsageError(
-            f"{found.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
+            f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
-    infos, keywords = takes.order(infos, found.text)
+    infos, keywords = takes.order(infos, source.text)
     former = [info.name for info in infos]
     if names:
         if len(names) != len(infos) or len(set(names)) < len(names):
@@ -308,16 +310,16 @@ def _samples(
     for info in infos:
         if info.name not in arrays:
             raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
-        found = arrays[info.name]
-        fits = found.ndim == len(info.shape) and all(
+        array = arrays[info.name]
+        fits = array.ndim == len(info.shape) and all(
             isinstance(want, str) or axis == 0 or want == size
-            for axis, (want, size) in enumerate(zip(info.shape, found.shape))
+            for axis, (want, size) in enumerate(zip(info.shape, array.shape))
         )
-        if not fits or not len(found):
-            raise DataError(f"the sample's {info.name} has the shape {list(found.shape)}; needed: {list(info.shape)}")
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+        if not fits or not len(array):
+            raise DataError(f"the sample's {info.name} has the shape {list(array.shape)}; needed: {list(info.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"the sample's {info.name} holds NaN or infinity")
-        arrays[info.name] = np.ascontiguousarray(found.astype(info.dtype))
+        arrays[info.name] = np.ascontiguousarray(array.astype(info.dtype))
     return {info.name: arrays[info.name] for info in infos}, text
 
 
@@ -512,10 +514,10 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
         ) from error
     rename_values(proto.graph, {**asked, **given}, f"{INNER}.")
     model = load_model(proto)
-    found = [info.name for info in model.inputs]
-    if found != [info.name for info in infos]:
+    exported = [info.name for info in model.inputs]
+    if exported != [info.name for info in infos]:
         raise ModelError(
-            f"the exported model has the inputs {found}; wanted {[i.name for i in infos]}: an argument is unused"
+            f"the exported model has the inputs {exported}; wanted {[i.name for i in infos]}: an argument is unused"
         )
     for info, made in zip(infos, model.inputs):
         fixed = [name for name, size in zip(info.shape, made.shape) if isinstance(name, str) and isinstance(size, int)]

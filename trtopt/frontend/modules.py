@@ -110,19 +110,19 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, argumen
     kind, _, name = recipe.source.partition(":")
     options = {**recipe.options, **arguments}
     if kind == "torchvision":
-        found = _torchvision(name, options)
+        source = _torchvision(name, options)
     else:
         recipe.check_installed()  # before torch is asked for, which is larger
-        found = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
-    found = replace(
-        found,
+        source = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
+    source = replace(
+        source,
         text=f"{recipe.name} ({recipe.source})",
-        inputs=recipe.inputs or found.inputs,
+        inputs=recipe.inputs or source.inputs,
         outputs=recipe.outputs,
         opset=recipe.opset,
         preprocess=recipe.preprocess,
     )
-    return _weighted(found, weights or recipe.weights)
+    return _weighted(source, weights or recipe.weights)
 
 
 def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
@@ -197,10 +197,10 @@ def _fill_zero_heads(torch: Any, module: Any) -> int:
     return filled
 
 
-def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
+def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     """Load a state dict, strictly."""
     if weights is None:
-        return found
+        return source
     torch = require("torch", "torch", "export")
 
     path = existing_file(weights, "the weights file")
@@ -225,16 +225,16 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
-    state = _unwrapped(state, set(found.module.state_dict()))
+    state = _unwrapped(state, set(source.module.state_dict()))
     try:
-        found.module.load_state_dict(state)
+        source.module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(
-            f"the weights {path} don't fit {found.text}: {essence(error, 6)}. If the model was trained with other arguments, "
+            f"the weights {path} don't fit {source.text}: {essence(error, 6)}. If the model was trained with other arguments, "
             "give them as `factory_arg={'NAME': 'VALUE'}`"
         ) from error
-    notes = tuple(note for note in found.notes if "random weights" not in note and "start" not in note)
-    return replace(found, weights=str(path), notes=notes)
+    notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
+    return replace(source, weights=str(path), notes=notes)
 
 
 def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
