@@ -23,7 +23,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError
-from trtopt.core.library_output import TELEMETRY_OFF
+from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
@@ -560,43 +560,37 @@ def main() -> NoReturn:
 
 def _tell_of_native_lines(failed: bool) -> None:
     """What native libraries printed: their internals, which may still explain a failure."""
-    debug = bool(os.environ.get("TRTOPT_DEBUG"))
-    if not failed and not debug:
-        return
-    native = lines()
-    if debug:
-        print(*(f"native: {line}" for line in native), sep="\n", end="\n" if native else "", file=sys.stderr)
+    native = lines() if failed or wanted() else []
+    if wanted():
+        for line in native:
+            print(f"native: {line}", file=sys.stderr)
     elif native:
         print(f"native libraries printed {len(native)} lines of their own: trtopt -v shows them", file=sys.stderr)
 
 
 def _failure(error: Exception) -> int:
-    if os.environ.get("TRTOPT_DEBUG"):
+    if wanted():
         import traceback
 
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
     if isinstance(error, TrtoptError):
-        kind, status = type(error).__name__, error.exit_code
-        said = error.for_cli(_FLAGS)
-        message = "\n".join(said)
+        kind, status, said = type(error).__name__, error.exit_code, error.for_cli(_FLAGS)
     elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
         return 2
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
-        context = getattr(error, "ctx", None)
+        command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        message = f"{error.format_message().rstrip('.')}; try '{context.command_path if context else 'trtopt'} -h'"
+        said = [f"{error.format_message().rstrip('.')}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
-        message = f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"
-    if not isinstance(error, TrtoptError):
-        said = [message]
+        said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
     print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
         with contextlib.suppress(TrtoptError, OSError):
-            print(json.dumps({"error": {"type": kind, "message": message}}))
+            print(json.dumps({"error": {"type": kind, "message": "\n".join(said)}}))
     return status
 
 

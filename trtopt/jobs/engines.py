@@ -30,9 +30,6 @@ class Engine(Protocol):
     def release(self, source: Any) -> None:
         """No pass needs these samples any more."""
 
-    def close(self) -> None:
-        """Stop what still runs."""
-
 
 class Local:
     """The process pool of this machine; decoded images are shared through files, which workers map.
@@ -65,6 +62,3 @@ class Local:
     def release(self, source: Any) -> None:
         if isinstance(source, Path):
             source.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """The pool is closed by whoever made it."""

@@ -71,7 +71,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
             f"{workers} workers with {request.threads or 1} threads each share {have} cores: fewer would be faster"
         )
     with ExitStack() as stack:
-        kept = stack.enter_context(State.locked(folder))
+        state = stack.enter_context(State.locked(folder))
         pool = Pool(workers, request.threads or max(1, have // workers))
         stack.callback(pool.close)
         on_gpu = listed[0].device != "cpu"
@@ -80,21 +80,20 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         if request.ray is not None:
             from trtopt.jobs.cluster import Cluster
 
-            engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
-            stack.callback(engine.close)
-            identity = engine.identity()
+            cluster = engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
+            stack.callback(cluster.close)
+            identity = cluster.identity()
         elif on_gpu:
             gpus = _gpus()
             identity, places = gpus.identity, gpus.places()
             reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
             own = Pool(len(places), request.threads or max(1, have // len(places)), places)
             stack.callback(own.close)
-            engine = Local(pool, request.threads or 1, kept.scratch, own, gpus.device)
+            engine = Local(pool, request.threads or 1, state.scratch, own, gpus.device)
         else:
-            engine = Local(pool, request.threads or 1, kept.scratch)
-        run = _Run(listed, kept, pool, engine, request.shard, reporter, identity)
-        if request.threads is None and request.ray is None:
-            run.spread = have
+            engine = Local(pool, request.threads or 1, state.scratch)
+        shared = have if request.threads is None and request.ray is None else None
+        run = _Run(listed, state, pool, engine, request.shard, reporter, identity, shared)
         results = run.all()
     return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)
 
@@ -142,28 +141,27 @@ class _Pass:
     missing: set[str] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        state: State,
-        pool: Pool,
-        engine: Engine,
-        shard: int | None,
-        reporter: Reporter,
-        identity: Mapping[str, str] | None = None,
-    ) -> None:
-        self.jobs, self.state, self.pool, self.engine = jobs, state, pool, engine
-        self.shard, self.reporter = shard, reporter
-        self.memory = Memory()
-        self.loop = Loop(max(engine.slots, pool.workers), self.memory)
-        self.observed = self.reused = 0
-        self.spread: int | None = None  # cores to divide among the tasks there are
-        self.results: dict[str, JobResult] = {}
-        self._running: dict[str, float] = {}
-        self._keys: dict[str, str] = {}
-        self._pass_of: dict[str, str] = {}
-        self._identity, self._versions = identity, versions(identity)
+    jobs: Sequence[Job]
+    state: State
+    pool: Pool
+    engine: Engine
+    shard: int | None
+    reporter: Reporter
+    identity: Mapping[str, str] | None  # of what else than ONNX Runtime on the CPU runs models
+    cores: int | None  # to be divided among the calls there are; None: threads are given
+    observed: int = 0
+    reused: int = 0
+    results: dict[str, JobResult] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    _running: dict[str, float] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+    _pass_of: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = Loop(max(self.engine.slots, self.pool.workers), self.memory)
+        self.versions = versions(self.identity)
         self._phase: Phase
 
     def all(self) -> list[JobResult]:
@@ -182,7 +180,7 @@ class _Run:
     # The steps, each for all jobs: only when all models are known is it known who shares which images.
 
     def _unfinished(self) -> list[Job]:
-        contents, todo = Contents(self._versions), list[Job]()
+        contents, todo = Contents(self.versions), list[Job]()
         for job in self.jobs:
             self._phase.detail(f"looking at {job.name}")
             key, record = contents.key(job), self.state.job(job.name)
@@ -219,14 +217,14 @@ class _Run:
             for job in jobs:
                 sharing.setdefault((job.data.name, _signature(model, job)), []).append((model, job))
         passes: dict[str, _Pass] = {}
-        threads = max(1, (self.spread or 1) // max(1, min(len(sharing), self.pool.workers)))
+        threads = max(1, (self.cores or 1) // max(1, min(len(sharing), self.pool.workers)))
 
         async def opening(users: list[tuple[OpenModel, Job]], jobs: list[Job], folder: Path) -> None:
             inputs = users[0][0].inputs
             call = partial(self.pool.submit, "trtopt.jobs.work:open_samples", jobs[0].data, inputs, threads, folder)
             data = await self._call(OPEN, jobs, call, partial(self.memory.need, "", 0, threads))
             for model, job in users:
-                key = self._pass_of[job.name] = model.pass_key(data.described, data.preprocess, self._identity)
+                key = self._pass_of[job.name] = model.pass_key(data.described, data.preprocess, self.identity)
                 passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
 
         for number, users in enumerate(sharing.values()):
@@ -250,9 +248,9 @@ class _Run:
                 lacking = [item for item in users if self._lacks(item, name, stop - start)]
                 if lacking:
                     work.append((data.samples.part(start, stop), start, name, lacking))
-        if self.spread:
+        if self.cores:
             tasks = sum(len(users) for _, _, _, users in work)
-            self.engine.threads = max(1, self.spread // max(1, min(tasks, self.engine.slots)))
+            self.engine.threads = max(1, self.cores // max(1, min(tasks, self.engine.slots)))
         for part, first, name, users in work:
             self._add([job for item in users for job in item.jobs], self._shard(part, first, name, users))
         for item in passes:
@@ -307,7 +305,7 @@ class _Run:
                 item.jobs,
                 lambda: self.engine.observe(model, source, first, count),
                 lambda: self.memory.need(
-                    model.fingerprint, model.nbytes, self.engine.threads, HOST_MEMORY if self._identity else 0
+                    model.fingerprint, model.nbytes, self.engine.threads, HOST_MEMORY if self.identity else 0
                 ),
             )
         finally:
@@ -315,9 +313,9 @@ class _Run:
             if not left:
                 self.engine.release(source)
         made_by = result.pop("versions")
-        if made_by != self._versions:
+        if made_by != self.versions:
             raise CalibrationError(
-                f"a worker has {made_by}, this run {self._versions}: install the same versions, and use GPUs of one kind"
+                f"a worker has {made_by}, this run {self.versions}: install the same versions, and use GPUs of one kind"
             )
         self.memory.measured(model.fingerprint, result.pop("peak"))
         self.state.save_shard(item.key, name, result)

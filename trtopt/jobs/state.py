@@ -68,21 +68,16 @@ class State:
         """
         state = cls(folder)
         check_folder(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / "lock").open("a+", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
-            ) from error
-        with lock:
-            if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
-                lock.seek(0)
-                raise UsageError(
-                    f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end it, "
-                    "or give another folder with `state=`"
-                )
+        with contextlib.ExitStack() as stack:
             try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((folder / "lock").open("a+", encoding="utf-8"))
+                if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
+                    lock.seek(0)
+                    raise UsageError(
+                        f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end "
+                        "it, or give another folder with `state=`"
+                    )
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
                 lock.flush()
@@ -90,11 +85,11 @@ class State:
                 for part in ("jobs", "shards", "scratch"):
                     (folder / part).mkdir(exist_ok=True)
             except OSError as error:
-                raise OutputError(f"can't write the state folder {folder}: {error.strerror}") from error
-            try:
-                yield state
-            finally:
-                shutil.rmtree(state.scratch, ignore_errors=True)
+                raise OutputError(
+                    f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
+                ) from error
+            stack.callback(shutil.rmtree, state.scratch, ignore_errors=True)
+            yield state
 
     def at_work(self) -> bool:
         """Whether a run holds the folder now; True, too, where that can't be asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -262,18 +262,12 @@ def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> list
 def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:
     """Batches under the model's own input names: decoded images are shared by models that name theirs otherwise."""
     names = [info.name for info in model.inputs]
-    if isinstance(shard.source, Path):
-        images = np.load(shard.source, mmap_mode="r")
-        batches: Iterator[Mapping[str, NDArray[Any]]] = (
-            {names[0]: images[start : start + BATCH]} for start in range(0, len(images), BATCH)
-        )
-    elif isinstance(shard.source, Mapping):
-        arrays = shard.source
-        batches = (
-            {name: values[start : start + BATCH] for name, values in arrays.items()}
-            for start in range(0, shard.count, BATCH)
-        )
+    arrays = {names[0]: np.load(shard.source, mmap_mode="r")} if isinstance(shard.source, Path) else shard.source
+    batches: Iterable[Mapping[str, NDArray[Any]]]
+    if isinstance(arrays, Mapping):
+        starts = range(0, shard.count, BATCH)
+        batches = ({name: values[start : start + BATCH] for name, values in arrays.items()} for start in starts)
     else:
-        batches = iter(shard.source)
+        batches = arrays
     for batch in batches:
         yield dict(zip(names, batch.values())) if len(names) == 1 else batch
