@@ -5,8 +5,8 @@
     trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
 
 Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`. Beside
-the functions stand what they take and give, and their errors, of which `TrtoptError` is the base (`trtopt.core.errors` has the
-tree). Names load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
+the functions stand what they take and give, and their errors, of which `TrtoptError` is the base. Names
+load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
 """
 
 from __future__ import annotations
@@ -15,65 +15,90 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtopt.autotune.building import build
-    from trtopt.builder.construction import BuildResult
-    from trtopt.calibration.calibrator import CalibrateResult, calibrate
-    from trtopt.calibration.exporting import ExportedCache
-    from trtopt.calibration.histogram import Histogram
-    from trtopt.calibration.importing import Coverage
-    from trtopt.calibration.table import Table, TableEntry
+    from trtopt.autotune.building import build as build
+    from trtopt.builder.construction import BuildResult as BuildResult
+    from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
+    from trtopt.calibration.exporting import ExportedCache as ExportedCache
+    from trtopt.calibration.histogram import Histogram as Histogram
+    from trtopt.calibration.importing import Coverage as Coverage
+    from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
     from trtopt.core.errors import (
-        AccuracyLost,
-        BackendError,
-        BuildCancelled,
-        BuildFailed,
-        Busy,
-        CalibrationError,
-        DataError,
-        DeviceError,
-        EngineError,
-        EngineMismatch,
-        ExportMismatch,
-        InvalidModel,
-        MissingDependency,
-        ModelError,
-        NoBackend,
-        OutputError,
-        PrecisionLost,
-        TrtoptError,
-        UnsupportedOperator,
-        UnsupportedRequest,
-        UsageError,
-        WorkerDied,
+        AccuracyLost as AccuracyLost,
+        BackendError as BackendError,
+        BuildCancelled as BuildCancelled,
+        BuildFailed as BuildFailed,
+        Busy as Busy,
+        CalibrationError as CalibrationError,
+        DataError as DataError,
+        DeviceError as DeviceError,
+        EngineError as EngineError,
+        EngineMismatch as EngineMismatch,
+        ExportMismatch as ExportMismatch,
+        InvalidModel as InvalidModel,
+        MissingDependency as MissingDependency,
+        ModelError as ModelError,
+        NoBackend as NoBackend,
+        OutputError as OutputError,
+        PrecisionLost as PrecisionLost,
+        TrtoptError as TrtoptError,
+        UnsupportedOperator as UnsupportedOperator,
+        UnsupportedRequest as UnsupportedRequest,
+        UsageError as UsageError,
+        WorkerDied as WorkerDied,
     )
-    from trtopt.core.progress import Phase, Reporter
-    from trtopt.core.shapes import Suggestion
-    from trtopt.core.values import Kept, Precision, ShapeRange, TensorInfo
-    from trtopt.core.version import __version__
-    from trtopt.cuda.smi import Clocks
-    from trtopt.data.batches import Skipped
-    from trtopt.data.preprocess import Preprocess
-    from trtopt.engine.inspection import EngineReport, ModelReport, VersionReport, inspect, version
-    from trtopt.engine.manifest import Manifest, load_manifest
-    from trtopt.evaluation.benchmark import BenchReport, BenchRow, bench
-    from trtopt.evaluation.limits import Limits
-    from trtopt.evaluation.outputs import Channels, OutputAgreement, SampleAgreement, SampleSpread
-    from trtopt.evaluation.verify import Accuracy, Agreement, verify
-    from trtopt.frontend.exporter import ExportComparison, ExportResult, export
-    from trtopt.graph.output_kinds import Kind
-    from trtopt.graph.passes.fold import FoldReport
-    from trtopt.graph.passes.listing import ListedNode
-    from trtopt.jobs.results import JobResult, JobsResult
-    from trtopt.jobs.runner import run_jobs, show_jobs
-    from trtopt.linting.checker import CheckReport, check
-    from trtopt.linting.rules import Finding
-    from trtopt.runtime.batcher import Batcher, BatcherStats
-    from trtopt.runtime.bound import Bound
-    from trtopt.runtime.inference import OutputSummary, Ranked, RunResult, run
-    from trtopt.runtime.predictions import Prediction
-    from trtopt.runtime.session import MemoryReport, Session, SessionStats
-    from trtopt.runtime.timing import Spread, Timing
-    from trtopt.workflow import PipelineResult, pipeline
+    from trtopt.core.progress import Phase as Phase, Reporter as Reporter
+    from trtopt.core.shapes import Suggestion as Suggestion
+    from trtopt.core.values import (
+        Kept as Kept,
+        Precision as Precision,
+        ShapeRange as ShapeRange,
+        TensorInfo as TensorInfo,
+    )
+    from trtopt.core.version import __version__ as __version__
+    from trtopt.cuda.smi import Clocks as Clocks
+    from trtopt.data.batches import Skipped as Skipped
+    from trtopt.data.preprocess import Preprocess as Preprocess
+    from trtopt.engine.inspection import (
+        EngineReport as EngineReport,
+        ModelReport as ModelReport,
+        VersionReport as VersionReport,
+        inspect as inspect,
+        version as version,
+    )
+    from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
+    from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
+    from trtopt.evaluation.limits import Limits as Limits
+    from trtopt.evaluation.outputs import (
+        Channels as Channels,
+        OutputAgreement as OutputAgreement,
+        SampleAgreement as SampleAgreement,
+        SampleSpread as SampleSpread,
+    )
+    from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
+    from trtopt.frontend.exporter import (
+        ExportComparison as ExportComparison,
+        ExportResult as ExportResult,
+        export as export,
+    )
+    from trtopt.graph.output_kinds import Kind as Kind
+    from trtopt.graph.passes.fold import FoldReport as FoldReport
+    from trtopt.graph.passes.listing import ListedNode as ListedNode
+    from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
+    from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
+    from trtopt.linting.checker import CheckReport as CheckReport, check as check
+    from trtopt.linting.rules import Finding as Finding
+    from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
+    from trtopt.runtime.bound import Bound as Bound
+    from trtopt.runtime.inference import (
+        OutputSummary as OutputSummary,
+        Ranked as Ranked,
+        RunResult as RunResult,
+        run as run,
+    )
+    from trtopt.runtime.predictions import Prediction as Prediction
+    from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
+    from trtopt.runtime.timing import Spread as Spread, Timing as Timing
+    from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
     "autotune.building": ("build",),
@@ -138,96 +163,7 @@ _HOMES = {
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Accuracy",
-    "AccuracyLost",
-    "Agreement",
-    "BackendError",
-    "Batcher",
-    "BatcherStats",
-    "BenchReport",
-    "BenchRow",
-    "Bound",
-    "BuildCancelled",
-    "BuildFailed",
-    "BuildResult",
-    "Busy",
-    "CalibrateResult",
-    "CalibrationError",
-    "Channels",
-    "CheckReport",
-    "Clocks",
-    "Coverage",
-    "DataError",
-    "DeviceError",
-    "EngineError",
-    "EngineMismatch",
-    "EngineReport",
-    "ExportComparison",
-    "ExportMismatch",
-    "ExportResult",
-    "ExportedCache",
-    "Finding",
-    "FoldReport",
-    "Histogram",
-    "InvalidModel",
-    "JobResult",
-    "JobsResult",
-    "Kept",
-    "Kind",
-    "Limits",
-    "ListedNode",
-    "Manifest",
-    "MemoryReport",
-    "MissingDependency",
-    "ModelError",
-    "ModelReport",
-    "NoBackend",
-    "OutputAgreement",
-    "OutputError",
-    "OutputSummary",
-    "Phase",
-    "PipelineResult",
-    "Precision",
-    "PrecisionLost",
-    "Prediction",
-    "Preprocess",
-    "Ranked",
-    "Reporter",
-    "RunResult",
-    "SampleAgreement",
-    "SampleSpread",
-    "Session",
-    "SessionStats",
-    "ShapeRange",
-    "Skipped",
-    "Spread",
-    "Suggestion",
-    "Table",
-    "TableEntry",
-    "TensorInfo",
-    "Timing",
-    "TrtoptError",
-    "UnsupportedOperator",
-    "UnsupportedRequest",
-    "UsageError",
-    "VersionReport",
-    "WorkerDied",
-    "__version__",
-    "bench",
-    "build",
-    "calibrate",
-    "check",
-    "export",
-    "inspect",
-    "load_manifest",
-    "pipeline",
-    "run",
-    "run_jobs",
-    "show_jobs",
-    "verify",
-    "version",
-]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

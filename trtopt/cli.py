@@ -8,11 +8,13 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field
 from inspect import Parameter, Signature
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -21,10 +23,10 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError
-from trtopt.core.library_output import TELEMETRY_OFF
+from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
-from trtopt.core.options import About, options, spoken
-from trtopt.core.terminal import escaped, own_lines, styled, visible
+from trtopt.core.options import About, about, option, options, spoken
+from trtopt.core.terminal import escaped, styled, visible
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -57,72 +59,97 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
-_IMAGE_OPTIONS: dict[str, Any] = {
-    "size": Annotated[
-        str | None, typer.Option("--size", metavar="HxW", help="Height and width of the images; default: the model's.")
-    ],
-    "resize": Annotated[str | None, typer.Option("--resize", help="stretch, crop or letterbox.")],
-    "channels": Annotated[str | None, typer.Option("--channels", help="rgb, bgr or gray.")],
-    "scale": Annotated[str | None, typer.Option("--scale", help="Factor on pixels (0 to 255), such as 1/255.")],
-    "mean": Annotated[
-        str | None,
-        typer.Option("--mean", help="After the scale: a number, or one per channel, in the order of --channels."),
-    ],
-    "std": Annotated[
-        str | None,
-        typer.Option("--std", help="After the mean: a number, or one per channel, in the order of --channels."),
-    ],
-}
+@dataclass(frozen=True)
+class _Pixels:
+    """Options beside `preprocess`, of which each changes one key."""
+
+    size: str | None = option(
+        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str
+    )
+    resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
+    channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
+    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.", typed=str)
+    mean: str | None = option(
+        None, help="After the scale: a number, or one per channel, in the order of --channels.", typed=str
+    )
+    std: str | None = option(
+        None, help="After the mean: a number, or one per channel, in the order of --channels.", typed=str
+    )
 
 
 _Options = Mapping[str, Any]
-_FLAGS = {name: f"--{name}" for name in _IMAGE_OPTIONS}  # of every option of every command
+_FLAGS: dict[str, str] = {}  # of every option of every command
+_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
-def _options_of(
-    request: type[Any], **instead: type[Any]
-) -> Callable[[Callable[[_Options, bool], None]], Callable[..., None]]:
-    """Give a command the options of a request, as its fields describe them, and --json; it gets the values by name.
+def _command(
+    request: type[Any],
+    epilog: str,
+    *,
+    call: Callable[[_Options, Reporter], Any] | None = None,
+    group: typer.Typer | None = None,
+    name: str | None = None,
+    cls: type[TyperCommand] | None = None,
+    plain: Callable[[Any], Any] = methodcaller("to_json"),
+    judged: bool = True,
+    **instead: type[Any],
+) -> Callable[[Callable[[Any, _Options], Iterator[str]]], None]:
+    """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
     Args:
+        call: gives the result; default: the public function of the same name, with the options as keywords.
+        plain: the result as JSON.
+        judged: exit status 1 where the result has an `ok` that is False.
         instead: for a field that can't be typed, a request whose options stand in its place.
     """
-    found = {}
-    for name, entry in options(request).items():
-        found.update(options(instead[name]) if name in instead else {name: entry})
-    described = {name: about for name, (_, about) in found.items() if about.help}
-    parameters = [_parameter(item, about) for item, about in found.values() if about.help]
-    several = [name for name, (item, about) in found.items() if item.default == () and about.typed is None]
-    if "preprocess" in described:
-        place = 1 + list(described).index("preprocess")
-        parameters[place:place] = [
-            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-            for name, annotation in _IMAGE_OPTIONS.items()
-        ]
-    parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+    entries: dict[str, tuple[Field[Any], About]] = {}
+    for field_name, entry in options(request).items():
+        entries |= options(instead[field_name]) if field_name in instead else {field_name: entry}
+    shown: dict[str, tuple[Field[Any], About]] = {}
+    for field_name, entry in entries.items():
+        if entry[1].help:
+            shown |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
+    several = [field_name for field_name, entry in shown.items() if _repeats(*entry)]
+    parameters = [_parameter(*entry) for entry in shown.values()]
+    parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
 
-    def made(command: Callable[[_Options, bool], None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def typed(*, json_output: bool, **given: Any) -> None:
-            if "preprocess" in described:
-                given["preprocess"] = _prepared(given)
-            values = {name: given[name] or () if name in several else given[name] for name in described}
-            command(values, json_output)
+    def made(text: Callable[[Any, _Options], Iterator[str]]) -> None:
+        @functools.wraps(text)
+        def typed(*, json_output: bool, **values: Any) -> None:
+            import trtopt
+
+            values |= {field_name: () for field_name in several if not values[field_name]}
+            if "preprocess" in values:
+                values["preprocess"] = _prepared(values)
+            if call is not None:
+                result = call(values, _reporter())
+            else:
+                reporter = {"reporter": _reporter()} if "reporter" in entries else {}
+                result = getattr(trtopt, text.__name__)(**values, **reporter)
+            if json_output:
+                print(json.dumps(_told(plain(result)), default=str))
+            else:
+                for line in text(result, values):
+                    print(visible(_told(line)))
+            if judged and not getattr(result, "ok", True):
+                raise typer.Exit(1)
 
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
-        return typed
+        (group or app).command(name, cls=cls, epilog=f"Example: {epilog}")(typed)
 
     return made
+
+
+def _repeats(item: Field[Any], about: About) -> bool:
+    return item.default == () and about.typed is None
 
 
 def _parameter(item: Field[Any], about: About) -> Parameter:
     """What typer makes a command's option or argument of."""
     required = about.needed or item.default is MISSING
-    several = item.default == () and about.typed is None
-    kind: Any = list[str] if several else about.typed or type(item.default)
+    kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
     flag = "--" + item.name.replace("_", "-")
@@ -138,10 +165,10 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
 
 
-def _prepared(given: dict[str, Any]) -> Any:
-    """`preprocess` with the options that change single keys of it, which are taken out of `given`."""
-    preset = given["preprocess"]
-    changes = {name: _image_option(name, text) for name in _IMAGE_OPTIONS if (text := given.pop(name)) is not None}
+def _prepared(values: dict[str, Any]) -> Any:
+    """`preprocess` with the options that change single keys of it, which are taken out of `values`."""
+    preset = values["preprocess"]
+    changes = {name: _image_option(name, text) for name in options(_Pixels) if (text := values.pop(name)) is not None}
     return {**({} if preset is None else {"preset": preset}), **changes} if changes else preset
 
 
@@ -162,11 +189,7 @@ def _image_option(name: str, text: str) -> Any:
     return text
 
 
-class _Result(Protocol):
-    def to_json(self) -> dict[str, Any]: ...
-
-
-def _reporter(json_output: bool) -> Reporter:
+def _reporter() -> Reporter:
     from trtopt.core.progress import reporter
 
     return reporter(sys.stderr, _FLAGS)
@@ -179,14 +202,6 @@ def _told(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_told(item) for item in value]
     return spoken(value, _FLAGS) if isinstance(value, str) else value
-
-
-def _show(result: _Result, as_json: bool, text: Callable[[], None]) -> None:
-    if as_json:
-        print(json.dumps(_told(result.to_json()), default=str))
-    else:
-        with own_lines(sys.stdout, _told):
-            text()
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
@@ -227,10 +242,7 @@ def _before(
         os.environ["TRTOPT_DEBUG"] = "1"  # processes that this one starts see it, too
 
 
-@app.command(epilog="Example: trtopt export torchvision:resnet50 -o resnet50.onnx")
-@_options_of(ExportRequest)
-def export(options: _Options, json_output: bool) -> None:
-    """Export a PyTorch model to ONNX and compare both on the same inputs."""
+def _export(values: _Options, reporter: Reporter) -> Any:
     import trtopt
     from trtopt.frontend.exporter import parse_input
     from trtopt.frontend.factories import parse_argument
@@ -242,20 +254,8 @@ def export(options: _Options, json_output: bool) -> None:
         "input_names": lambda texts: _listed(",".join(texts)),
         "output_names": lambda texts: _listed(",".join(texts)),
     }
-    given = {name: read[name](options[name]) if options[name] else None for name in read}
-    result = trtopt.export(**{**options, **given}, reporter=_reporter(json_output))
-
-    def text() -> None:
-        print(f"{result.path}: opset {result.opset}, weights {result.weights}")
-        for item in result.comparisons:
-            print(
-                f"  {', '.join([f'batch {item.batch}', *(f'{name} {size}' for name, size in item.sizes.items())])}: "
-                f"largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
-            )
-        if not result.verified:
-            print("  not compared with PyTorch")
-
-    _show(result, json_output, text)
+    parsed = {name: parse(values[name]) if values[name] else None for name, parse in read.items()}
+    return trtopt.export(**{**values, **parsed}, reporter=reporter)
 
 
 def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
@@ -268,194 +268,178 @@ def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
     return name, {int(axis): dim for axis, _, dim in pairs}
 
 
-@app.command(epilog="Example: trtopt check model.onnx --fix clean.onnx")
-@_options_of(CheckRequest)
-def check(options: _Options, json_output: bool) -> None:
+@_command(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx", call=_export)
+def export(result: Any, values: _Options) -> Iterator[str]:
+    """Export a PyTorch model to ONNX and compare both on the same inputs."""
+    yield f"{result.path}: opset {result.opset}, weights {result.weights}"
+    for item in result.comparisons:
+        sizes = ", ".join([f"batch {item.batch}", *(f"{name} {size}" for name, size in item.sizes.items())])
+        yield f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
+    if not result.verified:
+        yield "  not compared with PyTorch"
+
+
+@_command(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
+def check(report: Any, values: _Options) -> Iterator[str]:
     """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
-    import trtopt
-
-    report = trtopt.check(**options, reporter=_reporter(json_output))
-
-    def text() -> None:
-        if options["nodes"]:
-            listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
-            _table(f"{options['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
-        rows = [(item.level, item.code, item.node or "", item.op or "", _sentence(item)) for item in report.findings]
-        if rows:
-            _table(str(options["model"]), ("level", "code", "node", "operator", "finding"), rows)
-        for line in report.summary_lines:
-            print(line)
-
-    _show(report, json_output, text)
-    if not report.ok:
-        raise typer.Exit(1)
+    if values["nodes"]:
+        listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
+        _table(f"{values['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
+    rows = [
+        (item.level, item.code, item.node or "", item.op or "", " → ".join(filter(None, (item.message, item.hint))))
+        for item in report.findings
+    ]
+    if rows:
+        _table(str(values["model"]), ("level", "code", "node", "operator", "finding"), rows)
+    yield from report.summary_lines
 
 
-def _sentence(finding: Any) -> str:
-    return f"{finding.message}{f' → {finding.hint}' if finding.hint else ''}"
-
-
-@app.command(epilog="Example: trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
-@_options_of(CalibrateRequest)
-def calibrate(options: _Options, json_output: bool) -> None:
+@_command(CalibrateRequest, "trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
+def calibrate(result: Any, values: _Options) -> Iterator[str]:
     """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
-    import trtopt
-
-    result = trtopt.calibrate(**options, reporter=_reporter(json_output))
-
-    def text() -> None:
-        taken: dict[str, int] = {}
-        for entry in result.table.tensors.values():
-            taken[entry.method] = taken.get(entry.method, 0) + 1
-        methods = ", ".join(f"{count} {name}" for name, count in sorted(taken.items()))
-        origin = f"{result.samples} samples"
-        if result.coverage is not None:
-            _table(str(options["import_cache"]), (result.coverage.header, "count", "names"), result.coverage.rows())
-            origin = str(options["import_cache"])
-        print(f"{options['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}")
-        if result.convergence and not any(result.convergence in note for note in result.notes):
-            print(f"  {result.convergence}")
-        if result.exported is not None:
-            print(f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names")
-        if result.skipped:
-            print(f"  {len(result.skipped)} files skipped, with the reasons above")
-
-    _show(result, json_output, text)
+    counts = Counter(entry.method for entry in result.table.tensors.values())
+    methods = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    origin = f"{result.samples} samples"
+    if result.coverage is not None:
+        origin = str(values["import_cache"])
+        _table(origin, (result.coverage.header, "count", "names"), result.coverage.rows())
+    yield f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}"
+    if result.convergence and not any(result.convergence in note for note in result.notes):
+        yield f"  {result.convergence}"
+    if result.exported is not None:
+        yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
+    if result.skipped:
+        yield f"  {len(result.skipped)} files skipped, with the reasons above"
 
 
-@app.command(
-    epilog="Example: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
-    "--best instead of --int8 keeps the faster of INT8 and FP16"
+@_command(
+    BuildRequest,
+    "trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
+    "--best instead of --int8 keeps the faster of INT8 and FP16",
 )
-@_options_of(BuildRequest)
-def build(options: _Options, json_output: bool) -> None:
+def build(result: Any, values: _Options) -> Iterator[str]:
     """Build a TensorRT engine and say what it really runs."""
-    import trtopt
-
-    result = trtopt.build(**options, reporter=_reporter(json_output))
-
     from trtopt.engine.manifest import arithmetic
 
-    def text() -> None:
-        print(f"{result.engine}: {result.truth}")
-        if line := arithmetic(result.coverage):
-            print(f"  {line}")
-        print(f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}")
-        if result.onnx and (options["int8"] or options["fp8"]):
-            print(
-                f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
-            )
-        if result.comparison:
-            print(f"  {result.comparison['why']}")
-        if result.not_measured:
-            other = "BF16" if options["bf16"] else "FP16"
-            print(f"  not measured against {other}: {result.not_measured}")
-
-    _show(result, json_output, text)
+    yield f"{result.engine}: {result.truth}"
+    if line := arithmetic(result.coverage):
+        yield f"  {line}"
+    yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
+    if result.onnx and (values["int8"] or values["fp8"]):
+        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+    if result.comparison:
+        yield f"  {result.comparison['why']}"
+    if result.not_measured:
+        yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
 
 
-@app.command(epilog="Example: trtopt inspect model.engine")
-def inspect(
-    engine: Annotated[Path, typer.Argument(metavar="MODEL.engine", help="A TensorRT plan, or an ONNX file.")],
-    json_output: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class _InspectRequest:
+    engine: Path = field(metadata=about(help="A TensorRT plan, or an ONNX file.", metavar="MODEL.engine", typed=Path))
+
+
+@_command(_InspectRequest, "trtopt inspect model.engine")
+def inspect(report: Any, values: _Options) -> Iterator[str]:
     """Say what an engine file is and what it runs, or what an ONNX file holds."""
     import trtopt
+
+    return _model_lines(report) if isinstance(report, trtopt.ModelReport) else _engine_lines(report)
+
+
+def _model_lines(report: Any) -> Iterator[str]:
+    quantized = ", quantized (Q/DQ)" if report.quantized else ""
+    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}"
+    yield f"  {report.parameters:,} parameters, {report.weights:,} bytes"
+    for item in report.inputs:
+        yield f"  input {item.name}: {item.dtype} {item.dims}"
+    for item in report.outputs:
+        yield f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}"
+    counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+    yield f"  {sum(report.operators.values())} nodes: {counts}"
+    yield f"  trtopt check {report.model} says what TensorRT makes of it"
+
+
+def _engine_lines(report: Any) -> Iterator[str]:
     from trtopt.engine.manifest import arithmetic
 
-    report = trtopt.inspect(engine)
-
-    def model() -> None:
-        assert isinstance(report, trtopt.ModelReport)
-        quantized = ", quantized (Q/DQ)" if report.quantized else ""
-        print(f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}")
-        print(f"  {report.parameters:,} parameters, {report.weights:,} bytes")
-        for item in report.inputs:
-            print(f"  input {item.name}: {item.dtype} {item.dims}")
-        for item in report.outputs:
-            print(f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}")
-        counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-        print(f"  {sum(report.operators.values())} nodes: {counts}")
-        print(f"  trtopt check {report.model} says what TensorRT makes of it")
-
-    def text() -> None:
-        assert isinstance(report, trtopt.EngineReport)
-        print(f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB")
-        print(f"  {report.truth}")
-        if (manifest := report.manifest) is not None:
-            if line := arithmetic(manifest.coverage):
-                print(f"  {line}")
-            targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
-            print(f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s")
-            for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
-                for tensor in tensors:
-                    shape = "x".join(map(str, tensor["shape"]))
-                    holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
-                    print(f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}")
-            for number, profile in enumerate(manifest.profiles):
-                print(f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}")
-            if manifest.calibration:
-                samples = manifest.calibration["samples"]
-                print(f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}")
-            if manifest.comparison:
-                print(f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}")
-        for note in report.notes:
-            print(f"  note: {note}")
-
-    _show(report, json_output, model if isinstance(report, trtopt.ModelReport) else text)
+    yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
+    yield f"  {report.truth}"
+    if (manifest := report.manifest) is not None:
+        if line := arithmetic(manifest.coverage):
+            yield f"  {line}"
+        targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
+        yield f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s"
+        for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+            for tensor in tensors:
+                shape = "x".join(map(str, tensor["shape"]))
+                holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
+                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
+        for number, profile in enumerate(manifest.profiles):
+            yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
+        if manifest.calibration:
+            samples = manifest.calibration["samples"]
+            yield f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}"
+        if manifest.comparison:
+            yield f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}"
+    for note in report.notes:
+        yield f"  note: {note}"
 
 
-@app.command(epilog="Example: trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet")
-@_options_of(VerifyRequest, batches=SamplesRequest)
-def verify(options: _Options, json_output: bool) -> None:
+def _verify(values: _Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.data import open_data
+    from trtopt.evaluation.verify import check_graphs
+    from trtopt.graph.io import load_model
+
+    reference, source = values["reference"], options(SamplesRequest)
+    check_graphs(reference, values["candidate"])
+    batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
+    others = {name: value for name, value in values.items() if name not in source}
+    return trtopt.verify(**others, batches=batches)
+
+
+@_command(
+    VerifyRequest,
+    "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
+    call=_verify,
+    plain=methodcaller("describe"),
+    batches=SamplesRequest,
+)
+def verify(agreement: Any, values: _Options) -> Iterator[str]:
     """Compare two ONNX models on the same real inputs, each output by its kind, in ONNX Runtime.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
     is missed.
     """
-    import trtopt
-    from trtopt.core.options import options as fields
-    from trtopt.data import open_data
-    from trtopt.evaluation.verify import check_graphs
-    from trtopt.graph.io import load_model
-
-    reference = options["reference"]
-    check_graphs(reference, options["candidate"])
-    source = fields(SamplesRequest)
-    batches = open_data(load_model(reference, lazy=True).inputs, **{name: options[name] for name in source})
-    others = {name: value for name, value in options.items() if name not in source}
-    agreement = trtopt.verify(**others, batches=batches)
-    print(json.dumps(_told(agreement.describe())) if json_output else _told(str(agreement)))
-    if not agreement.ok:
-        raise typer.Exit(1)
+    yield from str(agreement).split("\n")
 
 
-@app.command(epilog="Example: trtopt pipeline efficientnet-lite0 --output out --target sm89")
-@_options_of(PipelineRequest)
-def pipeline(options: _Options, json_output: bool) -> None:
+@_command(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")
+def pipeline(result: Any, values: _Options) -> Iterator[str]:
     """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
+    yield from str(result).split("\n")
+
+
+def _bench(values: _Options, reporter: Reporter) -> Any:
     import trtopt
+    from trtopt.core.errors import UsageError
 
-    result = trtopt.pipeline(**options, reporter=_reporter(json_output))
+    sizes = _listed(values["batch"])
+    if not all(size.isdigit() for size in sizes):
+        raise UsageError(f"--batch {values['batch']!r} can't be read; write numbers such as 1,8,32")
+    lists = {"against": _listed(values["against"]), "batch": tuple(map(int, sizes))}
+    return trtopt.bench(**{**values, **lists}, reporter=reporter)
 
-    _show(result, json_output, lambda: print(*str(result).split("\n"), sep="\n"))
 
-
-@app.command(epilog="Example: trtopt bench model.engine --batch 1,8,32 --against onnxruntime")
-@_options_of(BenchRequest)
-def bench(options: _Options, json_output: bool) -> None:
+@_command(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", call=_bench)
+def bench(report: Any, values: _Options) -> Iterator[str]:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
-    import trtopt
+    _table(str(values["engine"]), *report.table())
+    yield from report.remarks()
 
-    lists = {"against": _listed(options["against"]), "batch": _numbers(options["batch"], "--batch")}
-    result = trtopt.bench(**{**options, **lists}, reporter=_reporter(json_output))
 
-    def text() -> None:
-        columns, rows = result.table()
-        _table(str(options["engine"]), columns, rows)
-        print(*result.remarks(), sep="\n")
-
-    _show(result, json_output, text)
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 class _ValuesInARow(TyperCommand):
@@ -473,44 +457,21 @@ class _ValuesInARow(TyperCommand):
         return super().parse_args(ctx, spread)
 
 
-@app.command(cls=_ValuesInARow, epilog="Example: trtopt run model.engine --images photos/")
-@_options_of(RunRequest)
-def run(options: _Options, json_output: bool) -> None:
+@_command(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow)
+def run(result: Any, values: _Options) -> Iterator[str]:
     """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
-    import trtopt
-
-    result = trtopt.run(**options, reporter=_reporter(json_output))
-
-    def text() -> None:
-        for item in result.outputs:
-            bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
-            odd = f", {item.not_finite} values not finite" if item.not_finite else ""
-            print(f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}")
-        if result.ranked:
-            rows = [(item.sample, ", ".join(f"{best}" for best in item.predictions)) for item in result.ranked]
-            _table(str(options["engine"]), ("image" if result.images else "sample", f"best {options['top']}"), rows)
-        print(f"{result.backend}, {result.timing}")
-        for path in result.files:
-            print(f"  {path}")
-        for skipped in result.skipped:
-            print(f"not run: {skipped.name}: {skipped.reason}")
-
-    _show(result, json_output, text)
-    if not result.ok:
-        raise typer.Exit(1)
-
-
-def _listed(text: str | None) -> tuple[str, ...]:
-    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
-
-
-def _numbers(text: str | None, option: str) -> tuple[int, ...]:
-    from trtopt.core.errors import UsageError
-
-    parts = _listed(text)
-    if not all(part.isdigit() for part in parts):
-        raise UsageError(f"{option} {text!r} can't be read; write numbers such as 1,8,32")
-    return tuple(map(int, parts))
+    for item in result.outputs:
+        bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
+        odd = f", {item.not_finite} values not finite" if item.not_finite else ""
+        yield f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}"
+    if result.ranked:
+        rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
+        _table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
+    yield f"{result.backend}, {result.timing}"
+    for path in result.files:
+        yield f"  {path}"
+    for skipped in result.skipped:
+        yield f"not run: {skipped.name}: {skipped.reason}"
 
 
 jobs = typer.Typer(
@@ -531,63 +492,47 @@ class _RayAlone(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-@jobs.command("run", cls=_RayAlone, epilog="Example: trtopt jobs run jobs.toml")
-@_options_of(JobsRequest)
-def run_jobs(options: _Options, json_output: bool) -> None:
+@_command(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=_RayAlone)
+def run_jobs(result: Any, values: _Options) -> Iterator[str]:
     """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
-    import trtopt
-
-    result = trtopt.run_jobs(**options, reporter=_reporter(json_output))
-
-    def text() -> None:
-        rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
-        _table(str(options["jobs"]), ("job", "state", "result"), rows)
-        print(f"{result.summary}; state in {result.state}")
-
-    _show(result, json_output, text)
-    if not result.ok:
-        raise typer.Exit(1)
+    rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
+    _table(str(values["jobs"]), ("job", "state", "result"), rows)
+    yield f"{result.summary}; state in {result.state}"
 
 
-@jobs.command("show", epilog="Example: trtopt jobs show jobs.state")
-def show_jobs(
-    state: Annotated[Path, typer.Argument(metavar="STATE", help="The state folder of a job list.")],
-    json_output: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class _StateRequest:
+    state: Path = field(metadata=about(help="The state folder of a job list.", metavar="STATE", typed=Path))
+
+
+@_command(_StateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
+def show_jobs(result: Any, values: _Options) -> Iterator[str]:
     """Say what a state folder holds: each job's state and result. A run may be at work on it."""
-    import trtopt
-
-    result = trtopt.show_jobs(state)
-
-    def text() -> None:
-        _table(str(state), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs])
-        print(result.summary)
-
-    _show(result, json_output, text)
+    _table(
+        str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
+    )
+    yield result.summary
 
 
-@app.command(epilog="Example: trtopt version --json")
-def version(json_output: Json = False) -> None:
+@dataclass(frozen=True)
+class _VersionRequest:
+    pass
+
+
+@_command(_VersionRequest, "trtopt version --json")
+def version(report: Any, values: _Options) -> Iterator[str]:
     """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
-    import trtopt
     from trtopt.core.version import to_install
 
-    report = trtopt.version()
-
-    def text() -> None:
-        print(f"trtopt {report.trtopt}, Python {report.python}, {report.platform}")
-        print(f"GPU: {report.gpu}")
-        if not report.generations:
-            print(f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})")
-        for item in report.generations:
-            print(f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}")
-        for name, number in report.libraries.items():
-            print(f"{name}: {number or 'not installed'}")
-        print(
-            f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"
-        )
-
-    _show(report, json_output, text)
+    yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
+    yield f"GPU: {report.gpu}"
+    if not report.generations:
+        yield f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})"
+    for item in report.generations:
+        yield f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}"
+    for name, number in report.libraries.items():
+        yield f"{name}: {number or 'not installed'}"
+    yield f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"
 
 
 def main() -> NoReturn:
@@ -615,43 +560,37 @@ def main() -> NoReturn:
 
 def _tell_of_native_lines(failed: bool) -> None:
     """What native libraries printed: their internals, which may still explain a failure."""
-    debug = bool(os.environ.get("TRTOPT_DEBUG"))
-    if not failed and not debug:
-        return
-    found = lines()
-    if debug:
-        print(*(f"native: {line}" for line in found), sep="\n", end="\n" if found else "", file=sys.stderr)
-    elif found:
-        print(f"native libraries printed {len(found)} lines of their own: trtopt -v shows them", file=sys.stderr)
+    native = lines() if failed or wanted() else []
+    if wanted():
+        for line in native:
+            print(f"native: {line}", file=sys.stderr)
+    elif native:
+        print(f"native libraries printed {len(native)} lines of their own: trtopt -v shows them", file=sys.stderr)
 
 
 def _failure(error: Exception) -> int:
-    if os.environ.get("TRTOPT_DEBUG"):
+    if wanted():
         import traceback
 
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
     if isinstance(error, TrtoptError):
-        kind, status = type(error).__name__, error.exit_code
-        said = error.for_cli(_FLAGS)
-        message = "\n".join(said)
+        kind, status, said = type(error).__name__, error.exit_code, error.for_cli(_FLAGS)
     elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
         return 2
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
-        context = getattr(error, "ctx", None)
+        command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        message = f"{error.format_message().rstrip('.')}; try '{context.command_path if context else 'trtopt'} -h'"
+        said = [f"{error.format_message().rstrip('.')}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
-        message = f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"
-    if not isinstance(error, TrtoptError):
-        said = [message]
+        said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
     print("error:", "\n".join(map(visible, said)), file=sys.stderr)
     if "--json" in sys.argv:
         with contextlib.suppress(TrtoptError, OSError):
-            print(json.dumps({"error": {"type": kind, "message": message}}))
+            print(json.dumps({"error": {"type": kind, "message": "\n".join(said)}}))
     return status
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -123,24 +124,15 @@ class _Agreement(TypedDict):
     candidate_accuracy: _Accuracy | None
 
 
-def _is(value: Any, kind: Any) -> bool:
-    try:
-        converted(value, kind)
-    except Damaged:
-        return False
-    return True
-
-
 class _Ledger:
     """Which stage made which files from what: `pipeline.json` in the output folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "pipeline.json"
         self.skipped: list[str] = []
-        try:
+        self.entries: dict[str, _Entry] = {}
+        with suppress(Damaged):  # absent or damaged: everything is done again
             self.entries = converted(read_json(self.path), dict[str, _Entry])
-        except Damaged:
-            self.entries = {}  # absent or damaged: everything is done again
 
     def run(
         self, stage: str, key: Mapping[str, Any], files: Sequence[Path], work: Callable[[], Any], kind: Any = Any
@@ -155,11 +147,12 @@ class _Ledger:
         if (
             entry
             and entry["key"] == digest
-            and _is(entry["result"], kind)
             and all(path.is_file() and sha256_file(path) == entry["files"].get(path.name) for path in files)
         ):
-            self.skipped.append(stage)
-            return entry["result"]
+            with suppress(Damaged):
+                result = converted(entry["result"], kind)
+                self.skipped.append(stage)
+                return result
         result = work()
         self.entries[stage] = {
             "key": digest,

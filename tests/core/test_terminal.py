@@ -17,7 +17,7 @@ from world import World, net
 from trtopt import cli
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
 from trtopt.core.progress import PlainReporter, Reporter, RichReporter, reporter
-from trtopt.core.terminal import Escaped, escaped, own_lines, visible
+from trtopt.core.terminal import Escaped, escaped, visible
 from trtopt.core.values import Issue
 
 MARKS = [
@@ -47,8 +47,7 @@ def test_streams_keep_the_programs_lines_and_names_make_none(monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", err)
     with escaped():
         print("two\nlines", "\x9b31m")
-        with own_lines(sys.stdout):
-            print("a\nb", "c", sep="\n")
+        print(visible("a\nb"), "c", sep="\n")
         sys.stdout.writelines(["\x1b", "\n"])
         print("\x1b[2J", file=sys.stderr)
     assert (sys.stdout, sys.stderr) == (out, err)

@@ -1,19 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from trtopt.core.errors import CalibrationError, WorkerDied
-from trtopt.jobs.engines import Memory
-from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, Loop, Task
+from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, Call, Loop, Memory, result_of
 
 GIB = 1 << 30
 
 
 class Bench:
-    """Tasks that are done at once, or when told, in a loop that they are written down by."""
+    """Calls that are done at once, in a loop that they are written down by."""
 
     def __init__(self, slots: int = 2, memory: int | None = None) -> None:
         self.loop = Loop(slots, Memory(lambda: memory))
@@ -22,32 +22,40 @@ class Bench:
         self.most = self.now = 0
 
     def add(
-        self, name: str, priority: int = OBSERVE, *, outcomes: tuple[Any, ...] = (None,), need: int = 0, **more: Any
+        self,
+        name: str,
+        priority: int = OBSERVE,
+        *,
+        outcomes: tuple[Any, ...] = (None,),
+        need: int = 0,
+        begin: Callable[[], None] = lambda: None,
     ) -> None:
         waiting = list(outcomes)
 
         def start() -> Future[Any]:
+            begin()
             self.started.append(name)
             self.now += 1
             self.most = max(self.most, self.now)
             future: Future[Any] = Future()
             value = waiting.pop(0)
-            if isinstance(value, Exception):
+            if isinstance(value, BaseException):
                 future.set_exception(value)
             else:
                 future.set_result(value)
             return future
 
-        def done(value: Any) -> None:
-            self.now -= 1
-            if callable(value):
-                value()
-            self.ended.append((name, "done"))
+        async def steps() -> None:
+            try:
+                value = await result_of(Call(priority, start, lambda: need))
+                self.now -= 1
+                if callable(value):
+                    value()
+                self.ended.append((name, "done"))
+            except Exception as error:
+                self.ended.append((name, str(error)))
 
-        def failed(error: Exception) -> None:
-            self.ended.append((name, str(error)))
-
-        self.loop.add(Task(priority, start, done, failed, lambda: need, **more))
+        self.loop.add(steps())
 
 
 def test_priorities_first_then_the_order_given() -> None:
@@ -84,14 +92,15 @@ def test_memory_is_estimated_then_measured() -> None:
     memory = Memory(lambda: GIB)
     before = memory.need("model", 100 << 20)
     assert before > 3 * (100 << 20)
+    assert memory.need("model", 100 << 20, unmeasured=GIB) == before + GIB
     memory.measured("model", 5000)
-    assert memory.need("model", 100 << 20) == 5000
+    assert memory.need("model", 100 << 20) == memory.need("model", 100 << 20, unmeasured=GIB) == 5000
     memory.measured("model", 4000)
     assert memory.need("model", 100 << 20) == 5000
     assert memory.need("another", 100 << 20) == before
 
 
-def test_a_failure_is_the_tasks_own() -> None:
+def test_a_failure_is_the_calls_own() -> None:
     bench = Bench()
     bench.add("a", outcomes=(CalibrationError("constant"),))
     bench.add("b")
@@ -123,13 +132,19 @@ def test_a_lost_worker_is_replaced_once() -> None:
 
 def test_what_nobody_needs_any_more_is_passed_over() -> None:
     bench = Bench(slots=1)
+
+    def unless_over() -> None:
+        if bench.ended:
+            raise CalibrationError("nobody needs it")
+
     bench.add("a", outcomes=(CalibrationError("bad"),))
-    bench.add("b", skip=lambda: bool(bench.ended))
+    bench.add("b", begin=unless_over)
     bench.loop.run()
     assert bench.started == ["a"]
+    assert bench.ended == [("a", "bad"), ("b", "nobody needs it")]
 
 
-def test_tasks_may_add_tasks_and_an_interrupt_ends_the_loop() -> None:
+def test_steps_may_add_steps_and_an_interrupt_ends_the_loop() -> None:
     bench = Bench()
     bench.add("a", outcomes=(lambda: bench.add("b"),))
     bench.loop.run()
@@ -139,5 +154,8 @@ def test_tasks_may_add_tasks_and_an_interrupt_ends_the_loop() -> None:
         raise KeyboardInterrupt
 
     bench.add("c", outcomes=(interrupt,))
+    with pytest.raises(KeyboardInterrupt):
+        bench.loop.run()
+    bench.add("d", outcomes=(KeyboardInterrupt(),))
     with pytest.raises(KeyboardInterrupt):
         bench.loop.run()

@@ -1,28 +1,5 @@
 """Every error that trtopt raises on purpose.
 
-    TrtoptError
-    ├── UsageError            an argument or option value that can't be right
-    ├── MissingDependency     an optional package is not installed (with the command that installs it)
-    ├── OutputError           a file can't be written (path, permission, disk full)
-    ├── ModelError            the PyTorch or ONNX model
-    │   ├── InvalidModel      not a valid ONNX model: missing, truncated, cyclic, dangling, wrong opset…
-    │   ├── UnsupportedOperator   the installed parser refuses nodes
-    │   └── ExportMismatch    PyTorch and ONNX disagree on the same input
-    ├── DataError             images or arrays: missing, corrupt, wrong shape, NaN, too few
-    ├── CalibrationError      a tensor or table that can't give a scale
-    ├── BackendError          TensorRT
-    │   ├── NoBackend         no TensorRT generation is installed
-    │   ├── UnsupportedRequest    this generation can't honour an option
-    │   ├── BuildFailed       the builder returned no plan (carries its own messages)
-    │   ├── BuildCancelled    Ctrl-C
-    │   ├── PrecisionLost     the engine doesn't hold the precision that was asked for
-    │   └── AccuracyLost      no precision stays within the accuracy limit
-    ├── EngineError           a plan or its manifest
-    │   └── EngineMismatch    made by another generation, version, GPU, or changed since
-    ├── DeviceError           CUDA: no GPU, no driver, or a call that failed
-    │   └── Busy              no room for a call within its time: a session's contexts or queue are taken
-    └── WorkerDied            a process of a job list ended in the middle of a task
-
 A message says what happened, the value seen, the value allowed, and what to type next. It names options as the API does,
 between backticks (`trtopt.core.options`); the command line shows them as flags.
 """
@@ -56,15 +33,20 @@ class TrtoptError(Exception):
 
 
 class UsageError(TrtoptError):
+    """An argument or option value that can't be right."""
+
     exit_code = 2
 
 
 class MissingDependency(TrtoptError):
-    pass
+    """An optional package isn't installed; the message has the command that installs it."""
 
 
 class OutputError(TrtoptError):
-    """`advice` ends the message, after a comma; who knows more about the output than where it failed gives another."""
+    """A file can't be written.
+
+    `advice` ends the message, after a comma; who knows more about the output than where it failed gives another.
+    """
 
     def __init__(self, problem: str, advice: str = "") -> None:
         super().__init__(f"{problem}, {advice}" if advice else problem)
@@ -72,25 +54,35 @@ class OutputError(TrtoptError):
 
 
 class ModelError(TrtoptError):
-    pass
+    """Something about the PyTorch or ONNX model."""
 
 
 class InvalidModel(ModelError):
-    pass
+    """No valid ONNX model: missing, truncated, cyclic, dangling, of a wrong opset."""
 
 
-class UnsupportedOperator(ModelError):
-    """`problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`; `words`: the issues in other words."""
+class _Listing(Exception):
+    """`problem`, then `parts` line by line, then `advice`."""
 
-    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
-        said = [f"  {line}" for line in (words or map(str, issues))]
-        self._lines = [f"{problem}:" if said else problem, *said, *filter(None, [advice])]
+    def __init__(self, problem: str, parts: Sequence[str] = (), advice: str = "") -> None:
+        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts), *filter(None, [advice])]
         super().__init__("\n".join(self._lines))
-        self.problem, self.issues, self.advice = problem, tuple(issues), advice
+        self.problem, self.parts, self.advice = problem, tuple(parts), advice
 
     @property
     def lines(self) -> list[str]:
         return self._lines
+
+
+class UnsupportedOperator(_Listing, ModelError):
+    """The parser refuses nodes: `problem`, then `issues` line by line (`trtopt.core.values.Issue`), then `advice`.
+
+    `words` are the issues in other words.
+    """
+
+    def __init__(self, problem: str, issues: Sequence[Any] = (), advice: str = "", words: Sequence[str] = ()) -> None:
+        super().__init__(problem, words or [str(issue) for issue in issues], advice)
+        self.issues = tuple(issues)
 
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
         """The same, its issues in the words that `word` gives them."""
@@ -98,72 +90,65 @@ class UnsupportedOperator(ModelError):
 
 
 class ExportMismatch(ModelError):
-    pass
+    """PyTorch and ONNX disagree on the same input."""
 
 
 class DataError(TrtoptError):
-    pass
+    """Images or arrays: missing, corrupt, of a wrong shape, with NaN, too few."""
 
 
 class CalibrationError(TrtoptError):
-    pass
+    """A tensor or table that can't give a scale."""
 
 
 class BackendError(TrtoptError):
-    pass
+    """Something about TensorRT."""
 
 
 class NoBackend(BackendError):
-    pass
+    """No TensorRT generation is installed."""
 
 
-class UnsupportedRequest(BackendError):
-    """`problem`, then `parts` line by line."""
-
-    def __init__(self, problem: str, parts: Sequence[str] = ()) -> None:
-        self._lines = [f"{problem}:" if parts else problem, *(f"  {part}" for part in parts)]
-        super().__init__("\n".join(self._lines))
-        self.problem, self.parts = problem, tuple(parts)
-
-    @property
-    def lines(self) -> list[str]:
-        return self._lines
+class UnsupportedRequest(_Listing, BackendError):
+    """This generation can't honour options: `problem`, then `parts` line by line."""
 
 
 class BuildFailed(BackendError):
-    pass
+    """The builder gave no plan; its own messages are in this one."""
 
 
 class BuildCancelled(BackendError):
+    """Ctrl-C."""
+
     exit_code = 130
 
 
 class PrecisionLost(BackendError):
-    pass
+    """The engine doesn't hold the precision that was asked for."""
 
 
 class AccuracyLost(BackendError):
-    pass
+    """No precision stays within the accuracy limit."""
 
 
 class EngineError(TrtoptError):
-    pass
+    """A plan or its manifest."""
 
 
 class EngineMismatch(EngineError):
-    pass
+    """Made by another generation or version, for another GPU, or changed since."""
 
 
 class DeviceError(TrtoptError):
-    pass
+    """CUDA: no GPU, no driver, or a call that failed."""
 
 
 class Busy(DeviceError):
-    pass
+    """No room for a call within its time: a session's contexts or queue are taken."""
 
 
 class WorkerDied(TrtoptError):
-    pass
+    """A process of a job list ended in the middle of a task."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

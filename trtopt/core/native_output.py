@@ -8,41 +8,18 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
+import functools
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from trtopt.core.errors import OutputError
+from trtopt.core.terminal import visible
 
 _kept: IO[bytes] | None = None
-
-
-class _Output(io.TextIOWrapper):
-    """Standard output whose failures are errors like others: a disk that is full."""
-
-    def write(self, text: str) -> int:
-        with _as_ours():
-            return super().write(text)
-
-    def flush(self) -> None:
-        with _as_ours():
-            super().flush()
-
-
-class _Messages(io.TextIOWrapper):
-    """Standard error; what can't be written there is lost, and the work goes on."""
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            return super().write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            super().flush()
 
 
 @contextlib.contextmanager
@@ -53,6 +30,31 @@ def _as_ours() -> Iterator[None]:
         raise
     except OSError as error:
         raise OutputError(f"can't write to standard output: {error.strerror or error}") from error
+
+
+class _Guarded(io.TextIOWrapper):
+    guard: Callable[[], Any]  # a context manager around each call
+
+    def write(self, text: str) -> int:
+        with self.guard():
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self.guard():
+            super().flush()
+
+
+class _Output(_Guarded):
+    """Standard output whose failures are errors like others: a disk that is full."""
+
+    guard = staticmethod(_as_ours)
+
+
+class _Messages(_Guarded):
+    """Standard error; what can't be written there is lost, and the work goes on."""
+
+    guard = functools.partial(contextlib.suppress, OSError)
 
 
 def open_closed() -> None:
@@ -109,4 +111,4 @@ def lines() -> list[str]:
     _kept.seek(0)
     text = _kept.read().decode(errors="backslashreplace")
     _kept.seek(0, os.SEEK_END)
-    return ["".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in line) for line in text.splitlines()]
+    return [visible(line) for line in text.splitlines()]

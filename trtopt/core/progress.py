@@ -78,7 +78,18 @@ class PlainReporter(Reporter):
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        phase, over = Phase(name, total), threading.Event()
+        phase, state = Phase(name, total), "stopped after "
+        try:
+            with self._alive(phase):
+                yield phase
+            state = ""
+        finally:
+            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
+
+    @contextlib.contextmanager
+    def _alive(self, phase: Phase) -> Iterator[None]:
+        """Give signs of life."""
+        over = threading.Event()
 
         def beat() -> None:
             while not over.wait(HEARTBEAT):
@@ -86,14 +97,11 @@ class PlainReporter(Reporter):
 
         thread = threading.Thread(target=beat, name="trtopt-heartbeat", daemon=True)
         thread.start()
-        state = "stopped after "
         try:
-            yield phase
-            state = ""
+            yield
         finally:
             over.set()
             thread.join()  # no sign of life after the end
-            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
 
 class RichReporter(PlainReporter):
@@ -108,21 +116,19 @@ class RichReporter(PlainReporter):
             self._live.print(self._shown(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     @contextlib.contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+    def _alive(self, phase: Phase) -> Iterator[None]:
         from rich.console import Console
         from rich.live import Live
         from rich.spinner import Spinner
         from rich.text import Text
 
-        phase = Phase(name, total)
         spinner = Spinner("dots")
 
         def render() -> Spinner:
             spinner.update(text=Text(self._shown(f"{phase}… {phase.seconds:.0f} s")))
             return spinner
 
-        state, before = "stopped after ", self._live
-        console = Console(file=styled(self.stream))
+        before, console = self._live, Console(file=styled(self.stream))
         try:
             with Live(
                 get_renderable=render,
@@ -133,11 +139,9 @@ class RichReporter(PlainReporter):
                 redirect_stderr=False,
             ):
                 self._live = console
-                yield phase
-            state = ""
+                yield
         finally:
             self._live = before
-            self._line(f"{phase}: {state}{phase.seconds:.1f} s")
 
 
 def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> Reporter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TextIO
 
 
@@ -21,15 +21,10 @@ class Escaped:
     already and styled: rich's tables and spinners."""
 
     def __init__(self, stream: Any) -> None:
-        self.stream, self.own_lines = stream, False
-        self.shown: Callable[[str], str] = visible
+        self.stream = stream
 
     def write(self, text: str) -> int:
-        """With `own_lines`, a line feed inside `text` isn't the program's: `print` writes each argument and end by itself."""
-        if self.own_lines:
-            self.stream.write(text if text == "\n" else self.shown(text))
-        else:
-            self.stream.write("\n".join(map(visible, text.split("\n"))))
+        self.stream.write("\n".join(map(visible, text.split("\n"))))
         return len(text)
 
     def writelines(self, lines: Any) -> None:
@@ -49,20 +44,6 @@ def escaped() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = before
-
-
-@contextlib.contextmanager
-def own_lines(stream: Any, worded: Callable[[str], str] = str) -> Iterator[None]:
-    """Each argument of `print` is one line on `stream` meanwhile, whatever line breaks it holds, in the words of `worded`."""
-    if not isinstance(stream, Escaped):
-        yield
-        return
-    before = stream.own_lines, stream.shown
-    stream.own_lines, stream.shown = True, lambda text: visible(worded(text))
-    try:
-        yield
-    finally:
-        stream.own_lines, stream.shown = before
 
 
 def styled(stream: Any) -> TextIO:

@@ -148,23 +148,23 @@ def export(request: ExportRequest) -> ExportResult:
         with reporter.phase(
             "load the PyTorch model"
         ):  # a source that can't be right is refused before torch is asked for
-            found = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
+            source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
         stack.enter_context(_threads(torch))
-        if request.opset is None and request.for_generation is None and found.opset:
-            target = found.opset
-        infos, keywords = _inputs(found, request.inputs, request.dynamic, request.input_names)
+        if request.opset is None and request.for_generation is None and source.opset:
+            target = source.opset
+        infos, keywords = _inputs(source, request.inputs, request.dynamic, request.input_names)
         if isinstance(preprocess, Mapping):
-            preprocess = Preprocess.load(preprocess, Preprocess.load(found.preprocess) if found.preprocess else None)
-        arrays, sampled = _samples(infos, request.sample, preprocess or found.preprocess)
-        notes = [*found.notes]
+            preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
+        arrays, sampled = _samples(infos, request.sample, preprocess or source.preprocess)
+        notes = [*source.notes]
         for note in notes:
             reporter.warn(note)
-        stack.enter_context(_evaluating(torch, found.module))
-        module = called(torch, found.module, keywords)
+        stack.enter_context(_evaluating(torch, source.module))
+        subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values, uses_nms = _first_run(torch, found, module, infos, arrays)
+            values, uses_nms = _first_run(subject, source.module)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -172,26 +172,25 @@ def export(request: ExportRequest) -> ExportResult:
                     f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
                 )
                 reporter.warn(notes[-1])
-        names = named_outputs(tensors, request.output_names or found.outputs, [info.name for info in infos], found.text)
+        names = named_outputs(
+            tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
+        )
         with reporter.phase("export to ONNX"):
-            model = _export(torch, found.text, module, infos, arrays, names, target, uses_nms)
-            _record_training(torch, module, infos, arrays, model)
+            model = _export(subject, names, target, uses_nms)
+            _record_training(subject, model)
         comparisons: list[ExportComparison] = []
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 path = stack.enter_context(scratch()) / "model.onnx"
                 save_model(model.proto, path)
                 session = OnnxSession(path)
-                for size in _batch_sizes(infos, arrays):
-                    batch = _cut(infos, arrays, size)
-                    expected = _run(torch, module, infos, batch, model)
-                    gap = difference(expected, session(batch))
+                for size in subject.batch_sizes:
+                    batch = subject.batch(size)
+                    gap = difference(subject.outputs(batch, model), session(batch))
                     comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
-                    notes += _judge(gap, size, request.tolerance, sampled, found.text)
-                elsewhere, note = _elsewhere(
-                    torch, module, infos, arrays, model, session, request.tolerance, found.text
-                )
+                    notes += _judge(gap, size, request.tolerance, sampled, source.text)
+                elsewhere, note = _elsewhere(subject, model, session, request.tolerance)
                 comparisons += elsewhere
                 if note:
                     notes.append(note)
@@ -203,8 +202,8 @@ def export(request: ExportRequest) -> ExportResult:
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
         path=Path(request.output),
-        source=found.text,
-        weights=found.weights,
+        source=source.text,
+        weights=source.weights,
         opset=model.opset,
         inputs=model.inputs,
         outputs=model.outputs,
@@ -243,26 +242,26 @@ def _opset(opset: int | None, generation: str | None) -> int:
 
 
 def _inputs(
-    found: Source,
+    source: Source,
     inputs: InputSpec | None,
     dynamic: Mapping[str, Mapping[int, str]] | None,
     names: Sequence[str] | None,
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
-    takes = Arguments(found.module)
+    takes = Arguments(source.module)
     if isinstance(inputs, Mapping):
         infos = [
             shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
             for name, shape in inputs.items()
         ]
     else:
-        infos = list(inputs or found.inputs)
+        infos = list(inputs or source.inputs)
     if not infos:
         typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
         raise UsageError(
-            f"{found.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
+            f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
-    infos, keywords = takes.order(infos, found.text)
+    infos, keywords = takes.order(infos, source.text)
     former = [info.name for info in infos]
     if names:
         if len(names) != len(infos) or len(set(names)) < len(names):
@@ -311,16 +310,16 @@ def _samples(
     for info in infos:
         if info.name not in arrays:
             raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
-        found = arrays[info.name]
-        fits = found.ndim == len(info.shape) and all(
+        array = arrays[info.name]
+        fits = array.ndim == len(info.shape) and all(
             isinstance(want, str) or axis == 0 or want == size
-            for axis, (want, size) in enumerate(zip(info.shape, found.shape))
+            for axis, (want, size) in enumerate(zip(info.shape, array.shape))
         )
-        if not fits or not len(found):
-            raise DataError(f"the sample's {info.name} has the shape {list(found.shape)}; needed: {list(info.shape)}")
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+        if not fits or not len(array):
+            raise DataError(f"the sample's {info.name} has the shape {list(array.shape)}; needed: {list(info.shape)}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"the sample's {info.name} holds NaN or infinity")
-        arrays[info.name] = np.ascontiguousarray(found.astype(info.dtype))
+        arrays[info.name] = np.ascontiguousarray(array.astype(info.dtype))
     return {info.name: arrays[info.name] for info in infos}, text
 
 
@@ -364,40 +363,58 @@ def _sizes(infos: Sequence[TensorInfo]) -> dict[str, int]:
     return {name: SIZES.get(name, 8) for name in names}
 
 
-def _batch_sizes(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:
-    """Two batch sizes where the first dimension is dynamic and there are samples for it."""
-    first = infos[0].shape[0]
-    if isinstance(first, int):
-        return (first,)
-    return tuple(dict.fromkeys((1, min(len(array) for array in arrays.values()))))
+@dataclass(frozen=True)
+class _Subject:
+    """A module that takes the inputs in their order (`called`), and samples to run it on."""
 
+    torch: Any
+    text: str
+    module: Any
+    infos: tuple[TensorInfo, ...]
+    arrays: Mapping[str, NDArray[Any]]
 
-def _cut(infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], size: int) -> dict[str, NDArray[Any]]:
-    """The first `size` samples, repeated if there are fewer; inputs that don't start with the batch stay whole."""
-    batch, cut = infos[0].shape[0], dict(arrays)
-    for info in infos:
-        if info.shape[0] == batch:
-            cut[info.name] = arrays[info.name][np.arange(size) % len(arrays[info.name])]
-    return cut
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Two batch sizes where the first dimension is dynamic and there are samples for it."""
+        first = self.infos[0].shape[0]
+        return (first,) if isinstance(first, int) else tuple(dict.fromkeys((1, min(map(len, self.arrays.values())))))
+
+    def batch(self, size: int) -> dict[str, NDArray[Any]]:
+        """The first `size` samples, repeated if there are fewer; inputs that don't start with the batch stay whole."""
+        batch = dict(self.arrays)
+        for info in self.infos:
+            if info.shape[0] == self.infos[0].shape[0]:
+                batch[info.name] = batch[info.name][np.arange(size) % len(batch[info.name])]
+        return batch
+
+    def tensors(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+        first = next(self.module.parameters(), None)
+        device = "cpu" if first is None else first.device
+        return tuple(self.torch.from_numpy(batch[info.name].copy()).to(device) for info in self.infos)
+
+    def __call__(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
+        with self.torch.no_grad(), quiet():
+            result: tuple[Any, ...] = self.module(*self.tensors(batch))
+        return result
+
+    def outputs(self, batch: Mapping[str, NDArray[Any]], model: Model) -> dict[str, NDArray[Any]]:
+        """PyTorch's outputs under the ONNX file's names."""
+        outputs = self(batch)
+        if len(outputs) != len(model.outputs):
+            raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
+        return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}
 
 
 def _elsewhere(
-    torch: Any,
-    module: Any,
-    infos: tuple[TensorInfo, ...],
-    arrays: Mapping[str, NDArray[Any]],
-    model: Model,
-    session: OnnxSession,
-    tolerance: float,
-    what: str,
+    subject: _Subject, model: Model, session: OnnxSession, tolerance: float
 ) -> tuple[list[ExportComparison], str]:
     """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
 
     A trace may hold the sizes that it was made at, and give other results, or none, at any other.
     """
-    batch = infos[0].shape[0]
+    infos, batch = subject.infos, subject.infos[0].shape[0]
     traced = {
-        size: arrays[info.name].shape[axis]
+        size: subject.arrays[info.name].shape[axis]
         for info in infos
         for axis, size in enumerate(info.shape)
         if isinstance(size, str) and size != batch
@@ -411,13 +428,13 @@ def _elsewhere(
         tried.append(said)
         made = {}
         for info in infos:
-            array = _cut(infos, arrays, 1)[info.name]
+            array = subject.batch(1)[info.name]
             for axis, name in enumerate(info.shape):
                 if name in sizes:
                     array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
             made[info.name] = np.ascontiguousarray(array)
         try:
-            expected = _run(torch, module, infos, made, model)
+            expected = subject.outputs(made, model)
         except Exception:  # whatever a model raises at a size that it doesn't take
             continue
         problem = ""
@@ -429,8 +446,8 @@ def _elsewhere(
         if problem:
             at = ", ".join(f"{name} {size}" for name, size in traced.items())
             raise ExportMismatch(
-                f"{what}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with {said}, "
-                f"but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
+                f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
+                f"{said}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
         return [ExportComparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
     if not tried:
@@ -438,49 +455,40 @@ def _elsewhere(
     return [], f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"
 
 
-def _first_run(
-    torch: Any, found: Source, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]]
-) -> tuple[list[tuple[str, Any]], bool]:
-    """What forward returns, and whether NMS has part in it; a fault of the model shows here, before the exporter hides it."""
-    batch, seen = _cut(infos, arrays, _batch_sizes(infos, arrays)[-1]), []
-    taken = []
-    hook = found.module.register_forward_hook(lambda _, __, result: taken.append(result))
+def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], bool]:
+    """What the user's forward returns, and whether NMS has part in it; its faults show here, before the exporter hides them."""
+    torch: Any = subject.torch
+    batch = subject.batch(subject.batch_sizes[-1])
+    operators: list[str] = []
+    results: list[Any] = []
+    hook = user.register_forward_hook(lambda _, __, result: results.append(result))
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if "nms" in str(function):
-                seen.append(str(function))
+            operators.append(str(function))
             return function(*args, **(kwargs or {}))
 
     try:
-        with torch.no_grad(), quiet(), Watch():
-            module(*_tensors(torch, module, infos, batch))
+        with Watch():
+            subject(batch)
     except (Exception, SystemExit) as error:
-        given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in infos)
+        given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in subject.infos)
         raise ModelError(
-            f"{found.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}{_input_hint(error)}"
+            f"{subject.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}"
+            f"{_input_hint(error)}"
         ) from error
     finally:
         hook.remove()
-    values = list(leaves(taken[-1]))
+    values = list(leaves(results[-1]))
     if not any(isinstance(value, torch.Tensor) for _, value in values):
-        raise ModelError(f"{found.text}: forward returns {type(taken[-1]).__name__}, which holds no tensor")
-    return values, bool(seen)
+        raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
+    return values, any("nms" in name for name in operators)
 
 
-def _export(
-    torch: Any,
-    text: str,
-    module: Any,
-    infos: tuple[TensorInfo, ...],
-    arrays: Mapping[str, NDArray[Any]],
-    names: Sequence[str],
-    target: int,
-    uses_nms: bool,
-) -> Model:
+def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool) -> Model:
+    torch, infos, first = subject.torch, subject.infos, subject.infos[0].shape[0]
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
-    size = infos[0].shape[0] if isinstance(infos[0].shape[0], int) else max(2, min(map(len, arrays.values())))
-    batch = _cut(infos, arrays, size)
+    size = first if isinstance(first, int) else max(2, min(map(len, subject.arrays.values())))
     shapes = tuple(
         {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
     )
@@ -490,8 +498,8 @@ def _export(
     try:
         with rewriting, quiet(), torch.no_grad():
             program = torch.onnx.export(
-                module,
-                _tensors(torch, module, infos, batch),
+                subject.module,
+                subject.tensors(subject.batch(size)),
                 input_names=list(asked),
                 output_names=list(given),
                 dynamic_shapes=(shapes,) if any(shapes) else None,
@@ -502,14 +510,14 @@ def _export(
             proto = program.model_proto
     except Exception as error:
         raise ModelError(
-            f"{text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
+            f"{subject.text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
         ) from error
     rename_values(proto.graph, {**asked, **given}, f"{INNER}.")
     model = load_model(proto)
-    found = [info.name for info in model.inputs]
-    if found != [info.name for info in infos]:
+    exported = [info.name for info in model.inputs]
+    if exported != [info.name for info in infos]:
         raise ModelError(
-            f"the exported model has the inputs {found}; wanted {[i.name for i in infos]}: an argument is unused"
+            f"the exported model has the inputs {exported}; wanted {[i.name for i in infos]}: an argument is unused"
         )
     for info, made in zip(infos, model.inputs):
         fixed = [name for name, size in zip(info.shape, made.shape) if isinstance(name, str) and isinstance(size, int)]
@@ -537,18 +545,16 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
     return _lowered(parts, target)
 
 
-def _record_training(
-    torch: Any, module: Any, infos: tuple[TensorInfo, ...], arrays: Mapping[str, NDArray[Any]], model: Model
-) -> None:
+def _record_training(subject: _Subject, model: Model) -> None:
     """Keep what the first BatchNorm knows of its input: the export folds it away, and calibration compares with it."""
     seen: list[tuple[Any, Any]] = []
-    norms = [item for item in module.modules() if isinstance(item, torch.nn.BatchNorm2d) and item.track_running_stats]
+    kind = subject.torch.nn.BatchNorm2d
+    norms = [item for item in subject.module.modules() if isinstance(item, kind) and item.track_running_stats]
     hooks = [item.register_forward_hook(lambda norm, _, output: seen.append((norm, output))) for item in norms]
     try:
         if norms:
-            batch = _cut(infos, arrays, _batch_sizes(infos, arrays)[0])
-            with quiet(), torch.no_grad():
-                module(*_tensors(torch, module, infos, batch))
+            batch = subject.batch(subject.batch_sizes[0])
+            subject(batch)
     finally:
         for hook in hooks:
             hook.remove()
@@ -563,25 +569,6 @@ def _record_training(
         deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
         mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
         record(model.proto, Trained(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
-
-
-def _tensors(
-    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]]
-) -> tuple[Any, ...]:
-    first = next(module.parameters(), None)
-    device = "cpu" if first is None else first.device
-    return tuple(torch.from_numpy(batch[info.name].copy()).to(device) for info in infos)
-
-
-def _run(
-    torch: Any, module: Any, infos: tuple[TensorInfo, ...], batch: Mapping[str, NDArray[Any]], model: Model
-) -> dict[str, NDArray[Any]]:
-    """PyTorch's outputs under the ONNX file's names."""
-    with torch.no_grad(), quiet():
-        outputs = module(*_tensors(torch, module, infos, batch))
-    if len(outputs) != len(model.outputs):
-        raise ModelError(f"PyTorch gives {len(outputs)} outputs, the exported model {len(model.outputs)}")
-    return {info.name: value.detach().cpu().numpy() for info, value in zip(model.outputs, outputs)}
 
 
 def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:

@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,37 +77,40 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     torch = require("torch", "torch", "export")
     if not left or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
+    with making(torch, text, lambda error: _told(text, left, error)):
+        with quiet():
+            module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
+        model = _attribute(module, attribute, text)
+        if not isinstance(model, torch.nn.Module):
+            call = _callable(model, text, arguments, options)
+            with quiet():
+                model = call()
+        elif arguments or options:
+            raise UsageError(f"{text} is a ready {type(model).__name__}: it takes no factory arguments")
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"{text} gave {_kind(model)}; a torch.nn.Module is needed: name a class or function that gives the model alone"
+        )
+    return model
+
+
+@contextlib.contextmanager
+def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) -> Iterator[None]:
+    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words."""
     with torch.random.fork_rng(devices=[]), offline() as asked:
         torch.manual_seed(SEED)
         try:
-            with quiet():
-                module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
-            found = _attribute(module, attribute, text)
-            if not isinstance(found, torch.nn.Module):
-                call = _callable(found, text, arguments, options)
-                with quiet():
-                    found = call()
-            elif arguments or options:
-                raise UsageError(f"{text} is a ready {type(found).__name__}: it takes no factory arguments")
+            yield
         except TrtoptError:
             raise
         except (Exception, SystemExit) as error:
-            if asked:
-                raise ModelError(no_downloads(text, asked)) from error
-            raise _told(text, left, error) from error
-    if not isinstance(found, torch.nn.Module):
-        raise UsageError(
-            f"{text} gave {_kind(found)}; a torch.nn.Module is needed: name a class or function that gives the model alone"
-        )
-    return found
-
-
-def no_downloads(text: str, asked: Sequence[str]) -> str:
-    return (
-        f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its published "
-        "weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give them as a file: "
-        "`weights=FILE`"
-    )
+            if not asked:
+                raise told(error) from error
+            raise ModelError(
+                f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its "
+                "published weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give "
+                "them as a file: `weights=FILE`"
+            ) from error
 
 
 def bare_file(text: str) -> str | None:
@@ -187,14 +190,14 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
-def _callable(found: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+def _callable(factory: Any, text: str, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
     """What makes the module, its arguments checked: a wrong name shall not look like a fault of the user's code."""
-    if not callable(found):
+    if not callable(factory):
         raise UsageError(
-            f"{text} is {_kind(found)}; a torch.nn.Module, or a class or function that gives one, is needed"
+            f"{text} is {_kind(factory)}; a torch.nn.Module, or a class or function that gives one, is needed"
         )
     with contextlib.suppress(ValueError):  # built-in: it has no signature
-        signature = inspect.signature(found)
+        signature = inspect.signature(factory)
         try:
             signature.bind(*arguments, **options)
         except TypeError as error:
@@ -204,7 +207,7 @@ def _callable(found: Any, text: str, arguments: Sequence[Any], options: Mapping[
             raise UsageError(
                 f"{text}: {told}; it takes: {takes or 'nothing'}. Give arguments as `factory_arg={{'NAME': 'VALUE'}}`"
             ) from error
-    return lambda: found(*arguments, **options)
+    return lambda: factory(*arguments, **options)
 
 
 def _told(text: str, left: str, error: BaseException) -> TrtoptError:

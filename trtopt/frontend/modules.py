@@ -15,11 +15,11 @@ from typing import Any
 
 from trtopt.core.errors import ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import existing_file
-from trtopt.core.foreign import essence, offline
+from trtopt.core.foreign import essence
 from trtopt.core.library_output import quiet
 from trtopt.core.values import TensorInfo
 from trtopt.frontend import checkpoints
-from trtopt.frontend.factories import SEED, bare_file, make, no_downloads, own_imports
+from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
@@ -85,11 +85,11 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
         return _weighted(_torchvision(name, arguments), weights)
-    if colon and not text.endswith(".toml"):
-        return _weighted(_own(text, (), arguments), weights)
-    missing = None if text.endswith(".toml") else bare_file(text)
-    if missing:
-        raise UsageError(missing)
+    if not text.endswith(".toml"):
+        if colon:
+            return _weighted(_own(text, (), arguments), weights)
+        if missing := bare_file(text):
+            raise UsageError(missing)
     return _from_recipe(load_recipe(text), weights, arguments)
 
 
@@ -110,19 +110,19 @@ def _from_recipe(recipe: Recipe, weights: str | os.PathLike[str] | None, argumen
     kind, _, name = recipe.source.partition(":")
     options = {**recipe.options, **arguments}
     if kind == "torchvision":
-        found = _torchvision(name, options)
+        source = _torchvision(name, options)
     else:
         recipe.check_installed()  # before torch is asked for, which is larger
-        found = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
-    found = replace(
-        found,
+        source = _own(recipe.source, recipe.arguments, options, recipe.path.parent)
+    source = replace(
+        source,
         text=f"{recipe.name} ({recipe.source})",
-        inputs=recipe.inputs or found.inputs,
+        inputs=recipe.inputs or source.inputs,
         outputs=recipe.outputs,
         opset=recipe.opset,
         preprocess=recipe.preprocess,
     )
-    return _weighted(found, weights or recipe.weights)
+    return _weighted(source, weights or recipe.weights)
 
 
 def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
@@ -145,17 +145,15 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     builder = models.get_model_builder(name)
     # No weights of any kind: a backbone's default would be downloaded.
     nothing = {key: None for key in inspect.signature(builder).parameters if key.startswith("weights")}
-    try:
-        with torch.random.fork_rng(devices=[]), offline() as asked, quiet():
-            torch.manual_seed(SEED)
-            module = builder(**{**nothing, **options})
-            trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
-            filled = 0 if trained else _fill_zero_heads(torch, module)
-    except Exception as error:
-        if asked:
-            raise ModelError(no_downloads(text, asked)) from error
-        told = f"{text}: {type(error).__name__}: {essence(error)}"
-        raise UsageError(f"{told}; given: {dict(options)}" if options else told) from error
+
+    def told(error: BaseException) -> UsageError:
+        message = f"{text}: {type(error).__name__}: {essence(error)}"
+        return UsageError(f"{message}; given: {dict(options)}" if options else message)
+
+    with making(torch, text, told), quiet():
+        module = builder(**{**nothing, **options})
+        trained = any(options.get(key) is not None for key in ("weights", "weights_backbone"))
+        filled = 0 if trained else _fill_zero_heads(torch, module)
     notes = [] if trained else [f"{name} has random weights (seed {SEED}): give weights to export a trained model"]
     if filled:
         notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
@@ -199,10 +197,10 @@ def _fill_zero_heads(torch: Any, module: Any) -> int:
     return filled
 
 
-def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
+def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     """Load a state dict, strictly."""
     if weights is None:
-        return found
+        return source
     torch = require("torch", "torch", "export")
 
     path = existing_file(weights, "the weights file")
@@ -227,16 +225,16 @@ def _weighted(found: Source, weights: str | os.PathLike[str] | None) -> Source:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
-    state = _unwrapped(state, set(found.module.state_dict()))
+    state = _unwrapped(state, set(source.module.state_dict()))
     try:
-        found.module.load_state_dict(state)
+        source.module.load_state_dict(state)
     except RuntimeError as error:
         raise ModelError(
-            f"the weights {path} don't fit {found.text}: {essence(error, 6)}. If the model was trained with other arguments, "
+            f"the weights {path} don't fit {source.text}: {essence(error, 6)}. If the model was trained with other arguments, "
             "give them as `factory_arg={'NAME': 'VALUE'}`"
         ) from error
-    notes = tuple(note for note in found.notes if "random weights" not in note and "start" not in note)
-    return replace(found, weights=str(path), notes=notes)
+    notes = tuple(note for note in source.notes if "random weights" not in note and "start" not in note)
+    return replace(source, weights=str(path), notes=notes)
 
 
 def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:

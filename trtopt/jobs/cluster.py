@@ -24,8 +24,8 @@ from trtopt.core.library_output import Shared, variable
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__, to_install
 from trtopt.data import ImageBatches
-from trtopt.jobs.engines import Memory
 from trtopt.jobs.gpus import HOST_MEMORY
+from trtopt.jobs.loop import Memory
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
 # Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
@@ -114,13 +114,13 @@ class Cluster:
         return True
 
     def stage(self, part: Samples) -> Future[Any]:
-        """Done at once: what is decoded stays on the cluster, and tasks wait for it there."""
+        """A list of one reference. Done at once: what is decoded stays on the cluster, and tasks wait for it there."""
         staged: Future[Any] = Future()
         try:
             if isinstance(part, ImageBatches):
-                staged.set_result(_Staged(self._decode.remote(part.loaded())))
+                staged.set_result([self._decode.remote(part.loaded())])
             else:
-                staged.set_result(_Staged(self._ray.put(decode(part))))
+                staged.set_result([self._ray.put(decode(part))])
         except TrtoptError as error:
             staged.set_exception(error)
         return staged
@@ -129,12 +129,10 @@ class Cluster:
         if model.folder not in self._models:
             files = {file.name: file.read_bytes() for file in model.folder.iterdir()}
             self._models[model.folder] = self._ray.put(files)
-        torch = HOST_MEMORY if self._device and not self._memory.known(model.fingerprint) else 0
-        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads) + torch, self._most // 2)
+        torch = HOST_MEMORY if self._device else 0
+        need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, torch), self._most // 2)
         call = self._observe.options(memory=need) if need else self._observe
-        reference = call.remote(
-            self._models[model.folder], model, source.reference, first, count, self.threads, self._device
-        )
+        reference = call.remote(self._models[model.folder], model, *source, first, count, self.threads, self._device)
         result: Future[dict[str, Any]] = Future()
         self._pending[result] = reference
 
@@ -165,20 +163,13 @@ class Cluster:
         return error
 
     def release(self, source: Any) -> None:
-        source.reference = None  # Ray frees it when no task holds it any more
+        source.clear()  # Ray frees it when no task holds it any more
 
     def close(self) -> None:
         for reference in list(getattr(self, "_pending", {}).values()):
             self._ray.cancel(reference, force=True)
         if self._own:
             self._ray.shutdown()
-
-
-class _Staged:
-    """Samples in the object store, behind a name of ours: Ray would fetch a bare reference out of the arguments."""
-
-    def __init__(self, reference: Any) -> None:
-        self.reference = reference
 
 
 def _observe_remote(

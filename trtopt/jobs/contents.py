@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import onnx
 
@@ -13,36 +13,27 @@ from trtopt.data.images import EXTENSIONS
 from trtopt.graph.io import external_files
 from trtopt.jobs.joblist import DataSet, Job
 
-Key = TypeVar("Key")
-
 
 class Contents:
     """Keys of jobs; every file is read once."""
 
     def __init__(self, versions: Mapping[str, str]) -> None:
         self._versions = dict(versions)
-        self._models: dict[Path, object] = {}
-        self._data: dict[str, object] = {}
+        self._model, self._samples = functools.cache(_model), functools.cache(_samples)
 
     def key(self, job: Job) -> str:
         """SHA-256 of everything that the job's table depends on."""
         return sha256_json(
             {
                 "versions": self._versions,
-                "model": _kept(self._models, job.model, lambda: _model(job.model)),
-                "data": _kept(self._data, job.data.name, lambda: _samples(job.data)),
+                "model": self._model(job.model),
+                "data": self._samples(job.data),
                 "method": job.method,
                 "overrides": job.precision_override,
                 "output": str(job.output.absolute()),
             }
             | ({"device": job.device} if job.device != "cpu" else {})
         )
-
-
-def _kept(known: dict[Key, object], key: Key, find: Callable[[], object]) -> object:
-    if key not in known:
-        known[key] = find()
-    return known[key]
 
 
 def _model(path: Path) -> object:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Protocol
 
-from trtopt.core.host import free_memory
 from trtopt.data import ImageBatches
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.work import OpenModel, Samples, Shard
-
-_BASE = 300 << 20  # bytes: Python, NumPy, ONNX Runtime
-_THREAD = 64 << 20  # bytes: one sample's tensors
-_SHARE = 0.9  # of the free memory may be used
 
 
 class Engine(Protocol):
@@ -35,9 +29,6 @@ class Engine(Protocol):
 
     def release(self, source: Any) -> None:
         """No pass needs these samples any more."""
-
-    def close(self) -> None:
-        """Stop what still runs."""
 
 
 class Local:
@@ -71,31 +62,3 @@ class Local:
     def release(self, source: Any) -> None:
         if isinstance(source, Path):
             source.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """The pool is closed by whoever made it."""
-
-
-class Memory:
-    """How much the tasks under way may take together; what a model needs is estimated first, then measured."""
-
-    def __init__(self, free: Callable[[], int | None] = free_memory) -> None:
-        found = free()
-        self.limit = None if found is None else int(found * _SHARE)
-        self.taken = 0
-        self._measured: dict[str, int] = {}
-
-    def need(self, key: str, nbytes: int, threads: int = 1) -> int:
-        """Bytes for a process that works on files of `nbytes`."""
-        return self._measured.get(key) or _BASE + threads * _THREAD + 3 * nbytes
-
-    def known(self, key: str) -> bool:
-        """Whether what it needs was measured."""
-        return key in self._measured
-
-    def measured(self, key: str, peak: int) -> None:
-        self._measured[key] = max(peak, self._measured.get(key, 0))
-
-    def fits(self, need: int) -> bool:
-        """Always for the first task: one must run, and may fail by itself."""
-        return self.limit is None or self.taken == 0 or self.taken + need <= self.limit

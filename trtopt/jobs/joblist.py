@@ -83,7 +83,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
     except Damaged as error:
         raise UsageError(f"{file}: {error}") from None
     where, root = str(file), file.parent
-    _known(content, _TOP, where)
+    _table(content, where, _TOP)
     folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
     device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
     sets = _table(content.get("data", {}), f"{where}: data")
@@ -104,7 +104,7 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
 
 
 def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
-    _known(_table(entry, where), _JOB, where)
+    _table(entry, where, _JOB)
     models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
     methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
     for method in methods:
@@ -153,8 +153,7 @@ def _models(text: str, root: Path, where: str) -> list[Path]:
 def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
     if not re.fullmatch(r"[\w+-]+", name):
         raise UsageError(f"{where}: a data set's name is letters, digits and _ + -, as files are named by it")
-    table = _table(value, where)
-    _known(table, _DATA, where)
+    table = _table(value, where, _DATA)
     if ("images" in table) == ("data" in table):
         raise UsageError(f'{where}: needs either images = "FOLDER" or data = "ARRAYS.npz"')
     limit = table.get("limit")
@@ -180,14 +179,12 @@ def _data_set(name: str, value: Any, root: Path, where: str) -> DataSet:
     return DataSet(name, images, data, preprocess, limit, unusual)
 
 
-def _known(table: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    if unknown := [key for key in table if key not in allowed]:
-        raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(allowed)}")
-
-
-def _table(value: Any, where: str) -> dict[str, Any]:
+def _table(value: Any, where: str, keys: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A table, with no other keys than `keys` if there are any."""
     if not isinstance(value, dict):
         raise UsageError(f"{where} is {value!r}; a table is needed")
+    if keys and (unknown := [key for key in value if key not in keys]):
+        raise UsageError(f"{where}: unknown key {', '.join(unknown)}; known: {', '.join(keys)}")
     return value
 
 

@@ -1,90 +1,114 @@
-"""Hands tasks to workers as room and memory allow, and takes their results back, one at a time."""
+"""Runs coroutines that wait for calls in workers: calls start as room and memory allow, and results come one at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from trtopt.core.errors import WorkerDied
-from trtopt.jobs.engines import Memory
+from trtopt.core.host import free_memory
 
 FINISH, OBSERVE, STAGE, OPEN = range(4)  # what goes first: results, then what is decoded, then more to do
+_BASE = 300 << 20  # bytes: Python, NumPy, ONNX Runtime
+_THREAD = 64 << 20  # bytes: one sample's tensors
+_SHARE = 0.9  # of the free memory may be used
 
 
-@dataclass(order=True)
-class Task:
-    """One call in a worker.
+class Memory:
+    """How much the calls under way may take together; what a model needs is estimated first, then measured."""
+
+    def __init__(self, free: Callable[[], int | None] = free_memory) -> None:
+        nbytes = free()
+        self.limit = None if nbytes is None else int(nbytes * _SHARE)
+        self.taken = 0
+        self._measured: dict[str, int] = {}
+
+    def need(self, key: str, nbytes: int, threads: int = 1, unmeasured: int = 0) -> int:
+        """Bytes for a process that works on files of `nbytes`; `unmeasured`: further ones, while it wasn't measured."""
+        return self._measured.get(key) or _BASE + threads * _THREAD + 3 * nbytes + unmeasured
+
+    def measured(self, key: str, peak: int) -> None:
+        self._measured[key] = max(peak, self._measured.get(key, 0))
+
+    def fits(self, need: int) -> bool:
+        """Always for the first call: one must run, and may fail by itself."""
+        return self.limit is None or self.taken == 0 or self.taken + need <= self.limit
+
+
+@dataclass(frozen=True)
+class Call:
+    """To be awaited: one call in a worker.
 
     Attributes:
-        start: makes the call.
-        done: takes its result; may add tasks. An error of its own counts as the task's.
-        failed: takes its error.
+        start: makes it.
         need: bytes of memory that it takes, asked for when it is about to start.
-        skip: says that nobody needs it any more; asked then, too.
     """
 
     priority: int
-    start: Callable[[], Future[Any]] = field(compare=False)
-    done: Callable[[Any], None] = field(compare=False)
-    failed: Callable[[Exception], None] = field(compare=False)
-    need: Callable[[], int] = field(compare=False)
-    skip: Callable[[], bool] = field(compare=False, default=lambda: False)
-    tries: int = field(compare=False, default=2)
-    taken: int = field(compare=False, default=0)
+    start: Callable[[], Future[Any]]
+    need: Callable[[], int]
+
+    def __await__(self) -> Generator[Call, Any, Any]:
+        return (yield self)
+
+
+async def result_of(call: Call) -> Any:
+    """What the call gives, or its error. A worker that is lost is replaced once: another's memory may have killed it."""
+    try:
+        return await call
+    except WorkerDied:
+        return await call
+
+
+Steps = Coroutine[Call, Any, None]
 
 
 class Loop:
-    """`slots` tasks at a time at most."""
+    """`slots` calls at a time at most."""
 
     def __init__(self, slots: int, memory: Memory) -> None:
         self.slots, self.memory = slots, memory
-        self._ready: list[tuple[Task, int]] = []  # the number keeps tasks of one priority in order
+        self._ready: list[tuple[int, int, Call, Steps]] = []  # the number keeps calls of one priority in order
         self._numbers = itertools.count()
 
-    def add(self, task: Task) -> None:
-        heapq.heappush(self._ready, (task, next(self._numbers)))
+    def add(self, steps: Steps) -> None:
+        """Run a coroutine up to its first call; `run` goes on with it. It handles its calls' errors itself."""
+        self._advance(partial(steps.send, None), steps)
 
     def run(self) -> None:
-        """Until no task is left."""
-        under_way: dict[Future[Any], Task] = {}
+        """Until no call is left."""
+        under_way: dict[Future[Any], tuple[Steps, int]] = {}
         while self._ready or under_way:
             while self._ready and len(under_way) < self.slots:
-                task = self._ready[0][0]
-                task.taken = task.need()
-                if not self.memory.fits(task.taken):
+                _, _, call, steps = self._ready[0]
+                need = call.need()
+                if not self.memory.fits(need):
                     break
                 heapq.heappop(self._ready)
-                if task.skip():
-                    continue
                 try:
-                    future = task.start()
+                    future = call.start()
                 except Exception as error:
-                    task.failed(error)
+                    self._advance(partial(steps.throw, error), steps)
                 else:
-                    self.memory.taken += task.taken
-                    under_way[future] = task
+                    self.memory.taken += need
+                    under_way[future] = steps, need
             if under_way:
                 # With a limit, so that Ctrl-C is noticed on every system.
                 for future in wait(under_way, timeout=1, return_when=FIRST_COMPLETED).done:
-                    task = under_way.pop(future)
-                    self.memory.taken -= task.taken
-                    self._take(task, future)
+                    steps, need = under_way.pop(future)
+                    self.memory.taken -= need
+                    if failure := future.exception():
+                        self._advance(partial(steps.throw, failure), steps)
+                    else:
+                        self._advance(partial(steps.send, future.result()), steps)
 
-    def _take(self, task: Task, future: Future[Any]) -> None:
-        error = future.exception()
-        if isinstance(error, WorkerDied) and task.tries > 1:
-            task.tries -= 1  # it may have been killed for the memory that another one took
-            self.add(task)
-        elif isinstance(error, Exception):
-            task.failed(error)
-        elif error is not None:
-            raise error
-        else:
-            try:
-                task.done(future.result())
-            except Exception as wrong:  # what one task's result does wrong is no affair of the others
-                task.failed(wrong)
+    def _advance(self, go_on: Callable[[], Call], steps: Steps) -> None:
+        with contextlib.suppress(StopIteration):
+            call = go_on()
+            heapq.heappush(self._ready, (call.priority, next(self._numbers), call, steps))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from trtopt.core.documents import converted
 from trtopt.jobs.joblist import Job
 
 STATES = ("pending", "running", "done", "failed")
@@ -31,11 +32,11 @@ class JobResult:
     """
 
     name: str
-    state: str
-    model: str
-    data: str
-    method: str
-    output: str
+    state: Literal["pending", "running", "done", "failed"]
+    model: str = ""
+    data: str = ""
+    method: str = ""
+    output: str = ""
     error: Mapping[str, str] | None = None
     digest: str | None = None
     samples: int = 0
@@ -53,41 +54,12 @@ class JobResult:
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
-        """As `to_json` gave it."""
-        return cls(
-            name=record["name"],
-            state=record["state"],
-            model=record.get("model", ""),
-            data=record.get("data", ""),
-            method=record.get("method", ""),
-            output=record.get("table", ""),
-            error=record.get("error"),
-            digest=record.get("digest"),
-            samples=record.get("samples", 0),
-            tensors=record.get("tensors", {}),
-            shards=record.get("shards", 0),
-            notes=tuple(record.get("notes", ())),
-            seconds=record.get("seconds", 0.0),
-            cached=cached,
-        )
+        """As `to_json` gave it; Damaged: it didn't."""
+        return replace(converted({**record, "output": record.get("table", "")}, cls), cached=cached)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "state": self.state,
-            "model": self.model,
-            "data": self.data,
-            "method": self.method,
-            "table": self.output,
-            "error": None if self.error is None else dict(self.error),
-            "digest": self.digest,
-            "samples": self.samples,
-            "tensors": dict(self.tensors),
-            "shards": self.shards,
-            "notes": list(self.notes),
-            "seconds": self.seconds,
-            "cached": self.cached,
-        }
+        plain = asdict(self) | {"notes": list(self.notes)}
+        return {"table" if name == "output" else name: value for name, value in plain.items()}
 
     @property
     def outcome(self) -> str:
@@ -124,16 +96,20 @@ class JobsResult:
         return all(job.state == "done" for job in self.jobs)
 
     @property
+    def _counts(self) -> Counter[str]:
+        return Counter(job.state for job in self.jobs)
+
+    @property
     def summary(self) -> str:
         """How many jobs are in which state."""
-        counts = Counter(job.state for job in self.jobs)
+        counts = self._counts
         return f"{len(self.jobs)} jobs: " + ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ok": self.ok,
             "jobs": [job.to_json() for job in self.jobs],
-            "states": {state: sum(job.state == state for job in self.jobs) for state in STATES},
+            "states": {state: self._counts[state] for state in STATES},
             "shards": {"observed": self.observed, "reused": self.reused},
             "state": str(self.state),
             "seconds": round(self.seconds, 3),

@@ -23,10 +23,10 @@ from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Phase, Reporter
 from trtopt.jobs.contents import Contents
-from trtopt.jobs.engines import Engine, Local, Memory
+from trtopt.jobs.engines import Engine, Local
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
 from trtopt.jobs.joblist import Job, load_jobs
-from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Loop, Task
+from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Memory, Steps, result_of
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.request import JobsRequest
 from trtopt.jobs.results import JobResult, JobsResult
@@ -71,7 +71,7 @@ def run_jobs(request: JobsRequest) -> JobsResult:
             f"{workers} workers with {request.threads or 1} threads each share {have} cores: fewer would be faster"
         )
     with ExitStack() as stack:
-        kept = stack.enter_context(State.locked(folder))
+        state = stack.enter_context(State.locked(folder))
         pool = Pool(workers, request.threads or max(1, have // workers))
         stack.callback(pool.close)
         on_gpu = listed[0].device != "cpu"
@@ -80,21 +80,20 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         if request.ray is not None:
             from trtopt.jobs.cluster import Cluster
 
-            engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
-            stack.callback(engine.close)
-            identity = engine.identity()
+            cluster = engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
+            stack.callback(cluster.close)
+            identity = cluster.identity()
         elif on_gpu:
             gpus = _gpus()
             identity, places = gpus.identity, gpus.places()
             reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
             own = Pool(len(places), request.threads or max(1, have // len(places)), places)
             stack.callback(own.close)
-            engine = Local(pool, request.threads or 1, kept.scratch, own, gpus.device)
+            engine = Local(pool, request.threads or 1, state.scratch, own, gpus.device)
         else:
-            engine = Local(pool, request.threads or 1, kept.scratch)
-        run = _Run(listed, kept, pool, engine, request.shard, reporter, identity)
-        if request.threads is None and request.ray is None:
-            run.spread = have
+            engine = Local(pool, request.threads or 1, state.scratch)
+        shared = have if request.threads is None and request.ray is None else None
+        run = _Run(listed, state, pool, engine, request.shard, reporter, identity, shared)
         results = run.all()
     return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)
 
@@ -126,6 +125,10 @@ def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
     return JobsResult(tuple(JobResult.recorded(item, cached=True) for item in found), folder, 0, 0, 0.0)
 
 
+class _Dropped(Exception):
+    """The jobs that a call was for have failed by now."""
+
+
 @dataclass(eq=False)
 class _Pass:
     """One model on one data set."""
@@ -136,31 +139,29 @@ class _Pass:
     jobs: list[Job] = field(default_factory=list)
     shards: list[str] = field(default_factory=list)
     missing: set[str] = field(default_factory=set)
-    failed: bool = False
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        state: State,
-        pool: Pool,
-        engine: Engine,
-        shard: int | None,
-        reporter: Reporter,
-        identity: Mapping[str, str] | None = None,
-    ) -> None:
-        self.jobs, self.state, self.pool, self.engine = jobs, state, pool, engine
-        self.shard, self.reporter = shard, reporter
-        self.memory = Memory()
-        self.loop = Loop(max(engine.slots, pool.workers), self.memory)
-        self.observed = self.reused = 0
-        self.spread: int | None = None  # cores to divide among the tasks there are
-        self.results: dict[str, JobResult] = {}
-        self._running: dict[str, float] = {}
-        self._keys: dict[str, str] = {}
-        self._pass_of: dict[str, str] = {}
-        self._identity, self._versions = identity, versions(identity)
+    jobs: Sequence[Job]
+    state: State
+    pool: Pool
+    engine: Engine
+    shard: int | None
+    reporter: Reporter
+    identity: Mapping[str, str] | None  # of what else than ONNX Runtime on the CPU runs models
+    cores: int | None  # to be divided among the calls there are; None: threads are given
+    observed: int = 0
+    reused: int = 0
+    results: dict[str, JobResult] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    _running: dict[str, float] = field(default_factory=dict)
+    _keys: dict[str, str] = field(default_factory=dict)
+    _pass_of: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.loop = Loop(max(self.engine.slots, self.pool.workers), self.memory)
+        self.versions = versions(self.identity)
         self._phase: Phase
 
     def all(self) -> list[JobResult]:
@@ -179,7 +180,7 @@ class _Run:
     # The steps, each for all jobs: only when all models are known is it known who shares which images.
 
     def _unfinished(self) -> list[Job]:
-        contents, todo = Contents(self._versions), list[Job]()
+        contents, todo = Contents(self.versions), list[Job]()
         for job in self.jobs:
             self._phase.detail(f"looking at {job.name}")
             key, record = contents.key(job), self.state.job(job.name)
@@ -198,22 +199,17 @@ class _Run:
         sharing: dict[tuple[Path, tuple[str, ...]], list[Job]] = {}
         for job in todo:
             sharing.setdefault((job.model, job.precision_override), []).append(job)
-        found: list[tuple[OpenModel, list[Job]]] = []
+        models: list[tuple[OpenModel, list[Job]]] = []
 
-        def opened(jobs: list[Job], model: OpenModel) -> None:
-            found.append((model, jobs))
+        async def opening(path: Path, overrides: Sequence[str], folder: Path, jobs: list[Job]) -> None:
+            call = partial(self.pool.submit, "trtopt.jobs.work:open_model", path, overrides, folder)
+            need = partial(self.memory.need, "", 2 * (path.stat().st_size if path.is_file() else 0))
+            models.append((await self._call(OPEN, jobs, call, need), jobs))
 
         for number, ((path, overrides), jobs) in enumerate(sharing.items()):
-            folder = self.state.scratch / f"model{number}"
-            self._add(
-                OPEN,
-                partial(self.pool.submit, "trtopt.jobs.work:open_model", path, overrides, folder),
-                partial(opened, jobs),
-                jobs,
-                need=partial(self.memory.need, "", 2 * _size(path)),
-            )
+            self._add(jobs, opening(path, overrides, self.state.scratch / f"model{number}", jobs))
         self._work("opening models")
-        return found
+        return models
 
     def _passes(self, todo: Sequence[Job], models: Sequence[tuple[OpenModel, list[Job]]]) -> list[_Pass]:
         sharing: dict[tuple[str, str], list[tuple[OpenModel, Job]]] = {}
@@ -221,23 +217,19 @@ class _Run:
             for job in jobs:
                 sharing.setdefault((job.data.name, _signature(model, job)), []).append((model, job))
         passes: dict[str, _Pass] = {}
+        threads = max(1, (self.cores or 1) // max(1, min(len(sharing), self.pool.workers)))
 
-        def opened(users: list[tuple[OpenModel, Job]], data: OpenData) -> None:
+        async def opening(users: list[tuple[OpenModel, Job]], jobs: list[Job], folder: Path) -> None:
+            inputs = users[0][0].inputs
+            call = partial(self.pool.submit, "trtopt.jobs.work:open_samples", jobs[0].data, inputs, threads, folder)
+            data = await self._call(OPEN, jobs, call, partial(self.memory.need, "", 0, threads))
             for model, job in users:
-                key = self._pass_of[job.name] = model.pass_key(data, self._identity)
+                key = self._pass_of[job.name] = model.pass_key(data.described, data.preprocess, self.identity)
                 passes.setdefault(key, _Pass(key, model, data)).jobs.append(job)
 
-        threads = max(1, (self.spread or 1) // max(1, min(len(sharing), self.pool.workers)))
         for number, users in enumerate(sharing.values()):
-            model, job = users[0]
-            folder = self.state.scratch / f"arrays{number}"
-            self._add(
-                OPEN,
-                partial(self.pool.submit, "trtopt.jobs.work:open_samples", job.data, model.inputs, threads, folder),
-                partial(opened, users),
-                [job for _, job in users],
-                need=partial(self.memory.need, "", 0, threads),
-            )
+            jobs = [job for _, job in users]
+            self._add(jobs, opening(users, jobs, self.state.scratch / f"arrays{number}"))
         self._work("opening data")
         order = {job.name: number for number, job in enumerate(todo)}
         return sorted(passes.values(), key=lambda item: order[item.jobs[0].name])
@@ -256,14 +248,14 @@ class _Run:
                 lacking = [item for item in users if self._lacks(item, name, stop - start)]
                 if lacking:
                     work.append((data.samples.part(start, stop), start, name, lacking))
-        if self.spread:
+        if self.cores:
             tasks = sum(len(users) for _, _, _, users in work)
-            self.engine.threads = max(1, self.spread // max(1, min(tasks, self.engine.slots)))
+            self.engine.threads = max(1, self.cores // max(1, min(tasks, self.engine.slots)))
         for part, first, name, users in work:
-            self._shard(part, first, name, users)
+            self._add([job for item in users for job in item.jobs], self._shard(part, first, name, users))
         for item in passes:
             if not item.missing:
-                self._finish(item)
+                self._add(item.jobs, self._finish(item))
         self._work("observing")
 
     def _prune(self, passes: Sequence[_Pass]) -> None:
@@ -296,128 +288,83 @@ class _Run:
         item.missing.add(shard)
         return True
 
-    def _shard(self, part: Samples, first: int, name: str, users: list[_Pass]) -> None:
-        count = part.samples
+    async def _shard(self, part: Samples, first: int, name: str, users: list[_Pass]) -> None:
+        source: Any = part
+        if self.engine.stages(part, len(users)):
+            jobs = [job for item in users for job in item.jobs]
+            source = await self._call(STAGE, jobs, lambda: self.engine.stage(part), partial(self.memory.need, "", 0))
+        left = {item.key for item in users}  # passes that still need the source
+        for item in users:
+            self._add(item.jobs, self._observe_one(item, source, first, part.samples, name, left))
 
-        def observe(source: Any, left: set[str]) -> None:
-            for item in users:
-                self._observe_one(item, source, first, count, name, left)
-
-        def ended() -> None:
-            for item in users:
-                item.failed = True
-
-        if not self.engine.stages(part, len(users)):
-            observe(part, set())
-            return
-        self._add(
-            STAGE,
-            lambda: self.engine.stage(part),
-            lambda source: observe(source, {item.key for item in users}),
-            [job for item in users for job in item.jobs],
-            need=lambda: self.memory.need("", 0),
-            ended=ended,
-            skip=lambda: all(item.failed for item in users),
-        )
-
-    def _observe_one(self, item: _Pass, source: Any, first: int, count: int, name: str, left: set[str]) -> None:
-        """`left`: passes that still need the source; the last one releases it."""
-
-        def over() -> None:
-            if left:
-                left.discard(item.key)
-                if not left:
-                    self.engine.release(source)
-
-        def done(result: dict[str, Any]) -> None:
-            over()
-            made_by = result.pop("versions")
-            if made_by != self._versions:
-                raise CalibrationError(
-                    f"a worker has {made_by}, this run {self._versions}: install the same versions, and use GPUs of one kind"
-                )
-            self.memory.measured(item.model.fingerprint, result.pop("peak"))
-            self.state.save_shard(item.key, name, result)
-            self.observed += 1
-            item.missing.discard(name)
-            self._phase.detail(
-                f"{item.jobs[0].name}: {len(item.shards) - len(item.missing)} of {len(item.shards)} shards"
+    async def _observe_one(self, item: _Pass, source: Any, first: int, count: int, name: str, left: set[str]) -> None:
+        model = item.model
+        try:
+            result = await self._call(
+                OBSERVE,
+                item.jobs,
+                lambda: self.engine.observe(model, source, first, count),
+                lambda: self.memory.need(
+                    model.fingerprint, model.nbytes, self.engine.threads, HOST_MEMORY if self.identity else 0
+                ),
             )
-            if not item.missing:
-                self._finish(item)
+        finally:
+            left.discard(item.key)
+            if not left:
+                self.engine.release(source)
+        made_by = result.pop("versions")
+        if made_by != self.versions:
+            raise CalibrationError(
+                f"a worker has {made_by}, this run {self.versions}: install the same versions, and use GPUs of one kind"
+            )
+        self.memory.measured(model.fingerprint, result.pop("peak"))
+        self.state.save_shard(item.key, name, result)
+        self.observed += 1
+        item.missing.discard(name)
+        self._phase.detail(f"{item.jobs[0].name}: {len(item.shards) - len(item.missing)} of {len(item.shards)} shards")
+        if not item.missing:
+            await self._finish(item)
 
-        def ended() -> None:
-            item.failed = True
-            over()
-
-        def skip() -> bool:
-            if item.failed:
-                over()
-            return item.failed
-
-        self._add(
-            OBSERVE,
-            lambda: self.engine.observe(item.model, source, first, count),
-            done,
-            item.jobs,
-            need=lambda: (
-                self.memory.need(item.model.fingerprint, item.model.nbytes, self.engine.threads)
-                + (HOST_MEMORY if self._identity and not self.memory.known(item.model.fingerprint) else 0)
-            ),
-            ended=ended,
-            skip=skip,
-        )
-
-    def _finish(self, item: _Pass) -> None:
-        def done(outcomes: list[dict[str, Any] | TrtoptError]) -> None:
-            for job, outcome in zip(item.jobs, outcomes):
-                if isinstance(outcome, TrtoptError):
-                    self._fail([job], outcome)
-                else:
-                    self._record(job, "done", outcome | {"shards": len(item.shards)})
-
-        wanted = [(job.model, job.method, job.output) for job in item.jobs]
+    async def _finish(self, item: _Pass) -> None:
+        tables = [(job.model, job.method, job.output) for job in item.jobs]
         unusual = all(job.data.allow_unusual_data for job in item.jobs)
-        self._add(
+        arguments = (self.state.folder, item.model, item.data, item.key, item.shards, tables, unusual)
+        outcomes = await self._call(
             FINISH,
-            lambda: self.pool.submit(
-                "trtopt.jobs.work:make_tables",
-                self.state.folder,
-                item.model,
-                item.data,
-                item.key,
-                item.shards,
-                wanted,
-                unusual,
-            ),
-            done,
             item.jobs,
-            need=lambda: self.memory.need("", item.model.nbytes),
+            partial(self.pool.submit, "trtopt.jobs.work:make_tables", *arguments),
+            partial(self.memory.need, "", item.model.nbytes),
         )
+        for job, outcome in zip(item.jobs, outcomes):
+            if isinstance(outcome, TrtoptError):
+                self._fail([job], outcome)
+            else:
+                self._record(job, "done", outcome | {"shards": len(item.shards)})
 
-    def _add(
-        self,
-        priority: int,
-        start: Callable[[], Future[Any]],
-        done: Callable[[Any], None],
-        jobs: Sequence[Job],
-        *,
-        need: Callable[[], int],
-        ended: Callable[[], None] = lambda: None,
-        skip: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """A task for these jobs: they run when it starts, and fail, after `ended`, when it does."""
+    async def _call(
+        self, priority: int, jobs: Sequence[Job], start: Callable[[], Future[Any]], need: Callable[[], int]
+    ) -> Any:
+        """The result of a call for these jobs, which run from its start on; `_Dropped` once none of them needs it."""
 
         def begin() -> Future[Any]:
+            if all(job.name in self.results for job in jobs):
+                raise _Dropped
             for job in jobs:
                 self._mark_running(job)
             return start()
 
-        def failed(error: Exception) -> None:
-            ended()
-            self._fail(jobs, error)
+        return await result_of(Call(priority, begin, need))
 
-        self.loop.add(Task(priority, begin, done, failed, need, skip))
+    def _add(self, jobs: Sequence[Job], steps: Steps) -> None:
+        """Take steps for these jobs, which fail if an error comes out of them."""
+
+        async def guarded() -> None:
+            try:
+                await steps
+            except Exception as error:
+                self._fail(jobs, error)
+
+        self.loop.add(guarded())
 
     def _work(self, what: str) -> None:
         self._phase.detail(what)
@@ -466,10 +413,6 @@ def _signature(model: OpenModel, job: Job) -> str:
         (info,) = model.inputs
         return sha256_json([info.dtype, [size if isinstance(size, int) else -1 for size in info.shape[1:]]])
     return sha256_json([(info.name, info.dtype, info.shape) for info in model.inputs])
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
 
 
 def _still(path: Path, digest: Any) -> bool:

@@ -23,9 +23,9 @@ import stat
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any, Literal, TypedDict
+from typing import IO, Any, TypedDict
 
 from trtopt.calibration.histogram import Histogram, merged
 from trtopt.calibration.observe import Observation
@@ -34,6 +34,7 @@ from trtopt.calibration.table import packed, unpacked
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import write_json
+from trtopt.jobs.results import JobResult
 
 _JOB_FORMAT, _SHARD_FORMAT, _LAYOUT_FORMAT = "trtopt.job/1", "trtopt.shard/1", "trtopt.shards/1"
 
@@ -46,44 +47,8 @@ class _Failure(TypedDict):
     message: str
 
 
-class _Named(TypedDict):
-    name: str
-    state: Literal["pending", "running", "done", "failed"]
-
-
-_Pass = TypedDict("_Pass", {"pass": str}, total=False)
-
-
-class _Record(_Named, _Pass, total=False):
-    """Of a job: `JobResult.to_json`, and what runs need besides."""
-
-    key: str
-    sha256: str
-    model: str
-    data: str
-    method: str
-    table: str
-    error: _Failure | None
-    digest: str | None
-    samples: int
-    tensors: dict[str, int]
-    shards: int
-    notes: list[str]
-    seconds: float
-
-
-class _Look(TypedDict):
-    """A `Sample` as plain JSON."""
-
-    name: str
-    digest: str
-    mean: str
-    std: str
-    absmax: str
-    random: bool
-    plain: str
-    thumb: str
-    tokens: str
+# Of a job's file, what `JobResult` doesn't say.
+_Besides = TypedDict("_Besides", {"key": str, "pass": str, "sha256": str, "error": _Failure | None}, total=False)
 
 
 class State:
@@ -103,21 +68,16 @@ class State:
         """
         state = cls(folder)
         check_folder(folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / "lock").open("a+", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(
-                f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
-            ) from error
-        with lock:
-            if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
-                lock.seek(0)
-                raise UsageError(
-                    f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end it, "
-                    "or give another folder with `state=`"
-                )
+        with contextlib.ExitStack() as stack:
             try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((folder / "lock").open("a+", encoding="utf-8"))
+                if not _lock(lock, patience=0.3):  # it may only be `at_work` that looks
+                    lock.seek(0)
+                    raise UsageError(
+                        f"another run is at work on {folder} ({lock.read().strip() or 'unknown process'}): wait for it, end "
+                        "it, or give another folder with `state=`"
+                    )
                 lock.truncate(0)
                 lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
                 lock.flush()
@@ -125,11 +85,11 @@ class State:
                 for part in ("jobs", "shards", "scratch"):
                     (folder / part).mkdir(exist_ok=True)
             except OSError as error:
-                raise OutputError(f"can't write the state folder {folder}: {error.strerror}") from error
-            try:
-                yield state
-            finally:
-                shutil.rmtree(state.scratch, ignore_errors=True)
+                raise OutputError(
+                    f"can't use the state folder {folder}: {error.strerror}; give another with `state=`"
+                ) from error
+            stack.callback(shutil.rmtree, state.scratch, ignore_errors=True)
+            yield state
 
     def at_work(self) -> bool:
         """Whether a run holds the folder now; True, too, where that can't be asked."""
@@ -208,9 +168,9 @@ class State:
             return None
         observation = unpacked_observation(found)
         try:
-            samples = [_sample(item) for item in converted(found.get("looks"), list[_Look], "looks")]
+            samples = [_sample(item) for item in converted(found.get("looks"), list[dict[str, Any]], "looks")]
             seconds = converted(found.get("seconds"), float, "seconds")
-        except (Damaged, ValueError):  # ValueError: not a number, or not base64
+        except (Damaged, KeyError, TypeError, ValueError):
             return None
         if not observation or observation.samples != len(samples):
             return None
@@ -263,19 +223,22 @@ def _read(path: Path, kind: str) -> dict[str, Any]:
 
 
 def _record(path: Path) -> dict[str, Any]:
+    content = _read(path, _JOB_FORMAT)
     try:
-        return {**converted(_read(path, _JOB_FORMAT), _Record)}
+        JobResult.recorded(content)
+        converted(content, _Besides)
     except Damaged:
         return {}
+    return content
 
 
-def _sample(look: _Look) -> Sample:
-    plain: dict[str, Any] = {**look}
-    plain |= {name: float(plain[name]) for name in _NUMBERS}
-    plain |= {name: base64.b64decode(plain[name], validate=True) for name in _BYTES}
-    if len(plain["thumb"]) not in (0, THUMB_BYTES) or len(plain["tokens"]) % 8:
+def _sample(look: Mapping[str, Any]) -> Sample:
+    """What `packed_looks` wrote; Damaged, KeyError, TypeError or ValueError where it isn't that."""
+    numbers = {name: float(look[name]) for name in _NUMBERS}
+    content = {name: base64.b64decode(look[name], validate=True) for name in _BYTES}
+    if len(content["thumb"]) not in (0, THUMB_BYTES) or len(content["tokens"]) % 8:
         raise ValueError("a thumbnail or tokens of another size")
-    return Sample(**{item.name: plain[item.name] for item in fields(Sample)})
+    return converted({**look, **numbers, **content}, Sample)
 
 
 def check_folder(folder: Path) -> None:

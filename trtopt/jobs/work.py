@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,8 +38,8 @@ BATCH = 8  # samples read at a time; nothing depends on it
 
 
 @dataclass(frozen=True)
-class OpenModel:
-    """A model, folded and written where workers read it.
+class OpenModel(Prepared):
+    """A model, folded and written where workers read it; `proto` is empty until it is `loaded`.
 
     Attributes:
         folder: holds `model.onnx` and its external data.
@@ -48,19 +48,10 @@ class OpenModel:
 
     folder: Path
     nbytes: int
-    name: str
-    fingerprint: str
-    tensors: tuple[str, ...]
-    groups: tuple[tuple[str, ...], ...]
     inputs: tuple[TensorInfo, ...]
 
-    def prepared(self) -> Prepared:
-        return Prepared(_graph(self.folder), self.tensors, self.groups, self.name, self.fingerprint)
-
-    def pass_key(self, data: OpenData, engine: Mapping[str, str] | None = None) -> str:
-        """See `Prepared.pass_key`, which needs no graph for it."""
-        bare = Prepared(onnx.ModelProto(), self.tensors, self.groups, self.name, self.fingerprint)
-        return bare.pass_key(data.described, data.preprocess, engine)
+    def loaded(self) -> OpenModel:
+        return replace(self, proto=_graph(self.folder))
 
     @property
     def fixed_batch(self) -> int:
@@ -116,15 +107,9 @@ def open_model(path: Path, overrides: Sequence[str], folder: Path) -> OpenModel:
     except OSError as error:
         raise OutputError(f"can't write {folder}: {error.strerror}") from error
     save_model(prepared.proto, folder / "model.onnx")
-    return OpenModel(
-        folder=folder,
-        nbytes=sum(file.stat().st_size for file in folder.iterdir()),
-        name=prepared.name,
-        fingerprint=prepared.fingerprint,
-        tensors=prepared.tensors,
-        groups=prepared.groups,
-        inputs=loaded.inputs,
-    )
+    nbytes = sum(file.stat().st_size for file in folder.iterdir())
+    bare = {**vars(prepared), "proto": onnx.ModelProto()}
+    return OpenModel(**bare, folder=folder, nbytes=nbytes, inputs=loaded.inputs)
 
 
 def open_samples(data: DataSet, inputs: Sequence[TensorInfo], threads: int, folder: Path) -> OpenData:
@@ -225,7 +210,7 @@ def make_tables(
         CalibrationError: a tensor is constant over all shards, or a shard's file is gone.
         DataError: most of the samples are noise, constant or the same.
     """
-    folder, prepared = State(state), model.prepared()
+    folder, prepared = State(state), model.loaded()
     observations, survey, seconds = [], Survey(), 0.0
     for shard in shards:
         found = folder.shard(pass_key, shard)
@@ -277,18 +262,12 @@ def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> list
 def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:
     """Batches under the model's own input names: decoded images are shared by models that name theirs otherwise."""
     names = [info.name for info in model.inputs]
-    if isinstance(shard.source, Path):
-        images = np.load(shard.source, mmap_mode="r")
-        batches: Iterator[Mapping[str, NDArray[Any]]] = (
-            {names[0]: images[start : start + BATCH]} for start in range(0, len(images), BATCH)
-        )
-    elif isinstance(shard.source, Mapping):
-        arrays = shard.source
-        batches = (
-            {name: values[start : start + BATCH] for name, values in arrays.items()}
-            for start in range(0, shard.count, BATCH)
-        )
+    arrays = {names[0]: np.load(shard.source, mmap_mode="r")} if isinstance(shard.source, Path) else shard.source
+    batches: Iterable[Mapping[str, NDArray[Any]]]
+    if isinstance(arrays, Mapping):
+        starts = range(0, shard.count, BATCH)
+        batches = ({name: values[start : start + BATCH] for name, values in arrays.items()} for start in starts)
     else:
-        batches = iter(shard.source)
+        batches = arrays
     for batch in batches:
         yield dict(zip(names, batch.values())) if len(names) == 1 else batch
