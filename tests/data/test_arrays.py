@@ -218,7 +218,7 @@ def test_files_that_are_missing_or_something_else(tmp_path: Path) -> None:
         ArrayBatches(tmp_path / "gone.npz", IMAGE)
     with pytest.raises(DataError, match=r"no .npz or .npy file in"):
         ArrayBatches(tmp_path / "empty", IMAGE)
-    with pytest.raises(UsageError, match=r"a.csv is neither .npz nor .npy"):
+    with pytest.raises(UsageError, match=r"a.csv'` is neither .npz nor .npy"):
         ArrayBatches(tmp_path / "a.csv", IMAGE)
 
 

@@ -19,6 +19,7 @@ from trtopt.core.errors import AccuracyLost, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.tensors import Profile, numpy_dtype, x
 from trtopt.data import Batches
+from trtopt.data.rebatch import filled, joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
 from trtopt.evaluation.verify import Runner, verify_all
@@ -254,7 +255,7 @@ def _at_opt(
             taken.append(batch)
             count += len(next(iter(batch.values())))
     if taken:
-        together = {name: np.concatenate([batch[name] for batch in taken]) for name in shapes}
-        return {name: together[name][np.arange(shape[0]) % count] for name, shape in shapes.items()}, "real samples"
+        together = joined(taken)
+        return {name: filled({name: together[name]}, shape[0])[name] for name, shape in shapes.items()}, "real samples"
     shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
     return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

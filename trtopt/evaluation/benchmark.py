@@ -27,6 +27,7 @@ from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import filled, joined, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.peers import PEERS, Peer, open_peers
 from trtopt.evaluation.request import BenchRequest
@@ -273,14 +274,9 @@ def _inputs(
     batches = open_data(
         session.inputs, images=images, data=data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
     )
-    parts = list(batches)
-    samples = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    count = len(next(iter(samples.values())))
-    dtypes = {item.name: item.dtype for item in session.inputs}
-    cut = {
-        size: {name: array[np.arange(size) % count].astype(dtypes[name], copy=False) for name, array in samples.items()}
-        for size in sizes
-    }
+    samples = joined(batches)
+    count = samples_in(samples)
+    cut = {size: filled(samples, size) for size in sizes}
     again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
     return cut, f"{count} real samples from {images if images is not None else data}{again}"
 

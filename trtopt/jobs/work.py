@@ -27,6 +27,7 @@ from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
+from trtopt.data.rebatch import joined
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
@@ -166,8 +167,7 @@ def decode_to_file(part: Samples, path: Path) -> Path:
 
 def decode(part: Samples) -> dict[str, NDArray[Any]]:
     """The samples in memory, by input."""
-    batches = list(part)
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return joined(part)
 
 
 def observe_shard(
