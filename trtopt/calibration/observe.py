@@ -2,10 +2,8 @@
 
 Each sample is run alone, on one thread; several samples run side by side. So a sample's values, and with them the
 histograms, are the same whatever the batch size, order, sharding or number of threads by construction, not by the grace of
-ONNX Runtime's kernels: it promises nothing there (with 1.31 no tensor of EfficientNet-Lite0, ResNet-50 or ViT-B/16 moves with
-the batch size on an AVX-512 CPU; its matrix products do have a path of their own for one row). Memory never holds more than
-one sample's tensors a thread, and no tensor needs to say which of its axes is the batch (in ViT it is the second). It is
-also faster: ResNet-50, 48 images, two cores: 2.0 s against 4.0 s for batches of eight on two threads, then counted.
+ONNX Runtime's kernels: it promises nothing there. Memory never holds more than one sample's tensors a thread, and no tensor
+needs to say which of its axes is the batch (in ViT it is the second). It is also faster (docs/results/calibration-rules.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Images from a folder or a list: decoded in a few threads while earlier ones are used, unusable ones left out and counted.
 
-Always in full. JPEG decoders can give images at 1/2, 1/4 or 1/8 in a half to a third of the time, but after the resize to 224
-pixels those of six photos differ from the full ones by 7 to 48 of 255 levels (0.2 to 2.2 in the mean), whereas full
-decoding agrees with torchvision's reference transforms to one level.
+Always in full: JPEG decoders' smaller images differ visibly after the resize (docs/results/calibration-rules.md).
 """
 
 from __future__ import annotations

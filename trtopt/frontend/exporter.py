@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.trained import Trained, producer_of, record
+from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.errors import (
     DataError,
     ExportMismatch,
@@ -559,7 +559,7 @@ def _record_training(
     if tensor is not None:
         deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
         mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
-        record(model.proto, Trained(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
+        record(model.proto, Expected(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
 def _tensors(

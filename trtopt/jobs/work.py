@@ -15,12 +15,12 @@ import onnx
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
+from trtopt.calibration.expected import examine
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import PROBES, Sample, Survey
+from trtopt.calibration.report import facts, refuse
 from trtopt.calibration.torch_engine import engine_identity
-from trtopt.calibration.trained import examine
-from trtopt.calibration.verdict import facts, refuse
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import forget_peak, peak_memory
@@ -243,7 +243,12 @@ def make_tables(
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
             table = replace(prepared, name=path.name).table(
-                whole, method, data=data.described, preprocess=data.preprocess, skipped=data.skipped, seconds=seconds
+                whole,
+                method,
+                data=data.described,
+                preprocess=data.preprocess,
+                skipped=data.skipped,
+                seconds=round(seconds, 3),
             )
             table = with_quality(table, whole, quality, examined)
             output.parent.mkdir(parents=True, exist_ok=True)
