@@ -23,9 +23,9 @@ from trtopt import workflow as stages
 from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction as engine
 from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.report import refuse, warnings
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import read_cache
-from trtopt.calibration.verdict import refuse, warnings
 from trtopt.core.errors import BuildFailed, EngineError, TrtoptError
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops

@@ -14,8 +14,9 @@ from sklearn.datasets import load_digits
 from world import Heard
 
 from trtopt.calibration import calibrator as module
-from trtopt.calibration.calibrator import calibrate, observe_and_choose
-from trtopt.calibration.table import Table
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.observe import observe
+from trtopt.calibration.table import Table, choose_all
 from trtopt.calibration.text_cache import write_cache
 from trtopt.core.errors import CalibrationError, DataError, OutputError, UsageError
 from trtopt.core.values import METHODS
@@ -291,13 +292,17 @@ def test_overridden_nodes_are_not_measured(digits: NDArray[np.float32]) -> None:
     assert set(table.tensors) == {"first"}
 
 
-def test_observe_and_choose_takes_plain_batches(digits: NDArray[np.float32]) -> None:
+def test_observing_and_choosing_takes_plain_batches(digits: NDArray[np.float32]) -> None:
     folded, _ = fold(digits_model())
     points = find_points(folded)
     batches = [{"x": digits[start : start + 10]} for start in range(0, 40, 10)]
-    table = observe_and_choose(folded, points.activations, points.groups, batches, "entropy", threads=1)
-    assert table.samples == 40
-    assert table.amax == calibrate(digits_model(), data={"x": digits[:40]}, method="entropy", threads=1).table.amax
+    seen = observe(folded, points.activations, batches, threads=1)
+    assert seen.samples == 40
+    table = calibrate(digits_model(), data={"x": digits[:40]}, method="entropy", threads=1).table
+    assert choose_all(seen.histograms, points.groups, "entropy").keys() == table.tensors.keys()
+    assert {
+        name: item.amax for name, item in choose_all(seen.histograms, points.groups, "entropy").items()
+    } == table.amax
 
 
 def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np.float32]) -> None:

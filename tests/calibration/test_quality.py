@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_sample_images
 
 from trtopt.calibration.quality import PROBES, Sample, Survey, as_image, is_noise, near_copies, outliers
-from trtopt.calibration.verdict import facts
+from trtopt.calibration.report import facts
 from trtopt.recipes.loader import package_file
 
 FOLDER = Path(skimage.__file__).parent / "data"

@@ -90,9 +90,15 @@ def test_types_are_converted_within_their_kind_and_said(world: World, two: Path)
     assert found.status == 0, found
     has(found.err, "a: converted from float64 to float32", "b: converted from int32 to int64")
     np.savez(world.folder / "huge.npz", a=A.astype(np.float64) * 1e300, b=B)
-    has(world.refused("run", two, "--input", world.folder / "huge.npz", *ORT), "'a' is float64", "beyond", "float32")
+    has(
+        world.refused("run", two, "--input", world.folder / "huge.npz", *ORT),
+        "'a' has float64 values that float32 can't hold",
+    )
     np.savez(world.folder / "kind.npz", a=A, b=B + 0.5)
-    has(world.refused("run", two, "--input", world.folder / "kind.npz", *ORT), "'b' is float64; the engine takes int64")
+    has(
+        world.refused("run", two, "--input", world.folder / "kind.npz", *ORT),
+        "'b' has dtype float64, the engine takes int64",
+    )
 
 
 def test_bfloat16_goes_through_files(world: World) -> None:

@@ -24,6 +24,7 @@ from trtopt.core.values import Precision, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.cuda.tensors import Profile, numpy_dtype
 from trtopt.data import Batches
+from trtopt.data.rebatch import filled, joined
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
@@ -305,7 +306,7 @@ def _at_opt(
             batches.append(batch)
             count += len(next(iter(batch.values())))
     if batches:
-        together = {name: np.concatenate([batch[name] for batch in batches]) for name in shapes}
-        return {name: together[name][np.arange(shape[0]) % count] for name, shape in shapes.items()}, "real samples"
+        together = joined(batches)
+        return {name: filled({name: together[name]}, shape[0])[name] for name, shape in shapes.items()}, "real samples"
     shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
     return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

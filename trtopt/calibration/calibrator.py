@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.convergence import movement
+from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
 from trtopt.calibration.observe import Observation, observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
+from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.calibration.table import Table, choose_all
+from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
-from trtopt.calibration.trained import examine, first_layers
-from trtopt.calibration.verdict import facts, foretold, refuse, refuse_early, warnings
 from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
 from trtopt.core.options import taking
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.progress import Reporter
 from trtopt.core.values import METHODS, Override, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.graph.io import load_model
-from trtopt.graph.proto import fingerprint
 
 DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own
@@ -70,7 +68,7 @@ class CalibrateResult:
     @property
     def convergence(self) -> str:
         """How far more samples would move thresholds, in a sentence; empty where that isn't known."""
-        return foretold(self.table)
+        return forecast(self.table)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -312,7 +310,7 @@ def _measured(
 
 
 def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], examined: Mapping[str, Any]) -> Table:
-    """The table with what was found of its data, foretold of more of it, and examined of its preprocessing."""
+    """The table with what was found of its data, forecast of more of it, and examined of its preprocessing."""
     moves = movement(seen.blocks, table.tensors, table.groups, seen.samples)
     convergence = None if moves is None else {"method": table.method} | moves
     return replace(table, quality={**found, "convergence": convergence, "preprocessing": dict(examined)})
@@ -326,40 +324,6 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
             f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
             f"that look like what the network will see give good scales (the first axis of an array counts samples{shapes})"
         )
-
-
-def observe_and_choose(
-    proto: ModelProto,
-    tensors: Sequence[str],
-    groups: Sequence[Sequence[str]],
-    batches: Iterable[Mapping[str, NDArray[Any]]],
-    method: str = "auto",
-    *,
-    threads: int | None = None,
-    reporter: Reporter = SILENT,
-) -> Table:
-    """Observe `tensors` of `proto` as it stands and choose their thresholds: `calibrate` without files, folding and cache.
-
-    Args:
-        groups: tensors that get one threshold together.
-        batches: input name → array, first axis = samples.
-
-    Raises:
-        CalibrationError, DataError: see `observe`.
-    """
-    started = time.monotonic()
-    seen = observe(proto, tensors, batches, threads=threads, reporter=reporter)
-    with reporter.phase("choosing thresholds"):
-        entries = choose_all(seen.histograms, groups, method)
-    return Table(
-        tensors=entries,
-        groups=tuple(map(tuple, groups)),
-        model={"name": proto.graph.name, "fingerprint": fingerprint(proto)},
-        data={"count": seen.samples},
-        method=method,
-        samples=seen.samples,
-        seconds=round(time.monotonic() - started, 3),
-    )
 
 
 def data_notes(table: Table) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 TensorRT looks scales up by tensor name, for every floating tensor of the network that it is given, not only for those that a
 Q/DQ placement needs: layers beside a tensor without one fall back to floating point. So what the table doesn't hold is
-carried over where that is exact (see `spreading`) and else measured in a second pass. Names are those of the folded graph,
+carried over where that is exact (see `propagation`) and else measured in a second pass. Names are those of the folded graph,
 which `build --calibrator native` gives TensorRT, and those of the original that hold the same values.
 """
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.observe import observe
-from trtopt.calibration.spreading import Known, spread
+from trtopt.calibration.propagation import Known, propagate
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
@@ -82,7 +82,7 @@ def export(
     """
     wanted = floating(folded)
     scales = {**(amax or {}), **table.amax}
-    known = spread(linked(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
+    known = propagate(linked(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
     rest = [name for name in wanted if name not in known]
     if batches is not None and rest:
         seen = observe(folded, rest, batches, threads=threads, shard=True, reporter=reporter)
@@ -92,7 +92,7 @@ def export(
             if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
         }
     entries = {name: known[name].amax for name in wanted if name in known}
-    known = spread(linked(original), known)
+    known = propagate(linked(original), known)
     others = {name: known[name].amax for name in floating(original) if name in known and name not in entries}
     write_cache(entries | others, path)
     lacking = tuple(name for name in wanted if name not in entries)

@@ -9,7 +9,7 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
    stands at its number.
 3. folding: the cache names a tensor that folding removed and whose values another one holds (Identity, Dropout, Cast,
    duplicates).
-4. propagated: through operators that keep the scale; `spreading` says which, and why that is exact.
+4. propagated: through operators that keep the scale; `propagation` says which, and why that is exact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
 from trtopt.calibration.prepared import prepare
-from trtopt.calibration.spreading import Known, spread
+from trtopt.calibration.propagation import Known, propagate
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.calibration.text_cache import TextCache, read_cache
 from trtopt.core.errors import CalibrationError, TrtoptError, UsageError
@@ -39,7 +39,9 @@ from trtopt.graph.io import Model, save_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import linked
-from trtopt.trt import NetworkLayer, installed
+
+if TYPE_CHECKING:
+    from trtopt.trt import NetworkLayer
 
 MISSING = ("error", "float")
 NO_SCALE = "the imported calibration cache has no scale for what it reads"
@@ -55,7 +57,19 @@ _ALIASES = {
     "normalization": "scale",
 }
 
-Networks = Callable[[], Iterator[Sequence[NetworkLayer]]]
+_ROWS = {  # a field of `Coverage` → its name in tables
+    "exact": "by the same name",
+    "numbering": "by the parser's numbering",
+    "folding": "through folding",
+    "propagated": "propagated",
+    "missing": "missing",
+    "unquantized": "nodes left in floating point",
+    "spare": "entries not needed",
+    "strange": "entries of no tensor here",
+    "unusable": "entries unusable",
+}
+
+Networks = Callable[[], "Iterator[Sequence[NetworkLayer]]"]
 """The parsed networks that a cache may be numbered by, likeliest first; raises TrtoptError where nothing can parse."""
 
 
@@ -95,38 +109,13 @@ class Coverage:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """What, how many, the first names: for a table."""
-        parts = (
-            ("by the same name", self.exact),
-            ("by the parser's numbering", self.numbering),
-            ("through folding", self.folding),
-            ("propagated", self.propagated),
-            ("missing", self.missing),
-            ("nodes left in floating point", self.unquantized),
-            ("entries not needed", self.spare),
-            ("entries of no tensor here", self.strange),
-            ("entries unusable", self.unusable),
-        )
-        found = [(what, str(len(names)), _some(names)) for what, names in parts if names or what == "missing"]
-        return [("tensors that INT8 needs", str(self.needed), ""), *found]
+        parts = {what: getattr(self, field) for field, what in _ROWS.items()}
+        rows = [(what, str(len(names)), _some(names)) for what, names in parts.items() if names or what == "missing"]
+        return [("tensors that INT8 needs", str(self.needed), ""), *rows]
 
     def to_json(self) -> dict[str, Any]:
-        fields = (
-            "exact",
-            "numbering",
-            "folding",
-            "propagated",
-            "missing",
-            "unquantized",
-            "spare",
-            "strange",
-            "unusable",
-        )
-        plain: dict[str, Any] = {name: list(getattr(self, name)) for name in fields}
-        return (
-            {"header": self.header, "entries": self.entries, "needed": self.needed}
-            | plain
-            | {"foreign": self.foreign, "note": self.note}
-        )
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {"header": self.header, "entries": self.entries, "needed": self.needed} | plain
 
 
 def import_table(
@@ -154,12 +143,12 @@ def import_table(
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
     ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
     numbered, note = _numbered(cache, theirs | ours, ends, networks or (lambda: _parsed(original, folded)))
-    known = spread(given, numbered | exact)
+    known = propagate(given, numbered | exact)
     known = {name: item for name, item in known.items() if name in ours}
     left: dict[str, None] = {}
     while True:
         points = find_points(folded, overrides=(*overrides, *kept_out(left)))
-        found = spread(graph, known, points.groups)
+        found = propagate(graph, known, points.groups)
         lacking = [name for name in points.activations if name not in found]
         readers = [node for name in lacking for node, _ in points.reads[name] if node not in left]
         if not lacking or missing == "error" or not readers:
@@ -351,6 +340,8 @@ def _kind(text: str) -> str:
 
 
 def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
+    from trtopt.trt import installed
+
     problem: TrtoptError | None = None
     parsed = False
     for generation in installed():

@@ -2,10 +2,8 @@
 
 Each sample is run alone, on one thread; several samples run side by side. So a sample's values, and with them the
 histograms, are the same whatever the batch size, order, sharding or number of threads by construction, not by the grace of
-ONNX Runtime's kernels: it promises nothing there (with 1.31 no tensor of EfficientNet-Lite0, ResNet-50 or ViT-B/16 moves with
-the batch size on an AVX-512 CPU; its matrix products do have a path of their own for one row). Memory never holds more than
-one sample's tensors a thread, and no tensor needs to say which of its axes is the batch (in ViT it is the second). It is
-also faster: ResNet-50, 48 images, two cores: 2.0 s against 4.0 s for batches of eight on two threads, then counted.
+ONNX Runtime's kernels: it promises nothing there. Memory never holds more than one sample's tensors a thread, and no tensor
+needs to say which of its axes is the batch (in ViT it is the second). It is also faster (docs/results/calibration-rules.md).
 """
 
 from __future__ import annotations
@@ -29,6 +27,8 @@ from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptEr
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
+from trtopt.data.convert import converted
+from trtopt.data.rebatch import filled, rebatched, samples_in
 from trtopt.graph.proto import node_label, tensor_info
 from trtopt.ort import sessions
 
@@ -71,7 +71,7 @@ def observe(
 
     Raises:
         CalibrationError: a tensor isn't in the graph, isn't finite, or is constant; or ONNX Runtime can't run the model.
-        DataError: no samples, or they don't fit the inputs.
+        DataError, UsageError: no samples, or they don't fit the inputs.
         MissingDependency: ONNX Runtime isn't installed.
     """
     inputs = _inputs(proto)
@@ -265,54 +265,22 @@ def _feeds(
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
     size = sizes[0] if sizes else together
-    waiting: list[Feed] = []
-    for batch in batches:
-        for sample in _samples(batch, inputs):
-            if waiting and not sizes and any(waiting[0][name].shape != array.shape for name, array in sample.items()):
-                yield from _leftover(waiting, size)
-                waiting = []
-            waiting.append(sample)
-            if len(waiting) == size:
-                yield _joined(waiting), size, 1
-                waiting = []
-    yield from _leftover(waiting, size)
+    for batch in rebatched((_fitting(batch, inputs) for batch in batches), size):
+        count, start = samples_in(batch), 0
+        while start < count:
+            fresh = max(divisor for divisor in range(1, count - start + 1) if size % divisor == 0)
+            some = {name: array[start : start + fresh] for name, array in batch.items()}
+            yield filled(some, size), fresh, size // fresh
+            start += fresh
 
 
-def _leftover(waiting: Sequence[Feed], size: int) -> Iterator[tuple[Feed, int, int]]:
-    while waiting:
-        count = max(divisor for divisor in range(1, len(waiting) + 1) if size % divisor == 0)
-        yield _joined([*waiting[:count]] * (size // count)), count, size // count
-        waiting = waiting[count:]
-
-
-def _samples(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]) -> Iterator[Feed]:
+def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]) -> Feed:
     missing = [name for name in inputs if name not in batch]
     if missing:
         raise DataError(f"the data lacks the input {missing[0]!r}; it has {', '.join(batch) or 'nothing'}")
-    arrays: Feed = {}
-    for name, info in inputs.items():
-        array = np.asarray(batch[name])
-        if array.ndim == 0:
-            raise DataError(f"the data for {name!r} is one number; the first axis of an array must count samples")
-        if array.dtype != info.dtype:
-            if not np.can_cast(array.dtype, info.dtype, "same_kind"):
-                raise DataError(f"the input {name!r} is {info.dtype}; its data is {array.dtype}")
-            array = array.astype(info.dtype)
-        arrays[name] = array
-    counts = {name: len(array) for name, array in arrays.items()}
-    if len(set(counts.values())) > 1:
-        raise DataError(f"the inputs have different numbers of samples in one batch: {counts}")
-    for index in range(next(iter(counts.values()), 0)):
-        yield {name: array[index : index + 1] for name, array in arrays.items()}
-
-
-def _joined(samples: Sequence[Feed]) -> Feed:
-    if len(samples) == 1:
-        return samples[0]
-    try:
-        return {name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]}
-    except ValueError as error:
-        raise DataError(f"samples of different shapes can't share the model's fixed batch: {error}") from error
+    arrays = {name: np.asarray(batch[name]) for name in inputs}
+    samples_in(arrays)
+    return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
 def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str, str], samples: int) -> None:

@@ -73,14 +73,13 @@ class Prepared:
         *,
         data: Mapping[str, Any],
         preprocess: Mapping[str, Any] | None = None,
-        skipped: Sequence[Mapping[str, str]] = (),
-        seconds: float = 0.0,
+        **about: Any,
     ) -> Table:
         """The table of what was seen, thresholds chosen by `method`.
 
         Args:
             data, preprocess: as `Batches` and `Preprocess` describe themselves.
-            seconds: that the pass took.
+            about: further fields of the table.
 
         Raises:
             CalibrationError: only zeros were seen of a tensor.
@@ -92,9 +91,8 @@ class Prepared:
             data=data,
             method=method,
             samples=seen.samples,
-            seconds=round(seconds, 3),
             preprocess=preprocess,
-            skipped=tuple(skipped),
+            **about,
         )
 
     def chosen_again(self, table: Table, method: str) -> Table:

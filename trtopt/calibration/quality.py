@@ -3,17 +3,10 @@
 Each sample leaves a record of about half a kilobyte, so memory doesn't grow with what a sample holds, and records of shards
 join to what one pass would have given, in any order.
 
-Random data is told by its pixels. In white noise a pixel says nothing about the one two pixels on; in 21 photographs,
-scans, drawings, microscope, retina and text images at 32, 64 and 224 pixels (scikit-image), in 100 labelled photos, digits
-and garments and in rendered text the correlation at some distance of 2 to 16 pixels is 0.24 to 1.00, in noise (uniform or
-normal, from 24 pixels wide, as PNG or JPEG, resized from 256, 512 or 1,000 pixels to 224) 0.00 to 0.08. What is mistaken:
-grey grass, gravel or star fields shrunk eightfold are noise by this measure; noise enlarged 1.4 times or more isn't.
-
-Random token numbers, the usual filling for a language model's inputs, are told by how seldom a number comes again. Without the
-eight most frequent ones, which may be padding and marks, pairs of equal numbers are 0.4 to 1.03 times as many as evenly drawn
-ones would have; 140 to 400 times in English text and Python code as a WordPiece tokenizer reads them (sequences of 16 to 64),
-15 times in a shuffled list of words of which none comes twice. Other inputs without a picture, such as measurements, may
-well look like noise when they are real: they aren't judged.
+Random images are told by their pixels: in white noise a pixel says nothing about the one two pixels on. Random token numbers,
+the usual filling for a language model's inputs, are told by how seldom a number comes again, the most frequent ones left out,
+which may be padding and marks. Other inputs without a picture, such as measurements, may well look like noise when they are
+real: they aren't judged. docs/results/calibration-rules.md has what the limits rest on.
 """
 
 from __future__ import annotations

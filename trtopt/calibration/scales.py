@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate, check_enough
+from trtopt.calibration.report import costly_entropy
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
-from trtopt.calibration.verdict import costly_entropy
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import named
@@ -69,26 +69,17 @@ class Scales:
         """The table to quantize with; None where the build needs none."""
         if not spec.precision.quantized or model_quantized or spec.calibrator == "native":
             return None
-        if self.calib is None:
+        if self.calib is None or self.calib_is_cache:
+            source: dict[str, Any] = {"import_cache": self.calib}
+            if self.calib is None:
+                source = {"images": self.images, "data": self.data, "limit": self.limit, "batch": self.batch}
             table = calibrate(
                 model.path or model.proto,
-                images=self.images,
-                data=self.data,
-                preprocess=self.preprocess,
-                method=self.method,
-                limit=self.limit,
-                batch=self.batch,
-                precision_override=self.overrides,
-                reporter=reporter,
-            ).table
-        elif self.calib_is_cache:
-            table = calibrate(
-                model.path or model.proto,
-                import_cache=self.calib,
                 preprocess=self.preprocess,
                 method=self.method,
                 precision_override=self.overrides,
                 reporter=reporter,
+                **source,
             ).table
         else:
             given = self.calib

@@ -308,7 +308,7 @@ class _Facts(TypedDict):
 
 
 class _Quality(_Facts, total=False):
-    """What `verdict.facts` and `calibrator.with_quality` give; the last three came later."""
+    """What `report.facts` and `calibrator.with_quality` give; the last three came later."""
 
     tokens: _Named
     convergence: _Convergence | None

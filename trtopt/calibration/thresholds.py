@@ -18,10 +18,7 @@ CODES = 127  # largest INT8 code used: symmetric
 PERCENTILE = 99.99
 # Without a margin "auto" would be "mse", which has the least error by construction. But clipping is the part of the error
 # that grows on inputs that calibration didn't show, and it has one sign, so that a layer's sums don't average it away:
-# 10 % (0.4 dB) of a tensor's own error is worth that room. EfficientNet-Lite0, four draws of 64 crops, mean dB on 20
-# photos / on 160 other crops: minmax 19.2 / 17.8, mse 19.0 / 17.8, auto 19.2 / 17.9 (entropy 14.5 / 13.9). Other margins,
-# clipping weighted 3 to 1000 times, its bias weighted, and |error| to the power of 2.4 to 6 gave nothing beyond the noise
-# there, or on three OCR networks with their real weights.
+# 10 % (0.4 dB) of a tensor's own error is worth that room (docs/results/calibration-rules.md).
 AUTO_TIE = 0.10
 LEAST = 1 / 256  # of absmax: mse looks no lower
 _KL_TIE = 1e-10  # above the rounding error of the prefix sums, below any difference that data makes

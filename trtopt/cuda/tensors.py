@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.core.values import x as x
+from trtopt.data.convert import numpy_dtype as numpy_dtype
+from trtopt.data.rebatch import chunks
 
 Shape = tuple[int, ...]
 Profile = Mapping[str, ShapeRange]
@@ -111,12 +113,7 @@ class Signature:
         ranges = [profile[next(iter(inputs))] for profile in self.profiles]
         most = max((item.max[0] for item in ranges), default=count)
         least = min((item.min[0] for item in ranges), default=1)
-        for at in range(0, count, max(1, most)):
-            size = min(most, count - at)
-            batch = {name: array[at : at + size] for name, array in inputs.items()}
-            if size < least:
-                batch = {name: np.concatenate([part, *[part[-1:]] * (least - size)]) for name, part in batch.items()}
-            yield batch, size
+        yield from chunks(inputs, most, least)
 
     def _unranged(self, given: Mapping[str, Shape]) -> int:
         """The fixed dimensions are all that is known."""
@@ -172,17 +169,6 @@ def _describe(engine: Any, name: str) -> Tensor:
         )
     shape = tuple(int(size) for size in engine.get_tensor_shape(name))
     return Tensor(name, numpy_dtype(DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
-
-
-def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # comes with onnx
-
-        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return found
 
 
 def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:

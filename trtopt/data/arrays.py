@@ -22,7 +22,9 @@ from trtopt.core.files import existing_file, sha256_json
 from trtopt.core.values import TensorInfo
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
+from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import rebatched, samples_in
 
 Arrays = Mapping[str, NDArray[Any] | StoredArray]
 _Part = tuple[str, Callable[..., Arrays]]
@@ -65,7 +67,7 @@ class ArrayBatches:
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
         self._named = [_short(where, source) for where, _ in self._parts]
-        found = sum(_count(_matched(load(), self._inputs, where)) for where, load in self._parts)
+        found = sum(samples_in(_matched(load(), self._inputs, where)) for where, load in self._parts)
         if not found:
             raise DataError("`data=` holds no samples (the first axis counts them)")
         if found > _MOST:
@@ -121,22 +123,7 @@ class ArrayBatches:
         }
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        pending: list[dict[str, NDArray[Any]]] = []
-        count = 0
-        for piece in self._pieces():
-            if pending and any(pending[0][name].shape[1:] != values.shape[1:] for name, values in piece.items()):
-                yield _joined(pending)  # another size: the samples can't share a batch
-                pending, count = [], 0
-            start, size = 0, _count(piece)
-            while start < size:
-                step = min(self._batch - count, size - start)
-                pending.append({name: values[start : start + step] for name, values in piece.items()})
-                start, count = start + step, count + step
-                if count == self._batch:
-                    yield _joined(pending)
-                    pending, count = [], 0
-        if pending:
-            yield _joined(pending)
+        return rebatched(self._pieces(), self._batch)
 
     def _pieces(self) -> Iterator[dict[str, NDArray[Any]]]:
         """The samples taken, in order, at most a batch at a time, as the model takes them."""
@@ -151,7 +138,10 @@ class ArrayBatches:
                 rows = taken[start : start + self._batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
-                yield {info.name: _converted(part[info.name][pick], info) for info in self._inputs}
+                yield {
+                    info.name: converted(part[info.name][pick], info.dtype, f"{where}: {info.name}")
+                    for info in self._inputs
+                }
 
 
 def _short(where: str, source: Any) -> str:
@@ -161,20 +151,12 @@ def _short(where: str, source: Any) -> str:
     return str(Path(where).relative_to(source)) if Path(source).is_dir() else Path(where).name
 
 
-def _count(part: Arrays) -> int:
-    return len(next(iter(part.values())))
-
-
-def _joined(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    return pieces[0] if len(pieces) == 1 else {name: np.concatenate([p[name] for p in pieces]) for name in pieces[0]}
-
-
 def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str]:
     """One digest per sample, over all inputs; checks every value on the way."""
     matched = _matched(part, inputs, where)
     found: list[str] = []
-    rows = max(1, _BLOCK * _count(matched) // max(1, sum(values.nbytes for values in matched.values())))
-    for start in range(0, _count(matched), rows):
+    rows = max(1, _BLOCK * samples_in(matched) // max(1, sum(values.nbytes for values in matched.values())))
+    for start in range(0, samples_in(matched), rows):
         blocks = [_checked(matched[info.name][start : start + rows], info, where, start) for info in inputs]
         for samples in zip(*blocks):
             digest = hashlib.sha256()
@@ -270,9 +252,7 @@ def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
     found = {info.name: _fitting(_array(part[info.name], f"{where}: {info.name}"), info, where) for info in inputs}
-    counts = {name: len(values) for name, values in found.items()}
-    if len(set(counts.values())) > 1:
-        raise DataError(f"{where}: the inputs have different numbers of samples: {counts}")
+    samples_in(found, f"{where}: ")
     return found
 
 
@@ -288,7 +268,7 @@ def _array(given: Any, what: str) -> NDArray[Any] | StoredArray:
 
 def _fitting(values: NDArray[Any] | StoredArray, info: TensorInfo, where: str) -> NDArray[Any] | StoredArray:
     what = f"{where}: {info.name}"
-    wanted, shape = np.dtype(info.dtype), "x".join(map(str, info.shape)) or "scalar"
+    shape = "x".join(map(str, info.shape)) or "scalar"
     if not info.shape:
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
@@ -301,9 +281,7 @@ def _fitting(values: NDArray[Any] | StoredArray, info: TensorInfo, where: str) -
             raise UsageError(f"{what} has shape {given}, the model takes {shape}: dimension {axis} must be {size}")
     if 0 in values.shape[1:]:
         raise UsageError(f"{what} has shape {'x'.join(map(str, values.shape))}: there is no value in its samples")
-    same_kind = values.dtype.kind == wanted.kind or {values.dtype.kind, wanted.kind} == {"i", "u"}
-    if values.dtype != wanted and (not same_kind or values.dtype.kind not in "fiu"):
-        raise UsageError(f"{what} has dtype {values.dtype}, the model takes {info.dtype}: convert it with astype first")
+    check_kind(values.dtype, info.dtype, what)
     return values
 
 
@@ -313,15 +291,4 @@ def _checked(values: NDArray[Any], info: TensorInfo, where: str, first: int) -> 
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         sample = first + int(np.argmin(np.isfinite(values).reshape(len(values), -1).all(1)))
         raise DataError(f"{what} holds NaN or infinite values, first in sample {sample}")
-    converted = _converted(values, info)
-    if values.dtype == converted.dtype:
-        return converted
-    lost = not np.isfinite(converted).all() if converted.dtype.kind == "f" else not np.array_equal(converted, values)
-    if lost:
-        raise DataError(f"{what} has {values.dtype} values that {info.dtype} can't hold")
-    return converted
-
-
-def _converted(values: NDArray[Any], info: TensorInfo) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # checked before
-        return np.asarray(np.ascontiguousarray(values, np.dtype(info.dtype)))
+    return converted(values, info.dtype, what)

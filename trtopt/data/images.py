@@ -1,8 +1,6 @@
 """Images from a folder or a list: decoded in a few threads while earlier ones are used, unusable ones left out and counted.
 
-Always in full. JPEG decoders can give images at 1/2, 1/4 or 1/8 in a half to a third of the time, but after the resize to 224
-pixels those of six photos differ from the full ones by 7 to 48 of 255 levels (0.2 to 2.2 in the mean), whereas full
-decoding agrees with torchvision's reference transforms to one level.
+Always in full: JPEG decoders' smaller images differ visibly after the resize (docs/results/calibration-rules.md).
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import encoded, read_image
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import rebatched
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 Item = Path | NDArray[Any]
@@ -163,10 +162,15 @@ class ImageBatches:
         return some
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        yield from rebatched(self._samples(), self.batch)
+        if not self._checked:
+            self._finish()
+
+    def _samples(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """One at a time, decoded ahead."""
         with ThreadPoolExecutor(self._threads) as pool:
             ahead: deque[tuple[_Chosen, Future[NDArray[Any] | str]]] = deque()
             waiting = deque(self._chosen)
-            collected: list[NDArray[Any]] = []
             try:
                 while ahead or waiting:
                     while waiting and len(ahead) < 2 * max(self.batch, self._threads):
@@ -182,14 +186,7 @@ class ImageBatches:
                             waiting.append(instead)
                         self._settle()
                         continue
-                    collected.append(sample)
-                    if len(collected) == self.batch:
-                        yield {self.name: np.stack(collected)}
-                        collected = []
-                if collected:
-                    yield {self.name: np.stack(collected)}
-                if not self._checked:
-                    self._finish()
+                    yield {self.name: sample[None]}
             finally:
                 for _, future in ahead:
                     future.cancel()

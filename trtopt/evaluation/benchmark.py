@@ -29,6 +29,7 @@ from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import filled, joined, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
@@ -248,14 +249,11 @@ def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str
             batch=min(sizes),
         )
     )
-    samples = {
-        info.name: np.concatenate([part[info.name] for part in parts]).astype(info.dtype, copy=False)
-        for info in session.inputs
-    }
-    count = len(next(iter(samples.values())))
-    filled = {size: {name: array[np.arange(size) % count] for name, array in samples.items()} for size in sizes}
+    samples = joined(parts)
+    count = samples_in(samples)
+    cut = {size: filled(samples, size) for size in sizes}
     again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
-    return filled, f"{count} real samples from {request.data if images is None else images}{again}"
+    return cut, f"{count} real samples from {request.data if images is None else images}{again}"
 
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.trained import Trained, producer_of, record
+from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.errors import (
     DataError,
     ExportMismatch,
@@ -33,8 +33,10 @@ from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
-from trtopt.data import Batches, open_data
+from trtopt.data import open_data
+from trtopt.data.convert import converted
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import joined
 from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
@@ -319,7 +321,7 @@ def _samples(
             raise DataError(f"the sample's {info.name} has the shape {list(array.shape)}; needed: {list(info.shape)}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise DataError(f"the sample's {info.name} holds NaN or infinity")
-        arrays[info.name] = np.ascontiguousarray(array.astype(info.dtype))
+        arrays[info.name] = converted(array, info.dtype, f"the sample's {info.name}")
     return {info.name: arrays[info.name] for info in infos}, text
 
 
@@ -327,8 +329,8 @@ def _read_sample(infos: tuple[TensorInfo, ...], path: Path, preprocess: Any) -> 
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix in (".npz", ".npy"):
-        return _gathered(open_data(infos, data=path, limit=SAMPLES))
-    return _gathered(
+        return joined(open_data(infos, data=path, limit=SAMPLES))
+    return joined(
         open_data(_sized(infos), images=[path] if path.is_file() else path, preprocess=preprocess, limit=SAMPLES)
     )
 
@@ -339,14 +341,9 @@ def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray
         return None
     try:
         files = [package_file(f"package:skimage/data/{name}") for name in PHOTOS]
-        return _gathered(open_data(_sized(infos), images=files, preprocess=preprocess))
+        return joined(open_data(_sized(infos), images=files, preprocess=preprocess))
     except MissingDependency:
         return None
-
-
-def _gathered(batches: Batches) -> dict[str, NDArray[Any]]:
-    parts = list(batches)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _sized(infos: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
@@ -568,7 +565,7 @@ def _record_training(subject: _Subject, model: Model) -> None:
     if tensor is not None:
         deviation = norm.weight.abs() * (norm.running_var / (norm.running_var + norm.eps)).sqrt()
         mean, std = (item.detach().double().cpu().numpy() for item in (norm.bias, deviation))
-        record(model.proto, Trained(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
+        record(model.proto, Expected(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
 def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:

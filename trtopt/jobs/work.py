@@ -15,18 +15,19 @@ import onnx
 from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
+from trtopt.calibration.expected import examine
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import PROBES, Sample, Survey
+from trtopt.calibration.report import facts, refuse
 from trtopt.calibration.torch_engine import engine_identity
-from trtopt.calibration.trained import examine
-from trtopt.calibration.verdict import facts, refuse
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
+from trtopt.data.rebatch import joined
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
@@ -151,8 +152,7 @@ def decode_to_file(part: Samples, path: Path) -> Path:
 
 def decode(part: Samples) -> dict[str, NDArray[Any]]:
     """The samples in memory, by input."""
-    batches = list(part)
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return joined(part)
 
 
 def observe_shard(
@@ -228,7 +228,12 @@ def make_tables(
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
             table = replace(prepared, name=path.name).table(
-                whole, method, data=data.described, preprocess=data.preprocess, skipped=data.skipped, seconds=seconds
+                whole,
+                method,
+                data=data.described,
+                preprocess=data.preprocess,
+                skipped=data.skipped,
+                seconds=round(seconds, 3),
             )
             table = with_quality(table, whole, quality, examined)
             output.parent.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
+from trtopt.data.convert import converted
+from trtopt.data.rebatch import chunks, joined
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import infer_shapes, subgraphs
 from trtopt.ort.sessions import OnnxSession
@@ -77,7 +79,7 @@ class OnnxRunner:
         """Run once. Arrays are converted to the inputs' types within their kind, such as float16 to float32.
 
         Raises:
-            DataError: an input is missing, or its kind or shape doesn't fit.
+            DataError, UsageError: an input is missing, or its kind or shape doesn't fit.
         """
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
@@ -85,29 +87,23 @@ class OnnxRunner:
         feed: dict[str, NDArray[Any]] = {}
         for name, dtype in self._types.items():
             array = np.asarray(inputs[name])
-            if dtype is not None and array.dtype != dtype:
-                widening = array.dtype.name == "bfloat16"  # of NumPy's kind V: not castable by its rules
-                if not widening and not np.can_cast(array.dtype, dtype, "same_kind"):
-                    raise DataError(f"input {name!r} of {self._what} is {dtype}; the data has {array.dtype}")
-                array = array.astype(dtype)
-            feed[name] = array
+            feed[name] = converted(array, dtype, f"the input {name!r}", self._what) if dtype else array
         try:
-            return self._in_pieces(feed) if self._session.batch else self._session(feed)
+            return self._in_chunks(feed) if self._session.batch else self._session(feed)
         except ModelError as error:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
 
-    def _in_pieces(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run a model of a fixed batch on any number of samples: the last piece is filled up, and what that gives dropped."""
-        size, count = self._session.batch or 1, len(next(iter(feed.values())))
-        results: dict[str, list[NDArray[Any]]] = {name: [] for name in self.outputs}
-        for start in range(0, count, size):
-            piece = {name: array[start : start + size] for name, array in feed.items()}
-            real = min(size, count - start)
-            piece = {name: np.concatenate([array, *[array[-1:]] * (size - real)]) for name, array in piece.items()}
-            for name, array in self._session(piece).items():
-                results[name].append(array[:real] if array.ndim and len(array) == size else array)
-        return {name: np.concatenate(parts) if len(parts) > 1 else parts[0] for name, parts in results.items()}
+    def _in_chunks(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run a model of a fixed batch on any number of samples: the last chunk is filled up, and what that gives dropped."""
+        size = self._session.batch or 1
+        return joined(
+            {
+                name: array[:real] if array.ndim and len(array) == size else array
+                for name, array in self._session(chunk).items()
+            }
+            for chunk, real in chunks(feed, size, size)
+        )
 
 
 def _name(model: str | os.PathLike[str] | ModelProto) -> str:

@@ -23,12 +23,14 @@ from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import TensorInfo
-from trtopt.cuda.tensors import numpy_dtype, x
+from trtopt.cuda.tensors import x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
+from trtopt.data.convert import converted
 from trtopt.data.decoding import pixels, read_image
 from trtopt.data.images import images_in
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import joined
 from trtopt.runtime.predictions import Prediction
 from trtopt.runtime.request import RunRequest
 from trtopt.runtime.session import Session
@@ -169,9 +171,7 @@ def _run_arrays(session: Session, request: RunRequest, folder: Path | None) -> R
                 results = {name: _rows(name, array, size) for name, array in results.items()}
             parts.append(results)
             phase.advance()
-    outputs = {
-        name: np.concatenate([part[name] for part in parts]) if parts[1:] else parts[0][name] for name in parts[0]
-    }
+    outputs = joined(parts)
     return RunResult(
         session.engine,
         session.backend,
@@ -238,27 +238,10 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> str:
 
 def _converted(array: Array, info: TensorInfo, reporter: Reporter) -> Array:
     """In the input's type where that keeps its kind: arrays in files have whatever type their program had."""
-    wanted = numpy_dtype(info.dtype)
-    if array.dtype == wanted:
-        return array
-    raw = array.dtype.kind == "V" and array.dtype.names is None
-    if raw and array.dtype.itemsize == wanted.itemsize and wanted.isbuiltin != 1:
-        return array.view(wanted)  # .npy has no name for bfloat16: two bytes come back
-    floating = array.dtype.kind == "f" and info.dtype.startswith(("float", "bfloat"))
-    whole = array.dtype.kind in "iu" and wanted.kind in "iu"
-    if not floating and not whole:
-        raise UsageError(f"`input=`: {info.name!r} is {array.dtype}; the engine takes {info.dtype}: convert it")
-    with np.errstate(over="ignore"):
-        found = array.astype(wanted)
-    held = (
-        np.array_equal(found, array)
-        if whole
-        else np.isfinite(found.astype(np.float64)).sum() == np.isfinite(array).sum()
-    )
-    if not held:
-        raise UsageError(f"`input=`: {info.name!r} is {array.dtype}, with values beyond the engine's {info.dtype}")
-    reporter.note(f"{info.name}: converted from {array.dtype} to {info.dtype}")
-    return found
+    result = converted(array, info.dtype, f"`input=`: {info.name!r}", "the engine")
+    if result.dtype != array.dtype and not array.dtype.name.startswith("void"):
+        reporter.note(f"{info.name}: converted from {array.dtype} to {info.dtype}")
+    return result
 
 
 def _pieces(session: Session, arrays: Mapping[str, Array]) -> list[tuple[dict[str, Array], int | None]]:
@@ -323,7 +306,7 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
     if not names:
         some = "; ".join(f"{item.name}: {item.reason}" for item in skipped[:3])
         raise DataError(f"none of the {len(items)} images can be used ({some})")
-    outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    outputs = joined(parts) if parts else {}
     written = list(files.values()) if parts else []
     summaries = _kept(outputs, files)
     if folder is not None:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
+from trtopt.data.convert import converted
+from trtopt.data.rebatch import rebatched
 from trtopt.trt.layers import onnx_nodes
 from trtopt.trt.profiles import is_dynamic
 
@@ -127,7 +129,7 @@ class NativeCalibration:
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
         if cache is None and batches is not None:
-            self._open(_regroup(batches, batch))
+            self._open(rebatched(batches, batch))
         self._calibrator = self._make(trt)
 
     def _open(self, source: Iterator[dict[str, NDArray[Any]]]) -> None:
@@ -196,14 +198,16 @@ class NativeCalibration:
         arrays = next(self._source, None)
         if arrays is None:
             return None
+        if any(arrays[name].shape[1:] != shape[1:] for name, shape in self._shapes.items()):
+            raise DataError("native calibration takes samples of one size only, and these have several: give one size")
         count = len(next(iter(arrays.values())))
         if count < self._batch:  # TensorRT calibrates with one batch size only
             self.left_over = count
             return None
         if self._upload is None:
             self._upload = self._upload_factory()
-        types = {info.name: np.dtype(info.dtype) for info in self._inputs}
-        pointers = [self._upload(name, np.ascontiguousarray(arrays[name], types[name])) for name in names]
+        types = {info.name: info.dtype for info in self._inputs}
+        pointers = [self._upload(name, converted(arrays[name], types[name], f"the input {name!r}")) for name in names]
         self.samples += count
         return pointers
 
@@ -219,22 +223,6 @@ def _fits(info: TensorInfo, shape: tuple[int, ...]) -> bool:
     return len(shape) == len(info.shape) and all(
         not isinstance(size, int) or size < 0 or size == there for size, there in zip(info.shape, shape)
     )
-
-
-def _regroup(batches: Iterable[Batch], size: int) -> Iterator[dict[str, NDArray[Any]]]:
-    """The same samples in the same order, `size` at a time; the last group may be smaller."""
-    held: list[Batch] = []
-    count = 0
-    for part in batches:
-        held.append(part)
-        count += len(next(iter(part.values())))
-        while count >= size:
-            joined = {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
-            yield {name: array[:size] for name, array in joined.items()}
-            count -= size
-            held = [{name: array[size:] for name, array in joined.items()}] if count else []
-    if count:
-        yield {name: np.concatenate([piece[name] for piece in held]) for name in held[0]}
 
 
 def device_upload(ordinal: int = 0) -> Upload:

@@ -71,7 +71,7 @@ def test_plain_and_equal_samples_are_refused_by_what_was_seen() -> None:
     assert any("9 of the 10 samples are copies" in note for note in measured(same, allow_unusual_data=True).notes)
 
 
-def test_the_verdict_lives_in_the_table_and_in_kept_passes(world: World) -> None:
+def test_the_report_lives_in_the_table_and_in_kept_passes(world: World) -> None:
     np.savez(world.arrays, x=noisy(12))
     where = world.output / "t.calib.json"
     arguments = ("calibrate", world.model, "--data", world.arrays, "-o", where)
@@ -124,16 +124,16 @@ def test_blocks_follow_content_and_add_up() -> None:
     assert sum(block["b"].total for block in seen.blocks) == seen.histograms["b"].total
 
 
-def test_more_samples_are_foretold_to_move_less_the_more_there_are() -> None:
-    foretold = []
+def test_more_samples_are_forecast_to_move_less_the_more_there_are() -> None:
+    forecast = []
     for count in (16, 40):
         result = measured(samples(count))
         assert result.table.quality is not None
         moves = result.table.quality["convergence"]
         assert (moves["more"], moves["method"]) == (MORE, "auto")
         assert moves["tensor"] in result.table.tensors
-        foretold.append(moves["mean"])
-    assert 0 < foretold[1] < foretold[0]
+        forecast.append(moves["mean"])
+    assert 0 < forecast[1] < forecast[0]
 
 
 def test_the_command_line_says_how_far_more_samples_would_move_thresholds(world: World) -> None:
@@ -189,7 +189,7 @@ def test_groups_move_together() -> None:
     assert moves["mean"] == pytest.approx(moves["most"], abs=1e-5)
 
 
-def test_a_table_without_a_verdict_still_loads(tmp_path: Path) -> None:
+def test_a_table_without_a_report_still_loads(tmp_path: Path) -> None:
     result = measured(samples(8))
     result.table.save(tmp_path / "t.json")
     content = json.loads((tmp_path / "t.json").read_text())

@@ -28,19 +28,10 @@ from trtopt.graph.view import constant, is_float, read_once, sizes
 
 SAME = frozenset(
     [
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Transpose",
-        "Identity",
-        "Dropout",
-        "DepthToSpace",
-        "SpaceToDepth",
-        "Cast",
-        "Expand",
+        "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Identity", "Dropout", "DepthToSpace", "SpaceToDepth",
+        "Cast", "Expand",
     ]
-)
+)  # fmt: skip
 SELECTION = frozenset(("MaxPool", "Slice"))
 NEVER_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"])
 
@@ -63,7 +54,7 @@ def largest(items: Sequence[Known]) -> Known:
     return Known(max(item.amax for item in items), tuple(sources))
 
 
-def spread(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequence[str]] = ()) -> dict[str, Known]:
+def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequence[str]] = ()) -> dict[str, Known]:
     """`known`, and what follows from it for the other float tensors of the graph, until nothing more does.
 
     Args:

@@ -135,7 +135,7 @@ def _monotonous(table: Table, found: Facts) -> str:
     )
 
 
-def foretold(table: Table) -> str:
+def forecast(table: Table) -> str:
     """How far more samples would move thresholds, in a sentence; empty where that isn't known."""
     moves = (table.quality or {}).get("convergence")
     if not moves or moves["method"] != table.method:
@@ -147,7 +147,7 @@ def foretold(table: Table) -> str:
 
 
 def _moving(table: Table, found: Facts) -> str:
-    text = foretold(table)
+    text = forecast(table)
     return f"{text}: {found['samples']} are too few, give more" if text and found["convergence"]["mean"] > MOVES else ""
 
 

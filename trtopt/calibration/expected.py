@@ -1,19 +1,9 @@
 """What a model knows of the inputs it was trained on, and whether these look like them.
 
 A BatchNormalization carries the mean and variance that its input had in training. The first one stands next to the input,
-so wrong preprocessing shows there before anything nonlinear hides it. Measured at the first one, as the median over its
-channels of |mean − trained mean| / trained std ("shift") and of log(std / trained std) ("spread"), 16 to 32 samples each,
-on EfficientNet-Lite0 (crops; labelled photos), PaddleOCR's angle classifier, recogniser (rendered text) and detector
-(photos), and on ResNet-50 and MobileNetV3 whose statistics were taken on other photos than these:
-
-    right preprocessing                         shift up to 0.41    spread −0.20 to +0.15
-    0..255 where normalised is right            50 to 170           +3.9 to +5.1
-    mean subtracted, not divided                1.2 to 58           +3.9 to +5.0
-    0..1 where normalised is right              0.10 to 0.72        −0.48 to −1.65
-    (x−127)/128 for ImageNet's, and reverse     0.04 to 1.07        −0.8 to −1.0, +0.6 to +0.95
-    normalised twice                            0.6 to 1.9          −0.25 to −3.2
-    inverted                                    0.5 to 1.3          0 to +0.9
-    BGR for RGB                                 up to 0.20          within 0.01: can't be told
+so wrong preprocessing shows there before anything nonlinear hides it, as the median over its channels of
+|mean − expected mean| / expected std ("shift") and of log(std / expected std) ("spread"); docs/results/calibration-rules.md has
+what right and wrong preprocessing give.
 
 Most exported models have no BatchNormalization left: it was folded into the convolution before it. `trtopt export` writes
 what is needed into the model; of others only raw 0..255 pixels can be told, by the spread after the first convolution.
@@ -47,7 +37,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Trained:
+class Expected:
     """A tensor's mean and standard deviation per channel (axis 1) in training, and where that is known from."""
 
     tensor: str
@@ -56,7 +46,7 @@ class Trained:
     source: str
 
 
-def statistics(proto: ModelProto) -> Trained | None:
+def statistics(proto: ModelProto) -> Expected | None:
     """What the first BatchNormalization in the graph, or else the model's metadata, says; None where neither does."""
     constants = _constants(proto)
     for node in proto.graph.node:
@@ -68,21 +58,21 @@ def statistics(proto: ModelProto) -> Trained | None:
         epsilon = next((item.f for item in node.attribute if item.name == "epsilon"), 1e-5)
         if not mean.any() and bool((variance == 1).all()):
             return None  # as it was made: never trained
-        return Trained(node.input[0], mean, np.sqrt(variance + epsilon), f"BatchNormalization {node.name}".strip())
+        return Expected(node.input[0], mean, np.sqrt(variance + epsilon), f"BatchNormalization {node.name}".strip())
     return _recorded(proto)
 
 
-def record(proto: ModelProto, trained: Trained) -> None:
+def record(proto: ModelProto, expected: Expected) -> None:
     """Write it into the model's metadata, which folding keeps."""
     kept = [item for item in proto.metadata_props if item.key != KEY]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
     text = json.dumps(
         {
-            "tensor": trained.tensor,
-            "mean": [float(f"{item:.6g}") for item in trained.mean],
-            "std": [float(f"{item:.6g}") for item in trained.std],
-            "source": trained.source,
+            "tensor": expected.tensor,
+            "mean": [float(f"{item:.6g}") for item in expected.mean],
+            "std": [float(f"{item:.6g}") for item in expected.std],
+            "source": expected.source,
         }
     )
     proto.metadata_props.add(key=KEY, value=text)
@@ -184,14 +174,14 @@ def _raw_pixels(samples: Iterable[Mapping[str, NDArray[Any]]], tensor: str, std:
     return result
 
 
-def _recorded(proto: ModelProto) -> Trained | None:
+def _recorded(proto: ModelProto) -> Expected | None:
     text = next((item.value for item in proto.metadata_props if item.key == KEY), None)
     if text is None:
         return None
     try:
         content = parsed_json(text)
         mean, std = (np.asarray(content[key], np.float64) for key in ("mean", "std"))
-        found = Trained(str(content["tensor"]), mean, std, str(content["source"]))
+        found = Expected(str(content["tensor"]), mean, std, str(content["source"]))
     except (Damaged, ValueError, KeyError, TypeError):
         return None
     there = any(found.tensor in node.output for node in proto.graph.node)

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from skimage import data
 from test_quality import read, resized
 
-from trtopt.calibration.trained import KEY, SPREAD, examine, first_layers, statistics
+from trtopt.calibration.expected import KEY, SPREAD, examine, first_layers, statistics
 from trtopt.graph.passes.fold import fold
 from trtopt.recipes.loader import package_file
 

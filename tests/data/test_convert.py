@@ -1,0 +1,58 @@
+"""Arrays in an input's type: kinds and values stay."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from trtopt.core.errors import DataError, UsageError
+from trtopt.data.convert import converted, numpy_dtype
+
+ONES = np.array([[1.0, 2.0], [3.0, -4.0]])
+
+
+@pytest.mark.parametrize("name", ["float16", "float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("given", ["float16", "float32", "float64", "bfloat16"])
+def test_floating_types_become_each_other(given: str, name: str) -> None:
+    array = ONES.astype(numpy_dtype(given))
+    result = converted(array, name, "x")
+    assert result.dtype == numpy_dtype(name)
+    np.testing.assert_array_equal(result.astype(np.float64), ONES)
+    assert (result is array) == (given == name)
+
+
+def test_whole_numbers_become_each_other_where_they_stay_the_same() -> None:
+    assert converted(np.array([0, 200]), "uint8", "x").dtype == np.uint8
+    for values, name in (([300], "uint8"), ([-1], "uint64"), ([2**31], "int32")):
+        with pytest.raises(DataError, match=f"x has int64 values that {name} can't hold"):
+            converted(np.array(values), name, "x")
+
+
+def test_values_beyond_a_type_are_refused_and_infinite_ones_stay() -> None:
+    with pytest.raises(DataError, match="x has float32 values that float16 can't hold"):
+        converted(np.array([1e6], np.float32), "float16", "x")
+    strange = converted(np.array([np.inf, np.nan, 1.0]), "float16", "x")
+    assert np.isinf(strange[0])
+    assert np.isnan(strange[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "name"), [("int64", "float32"), ("float32", "int64"), ("bool", "int8"), ("V4", "float32")]
+)
+def test_another_kind_is_refused_with_what_to_do(given: str, name: str) -> None:
+    said = rf"^the input has dtype .*, the engine takes {name}: convert it with astype first$"
+    with pytest.raises(UsageError, match=said):
+        converted(np.zeros(2, given), name, "the input", "the engine")
+
+
+def test_bytes_of_a_type_that_files_have_no_name_for_are_taken_as_that_type() -> None:
+    plain = ONES.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(converted(plain.view("V2"), "bfloat16", "x"), plain)
+
+
+def test_results_are_contiguous() -> None:
+    for array in (np.asfortranarray(ONES), ONES[:, ::-1], np.asfortranarray(ONES.astype(np.float32))):
+        result = converted(array, "float64", "x")
+        assert result.flags.c_contiguous
+        np.testing.assert_array_equal(result, array)

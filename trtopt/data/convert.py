@@ -1,0 +1,69 @@
+"""Arrays in the type of a network's input, where that keeps their kind and their values: here and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DataError, UsageError
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes  # comes with onnx
+
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return dtype
+
+
+def check_kind(given: np.dtype[Any], name: str, what: str, taker: str = "the model") -> None:
+    """Raise UsageError unless arrays of type `given` may become ones of type `name`: both floating, or both whole numbers.
+
+    Args:
+        what: the array, for the message.
+        taker: what takes it, for the message.
+    """
+    wanted = numpy_dtype(name)
+    floating = _floating(given) and _floating(wanted)
+    whole = given.kind in "iu" and wanted.kind in "iu"
+    if given != wanted and not floating and not whole and not _nameless(given, wanted):
+        raise UsageError(f"{what} has dtype {given}, {taker} takes {name}: convert it with astype first")
+
+
+def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model") -> NDArray[Any]:
+    """`array` in the type `name`, contiguous; itself where it is that already.
+
+    Args:
+        what, taker: see `check_kind`.
+
+    Raises:
+        UsageError: it is of another kind.
+        DataError: it has values that the type can't hold: too large ones, or whole numbers that would be others.
+    """
+    check_kind(array.dtype, name, what, taker)
+    wanted = numpy_dtype(name)
+    if array.dtype == wanted:
+        return np.asarray(array if array.flags.c_contiguous else array.copy(order="C"))
+    if _nameless(array.dtype, wanted):
+        return array.view(wanted)
+    with np.errstate(over="ignore"):
+        result: NDArray[Any] = array.astype(wanted, order="C")
+    kept = np.isfinite(result).sum() == np.isfinite(array).sum() if _floating(wanted) else (result == array).all()
+    if not kept:
+        raise DataError(f"{what} has {array.dtype} values that {name} can't hold")
+    return result
+
+
+def _floating(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" or (dtype.kind == "V" and dtype.name.startswith(("bfloat", "float")))
+
+
+def _nameless(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
+    """Whether these may be the bytes of a type that .npy has no name for: two bytes come back of each bfloat16."""
+    raw = given.kind == "V" and not given.isbuiltin and given.names is None
+    return raw and given.itemsize == wanted.itemsize and wanted.isbuiltin != 1
