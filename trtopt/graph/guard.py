@@ -16,9 +16,10 @@ import onnx.inliner
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
 
-from trtopt.core.errors import InvalidModel
+from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
+from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
@@ -31,6 +32,7 @@ from trtopt.graph.proto import (
 )
 from trtopt.graph.synthetic import is_numeric, synthetic_inputs
 from trtopt.graph.validity import validate
+from trtopt.graph.view import to_proto
 from trtopt.graph.work import macs
 
 NODES = 256  # the most that are run
@@ -66,6 +68,22 @@ def fault(before: ModelProto, after: ModelProto) -> str:
     if before_ends != after_ends:
         return f"its outputs are {', '.join(after_ends)}, no longer {', '.join(before_ends)}"
     return _difference(before, after) if _cheap(before) and _cheap(after) else ""
+
+
+def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> ModelProto:
+    """What a pass made of a model, whose declared outputs stay as they are; `before` itself where it changed nothing.
+
+    Raises:
+        ModelError: "WHAT (why); INSTEAD" where it can't stand for `before`.
+    """
+    if not result.changed:
+        return before
+    made = to_proto(result.model)
+    del made.graph.value_info[:], made.graph.output[:]
+    made.graph.output.extend(before.graph.output)
+    if problem := fault(before, made):
+        raise ModelError(f"{what} ({problem}); {instead}")
+    return made
 
 
 def _drawn(proto: ModelProto) -> int:

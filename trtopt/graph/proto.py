@@ -27,7 +27,7 @@ from onnx import (
 
 from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
-from trtopt.graph.stored import attach, is_stored, pieces
+from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
@@ -59,8 +59,8 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
         if tensor_size(tensor) <= limit or tensor.data_type == TensorProto.STRING:
             held = graph.initializer.add()
             held.CopyFrom(tensor)
-            if is_stored(held):
-                attach(held)
+            if is_lazy(held):
+                read_in(held)
         elif external is not None:
             stub = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             stub.data_location = TensorProto.EXTERNAL
@@ -76,7 +76,7 @@ def whole_copy(proto: ModelProto) -> ModelProto:
 
 def in_memory(proto: ModelProto) -> ModelProto:
     """The model itself, or `whole_copy` where weights are stored in files."""
-    return whole_copy(proto) if any(map(is_stored, proto.graph.initializer)) else proto
+    return whole_copy(proto) if any(map(is_lazy, proto.graph.initializer)) else proto
 
 
 def model_size(proto: ModelProto) -> int:
@@ -91,8 +91,8 @@ def fingerprint(proto: ModelProto) -> str:
     for tensor in proto.graph.initializer:
         if tensor_size(tensor) > LARGE and tensor.data_type != TensorProto.STRING:
             digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
-            for piece in tensor_pieces(tensor):
-                digest.update(piece)
+            for chunk in tensor_chunks(tensor):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -188,10 +188,10 @@ def tensor_size(tensor: TensorProto) -> int:
     return (int(math.prod(tensor.dims)) * bits + 7) // 8
 
 
-def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
-    """A tensor's content in ONNX's little-endian layout, wherever it is held; a piece is gone when the next one comes."""
-    if is_stored(tensor):
-        yield from pieces(tensor)
+def tensor_chunks(tensor: TensorProto) -> Iterator[bytes | memoryview]:
+    """A tensor's content in ONNX's little-endian layout, wherever it is held; a chunk is gone when the next one comes."""
+    if is_lazy(tensor):
+        yield from chunks(tensor)
     elif tensor.HasField("raw_data"):
         yield tensor.raw_data
     else:
@@ -200,12 +200,18 @@ def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
 
 def to_array(tensor: TensorProto) -> NDArray[Any]:
     """A tensor's content, wherever it is held."""
-    if is_stored(tensor):
-        held = TensorProto()
-        held.CopyFrom(tensor)
-        attach(held)
-        tensor = held
-    return numpy_helper.to_array(tensor)
+    if not is_lazy(tensor):
+        return numpy_helper.to_array(tensor)
+    content, end = np.empty(tensor_size(tensor), np.uint8), 0
+    for chunk in chunks(tensor):
+        content[end : end + len(chunk)] = chunk
+        end += len(chunk)
+    held = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if math.prod(tensor.dims) * dtype.itemsize == end and sys.byteorder == "little":  # not two values a byte
+        return content.view(dtype).reshape(tuple(tensor.dims))
+    held.raw_data = content.tobytes()
+    return numpy_helper.to_array(held)
 
 
 def name_nodes(proto: ModelProto) -> None:

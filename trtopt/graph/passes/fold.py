@@ -34,6 +34,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
+from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.proto import (
     LARGE,
@@ -46,7 +47,6 @@ from trtopt.graph.proto import (
     tensor_size,
     whole_copy,
 )
-from trtopt.graph.stored import point
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -159,7 +159,7 @@ def _constant_bytes(proto: ModelProto) -> int:
 def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
     """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
     try:
-        raised = upgraded(whole_copy(proto), opset)
+        raised = upgraded(proto, opset)
     except ModelError:
         return None
     raised.ir_version = max(raised.ir_version, proto.ir_version)
@@ -203,7 +203,7 @@ def _lightly(
     light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
+            set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
     large.sort()
     before, now = b"", _content(_restored(light, original or proto))
