@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.trt.layers import onnx_nodes
-from trtopt.trt.profiles import is_dynamic
 
 Batch = Mapping[str, NDArray[Any]]
 Upload = Callable[[str, NDArray[Any]], int]
@@ -160,7 +159,7 @@ class NativeCalibration:
         By default TensorRT calibrates at the first profile's opt shape, whatever shape it is given.
         """
         config.int8_calibrator = self._calibrator
-        dynamic = [info.name for info in self._inputs if is_dynamic(info)]
+        dynamic = [info.name for info in self._inputs if info.open_axes]
         if dynamic and self._shapes:
             profile = builder.create_optimization_profile()
             for name in dynamic:
