@@ -39,21 +39,9 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     file. Copies neither the large tensors nor, therefore, gigabytes. What it holds, it holds in memory.
     """
     copy = ModelProto()
-    for descriptor, value in proto.ListFields():
-        if descriptor.name == "graph":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(copy, descriptor.name).MergeFrom(value)
-        else:
-            setattr(copy, descriptor.name, value)
     graph, source = copy.graph, proto.graph
-    for descriptor, value in source.ListFields():
-        if descriptor.name == "initializer":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(graph, descriptor.name).MergeFrom(value)
-        else:
-            setattr(graph, descriptor.name, value)
+    _copy(proto, copy, "graph")
+    _copy(source, graph, "initializer")
     inputs = {value.name for value in source.input}
     for tensor in source.initializer:
         if tensor_size(tensor) <= limit or tensor.data_type == TensorProto.STRING:
@@ -67,6 +55,17 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
+
+
+def _copy(source: Any, target: Any, but: str) -> None:
+    """Copy a message's fields, all but one."""
+    for descriptor, value in source.ListFields():
+        if descriptor.name == but:
+            continue
+        if hasattr(value, "MergeFrom"):
+            getattr(target, descriptor.name).MergeFrom(value)
+        else:
+            setattr(target, descriptor.name, value)
 
 
 def whole_copy(proto: ModelProto) -> ModelProto:
@@ -219,13 +218,16 @@ def name_nodes(proto: ModelProto) -> None:
     taken = {node.name for node in all_nodes(proto.graph)}
     for node in all_nodes(proto.graph):
         if not node.name:
-            name = wished = f"{node.op_type}_{next(iter(node.output), '')}"
-            number = 0
-            while name in taken:
-                number += 1
-                name = f"{wished}_{number}"
-            taken.add(name)
-            node.name = name
+            node.name = unique(f"{node.op_type}_{next(iter(node.output), '')}", taken)
+
+
+def unique(wished: str, taken: set[str]) -> str:
+    """A name, or that name with a number where it is taken; from now on it is."""
+    name, number = wished, 1
+    while name in taken:
+        name, number = f"{wished}_{number}", number + 1
+    taken.add(name)
+    return name
 
 
 def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:

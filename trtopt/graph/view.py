@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.lazy_weights import is_lazy
-from trtopt.graph.proto import infer_shapes, tensor_chunks, to_array
+from trtopt.graph.proto import infer_shapes, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 STANDARD = ("", "ai.onnx")
@@ -169,11 +169,7 @@ class Editor:
 
     def fresh(self, wished: str) -> str:
         """The wished name, or that name with a number."""
-        name, number = wished, 1
-        while name in self._taken:
-            name, number = f"{wished}_{number}", number + 1
-        self._taken.add(name)
-        return name
+        return unique(wished, self._taken)
 
     def constant(self, name: str, content: Any, dtype: Any = None) -> ir.Value:
         """An initializer of the outermost graph, which every body sees."""

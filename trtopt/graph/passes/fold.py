@@ -45,6 +45,7 @@ from trtopt.graph.proto import (
     opset_version,
     skeleton,
     tensor_size,
+    unique,
     whole_copy,
 )
 
@@ -57,6 +58,7 @@ HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
+_SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination", "weight_tying"]
 OLDEST = (
     7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
 )
@@ -410,34 +412,25 @@ def _remove_identities(model: onnx_ir.Model) -> None:
 
 def _fuse(proto: ModelProto) -> ModelProto:
     """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
-    import onnxslim
-
     _refuse(proto)
-    inferred = _infer_symbolic(proto)
+    inferred = infer_shapes(proto)
+    if carries_little(inferred):  # then with shapes as expressions of the dynamic dimensions, where it can
+        inferred = _slim(inferred, skip_optimizations=[*_SLIMMING, "constant_folding"])
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
-    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference,
-    # which serializes the whole model several times, is run on a light copy instead.
-    result = onnxslim.slim(
-        proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS, no_shape_infer=True
-    )
+    return _slim(proto, skip_optimizations=["constant_folding"], no_shape_infer=True)
+
+
+def _slim(proto: ModelProto, **options: Any) -> ModelProto:
+    """onnxslim, whose constant folding is never on: it would run ONNX Runtime where that happens to be installed.
+
+    Its shape inference serializes the whole model several times, and so is for light copies.
+    """
+    import onnxslim
+
+    result = onnxslim.slim(proto, skip_fusion_patterns=KEPT_FUSIONS, **options)
     assert isinstance(result, ModelProto)
     return result
-
-
-def _infer_symbolic(proto: ModelProto) -> ModelProto:
-    """A light copy with inferred shapes, as expressions of the dynamic dimensions where onnxslim's inference can."""
-    from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
-
-    inferred = infer_shapes(proto)
-    if not carries_little(inferred):
-        return inferred
-    try:
-        result = SymbolicShapeInference.infer_shapes(inferred, auto_merge=True)
-        assert isinstance(result, ModelProto)
-        return result
-    except Exception:  # it gives up on operators it doesn't know; onnx's own inference stands
-        return inferred
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
@@ -484,12 +477,7 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     taken: set[str] = set()
     for node in all_nodes(proto.graph):
         name = _ancestor(node, producer) or node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        unique, number = name, 0
-        while unique in taken:
-            number += 1
-            unique = f"{name}_{number}"
-        taken.add(unique)
-        node.name = unique
+        node.name = unique(name, taken)
 
 
 def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:
