@@ -144,7 +144,7 @@ class Generation:
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
         try:
-            loaded = self._deserialize(plan, "the new plan", host_code=True)
+            loaded = self.load(plan, "the new plan", host_code=True)
             return from_inspector(loaded.inspect(), ops)
         except (EngineError, BackendError, DeviceError) as error:
             return LayerReport(unread=str(error))
@@ -336,7 +336,18 @@ class Generation:
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.
         """
-        return self._deserialize(plan, name, host_code, runtime_cache, capture)
+        header = plans.check_maker(plan, self.product, self.version, name)
+        gpu = self.gpu()
+        if not gpu:  # 8.6's Runtime() ends the process without one
+            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
+        with self._collector.collecting() as messages:
+            runtime = self.module.Runtime(self._collector.logger)
+            if host_code:
+                runtime.engine_host_code_allowed = True
+            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
+            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
+        notes = () if settings is None else settings.notes
+        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 
     # The work
 
@@ -475,27 +486,6 @@ class Generation:
         if spec.precision.quantized and not request.quantized:
             raise UsageError(f"{request.name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
         return None
-
-    def _deserialize(
-        self,
-        plan: bytes | memoryview,
-        name: str,
-        host_code: bool,
-        runtime_cache: bytes | None = None,
-        capture: bool = True,
-    ) -> LoadedEngine:
-        header = plans.check_maker(plan, self.product, self.version, name)
-        gpu = self.gpu()
-        if not gpu:  # 8.6's Runtime() ends the process without one
-            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
-        with self._collector.collecting() as messages:
-            runtime = self.module.Runtime(self._collector.logger)
-            if host_code:
-                runtime.engine_host_code_allowed = True
-            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
-            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        notes = () if settings is None else settings.notes
-        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 
 
 @dataclass(frozen=True)
