@@ -42,10 +42,8 @@ def fault(before: ModelProto, after: ModelProto) -> str:
 
     Sorts the nodes of `after` where they aren't in order.
     """
-    try:
-        validate(after, "it")
-    except InvalidModel as error:
-        return str(error)
+    if problem := invalid(after, "it"):
+        return problem
     if (was := _drawn(before)) != (now := _drawn(after)):
         return f"it draws random numbers {now} times, no longer {was}"
     before_ends, after_ends = ([value.name for value in proto.graph.output] for proto in (before, after))
@@ -88,10 +86,10 @@ def _drawn(proto: ModelProto) -> int:
     return count
 
 
-def invalid(proto: ModelProto) -> str:
+def invalid(proto: ModelProto, what: str = "the graph") -> str:
     """Why what a pass made isn't valid ONNX; empty: it is. Sorts its nodes where they aren't in order."""
     try:
-        validate(proto, "the graph")
+        validate(proto, what)
     except InvalidModel as error:
         return str(error)
     return ""

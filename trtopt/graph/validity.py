@@ -17,12 +17,12 @@ from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel
-from trtopt.graph.carried import carries_little
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
     all_tensors,
     dtype_name,
+    infer_shapes,
     node_label,
     skeleton,
     subgraphs,
@@ -274,10 +274,7 @@ def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
 
 
 def _inferred(light: ModelProto) -> ModelProto:
-    strict = not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node)
-    return onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
-    )
+    return infer_shapes(light, strict=not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node))
 
 
 def _complete_outputs(light: ModelProto) -> None:

@@ -24,9 +24,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto
+from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import Shared, quiet, rewriting
@@ -48,9 +50,6 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -255,23 +254,19 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     Args:
         most: bytes of all constants together, at the end.
     """
-    import onnx_ir
-    from onnx_ir.passes import common
     from onnxscript import optimizer, rewriter
 
-    model = onnx_ir.from_proto(proto)
+    model = ir.from_proto(proto)
     if model.functions:
         common.InlinePass()(model)
-        proto = onnx_ir.to_proto(model)
+        proto = ir.to_proto(model)
     _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [
-        node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"
-    ]
+    splits = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"]
     for node in splits:
         node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
@@ -302,7 +297,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
-    result: ModelProto = onnx_ir.to_proto(model)
+    result: ModelProto = ir.to_proto(model)
     for value in model.graph.initializers.values():
         value.const_value = (
             None  # onnxscript's rules remember what they matched last, which would keep all weights alive
@@ -320,7 +315,7 @@ def _refuse(proto: ModelProto) -> None:
         )
 
 
-def _pieces(node: onnx_ir.Node) -> int:
+def _pieces(node: ir.Node) -> int:
     """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
     data, split = (*node.inputs, None, None)[:2]
     if data is None or data.shape is None or split is None or split.shape is None:
@@ -335,15 +330,14 @@ def _pieces(node: onnx_ir.Node) -> int:
     return size // max(1, int(split.const_value.numpy()))
 
 
-def _rules(model: onnx_ir.Model) -> Iterator[Any]:
+def _rules(model: ir.Model) -> Iterator[Any]:
     """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
 
     The rule for two Slices reads the whole graph each time; where that would take long it is left out.
     """
-    import onnx_ir
     from onnxscript import rewriter
 
-    nodes = [node.op_type for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)]
+    nodes = [node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)]
     for rule in rewriter._DEFAULT_REWRITE_RULES:
         ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
         if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
@@ -358,40 +352,34 @@ def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
     return quick
 
 
-def _cast_as_written(model: onnx_ir.Model) -> None:
+def _cast_as_written(model: ir.Model) -> None:
     """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
-    import onnx_ir
-
-    nodes = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
+    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
     for node in nodes:
         saturate, like = node.attributes.get("saturate"), node.inputs[1]
         if saturate is not None and not saturate.as_int() and like is not None and like.dtype is not None:
-            attributes = [onnx_ir.AttrInt64("to", int(like.dtype)), saturate]
-            cast = onnx_ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
-            onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+            attributes = [ir.AttrInt64("to", int(like.dtype)), saturate]
+            cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
 
 
-def _spell_einsums(model: onnx_ir.Model) -> None:
+def _spell_einsums(model: ir.Model) -> None:
     """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
-    import onnx_ir
-
-    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Einsum" and "equation" in node.attributes:
             equation = node.attributes["equation"].as_string()
             letters = sorted({letter for letter in equation if letter.isalpha()})
             if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
                 small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
-                node.attributes["equation"] = onnx_ir.AttrString("equation", equation.translate(small))
+                node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
 
 
-def _remove_identities(model: onnx_ir.Model) -> None:
+def _remove_identities(model: ir.Model) -> None:
     """Drop Identity nodes, but for those that a graph needs to give one value under two names, or another graph's value.
 
     onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
     """
-    import onnx_ir
-
-    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
             continue
         (result,) = node.outputs
@@ -405,7 +393,7 @@ def _remove_identities(model: onnx_ir.Model) -> None:
         source.type = source.type or result.type
         if source.shape is None:
             source.shape = result.shape
-        onnx_ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
         assert node.graph is not None
         node.graph.remove(node, safe=True)
 
