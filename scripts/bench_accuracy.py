@@ -39,6 +39,7 @@ from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.loader import load_recipe
 
@@ -71,7 +72,9 @@ def trtopt_qdq(model: Path, calib: Path, method: str, output: Path) -> Made:
     start = time.perf_counter()
     table = calibrate(model, data=calib, method=method, threads=THREADS, cache=False).table
     folded, _ = fold(load_model(model).proto)
-    save_model(insert_qdq(folded, find_points(folded), table.amax), output)
+    graph = to_ir(folded)
+    insert_qdq(graph, find_points(graph), table.amax)
+    save_model(to_proto(graph), output)
     return f"trtopt {importlib.metadata.version('trtopt')}", time.perf_counter() - start
 
 
@@ -79,7 +82,9 @@ def cache_qdq(model: Path, cache: Path, output: Path) -> Made:
     """TensorRT's own scales, at trtopt's places."""
     table = calibrate(model, import_cache=cache).table
     folded, _ = fold(load_model(model).proto)
-    save_model(insert_qdq(folded, find_points(folded), table.amax), output)
+    graph = to_ir(folded)
+    insert_qdq(graph, find_points(graph), table.amax)
+    save_model(to_proto(graph), output)
     header = cache.read_text().splitlines()[0]
     return f"TensorRT ({header})", 0.0
 

@@ -242,9 +242,13 @@ def typed(case: Case, made: ModelProto, known: Known) -> str:
     import trtopt
     from trtopt.core.values import Precision
     from trtopt.graph.io import load_model
-    from trtopt.graph.passes.typed import to_typed
+    from trtopt.graph.passes.opset import to_ir_at
+    from trtopt.graph.passes.quantize import is_quantized
+    from trtopt.graph.passes.typed import to_typed, typed_opset
+    from trtopt.graph.view import to_proto
 
-    half = to_typed(made, Precision.FP16).proto
+    model = to_ir_at(made, typed_opset(Precision.FP16, is_quantized(made)))
+    half = to_proto(to_typed(model, Precision.FP16).model)
     try:
         load_model(half)
     except trtopt.TrtoptError as error:

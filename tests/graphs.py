@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from trtopt.core.values import Precision
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.quantize import OPSET, insert_qdq, is_quantized
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.passes.typed import to_typed, typed_opset
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.recipes.loader import package_file
 
 FLOAT = TensorProto.FLOAT
@@ -51,6 +58,28 @@ def conv_relu(**changes: Any) -> ModelProto:
     return model(
         [node("Conv", "x w b", "h", "c", pads=[1, 1, 1, 1]), node("Relu", "h", "y", "r")], weights=weights, **changes
     )
+
+
+def points_of(proto: ModelProto, *rest: Any, **options: Any) -> Points:
+    """`find_points` for a message."""
+    return find_points(to_ir(proto), *rest, **options)
+
+
+def quantized(
+    proto: ModelProto, points: Points, amax: Mapping[str, float], base: Precision = Precision.FP32
+) -> ModelProto:
+    """`insert_qdq` for a message."""
+    return to_proto(insert_qdq(to_ir_at(proto, OPSET[points.precision]), points, amax, base=base).model)
+
+
+def typed(proto: ModelProto, base: Precision, **options: Any) -> ModelProto:
+    """`to_typed` for a message."""
+    return to_proto(typing(proto, base, **options).model)
+
+
+def typing(proto: ModelProto, base: Precision, **options: Any) -> PassResult:
+    """`to_typed` of a message."""
+    return to_typed(to_ir_at(proto, typed_opset(base, is_quantized(proto))), base, **options)
 
 
 def decibels(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:

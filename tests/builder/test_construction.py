@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from graphs import typed
 from onnx import TensorProto, helper, numpy_helper
 from world import Heard, unnumbered
 
@@ -24,7 +25,6 @@ from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.typed import to_typed
 from trtopt.linting.checker import check
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
@@ -106,7 +106,7 @@ def test_question_marks_are_no_dimension_names(tmp_path: Path) -> None:
 
 
 def test_a_model_of_another_type_than_asked_for_says_what_it_runs(files: Path, tmp_path: Path) -> None:
-    half = to_typed(load_model(files / "net.onnx").proto, Precision.FP16, io_fp32=False).proto
+    half = typed(load_model(files / "net.onnx").proto, Precision.FP16, io_fp32=False)
     heard = Heard()
     result = build(half, tmp_path / "net.engine", bf16=True, target=TARGET, reporter=heard)
     assert result.precision["fp16"] == 3

@@ -18,6 +18,7 @@ from trtopt.builder.lowering import Lowered, judge, lower
 from trtopt.calibration.table import Table
 from trtopt.core.values import BuildSpec, LayerInfo, Override, Precision
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.proto import infer_shapes
 from trtopt.trt import BuiltPlan, Generation
 
 
@@ -145,3 +146,25 @@ def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) ->
     verdict = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
     assert "1 of the 4 nodes" in verdict.unknown
     assert "{ForeignNode[main...next]}" in verdict.unknown
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])
+def test_shapes_are_inferred_once(
+    typed: bool, block: onnx.ModelProto, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placement, quantization, rearrangement and typing keep up what is known of each tensor."""
+    inferred = []
+
+    def infer(proto: onnx.ModelProto) -> onnx.ModelProto:
+        inferred.append(proto)
+        return infer_shapes(proto)
+
+    monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
+    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, grouped="")
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: not typed)
+    made = lower(block, BuildSpec(precision=Precision.INT8), generation, table)
+    assert made.quantized and bool(made.merged) is not typed
+    assert len(inferred) == 1
+    values = {value.name: value.type.tensor_type for value in made.proto.graph.value_info}
+    unknown = {name for node in made.proto.graph.node for name in node.output} - values.keys() - {"y"}
+    assert not [name for name in unknown if not name.startswith("main")]  # what is written anew has types alone

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import points_of, quantized
 from numpy.typing import NDArray
 from onnx import ModelProto, helper, numpy_helper
 from sklearn.datasets import load_digits
@@ -26,8 +27,7 @@ from trtopt.evaluation.verify import Agreement, verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.placement import Points
 from trtopt.graph.proto import fingerprint
 from trtopt.recipes.loader import load_recipe
 
@@ -55,9 +55,9 @@ class Lite0:
     def agreement(self, method: str) -> Agreement:
         photos = load_recipe("efficientnet-lite0").labelled_files()
         assert len(photos) == 20
-        quantized = insert_qdq(self.folded, self.points, self.table.with_method(method).amax)
+        made = quantized(self.folded, self.points, self.table.with_method(method).amax)
         data = open_data(load_model(self.path).inputs, images=photos, preprocess=PRESET, batch=5, threads=2)
-        return verify(self.folded, quantized, data, threads=2)
+        return verify(self.folded, made, data, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def lite0(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lite0]:
     assert len(write_crops("imagenet-crops", folder / "crops")) == 64
     folded, _ = fold(load_model(path).proto)
     result = calibrate(path, images=folder / "crops", preprocess=PRESET, threads=2, cache=False)
-    yield Lite0(path, folder / "crops", folded, find_points(folded), result.table)
+    yield Lite0(path, folder / "crops", folded, points_of(folded), result.table)
 
 
 def test_entropy_does_what_tensorrts_own_does(lite0: Lite0) -> None:
@@ -294,7 +294,7 @@ def test_overridden_nodes_are_not_measured(digits: NDArray[np.float32]) -> None:
 
 def test_observing_and_choosing_takes_plain_batches(digits: NDArray[np.float32]) -> None:
     folded, _ = fold(digits_model())
-    points = find_points(folded)
+    points = points_of(folded)
     batches = [{"x": digits[start : start + 10]} for start in range(0, 40, 10)]
     seen = observe(folded, points.activations, batches, threads=1)
     assert seen.samples == 40
@@ -307,10 +307,10 @@ def test_observing_and_choosing_takes_plain_batches(digits: NDArray[np.float32])
 
 def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np.float32]) -> None:
     folded, _ = fold(digits_model())
-    points = find_points(folded)
-    quantized = insert_qdq(folded, points, dict.fromkeys(points.activations, 1.0))
+    points = points_of(folded)
+    made = quantized(folded, points, dict.fromkeys(points.activations, 1.0))
     with pytest.raises(CalibrationError, match="already holds Q/DQ"):
-        calibrate(quantized, data={"x": digits}, threads=1)
+        calibrate(made, data={"x": digits}, threads=1)
     with pytest.raises(CalibrationError, match=r"nothing to quantize.*`precision_override=` asks for fp32"):
         calibrate(digits_model(), data={"x": digits}, threads=1, precision_override=["Conv=fp32"])
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from graphs import points_of
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from typer.testing import CliRunner
@@ -29,7 +30,7 @@ from trtopt.data.samples import write_crops
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.placement import Points
 from trtopt.recipes.loader import package_file
 from trtopt.trt import NetworkLayer, select
 
@@ -43,7 +44,7 @@ class Case:
     def __init__(self, model: Path, crops: Path, preprocess: Any) -> None:
         self.path, self.given = model, load_model(model)
         self.folded, _ = fold(self.given.proto)
-        self.points: Points = find_points(self.folded)
+        self.points: Points = points_of(self.folded)
         images = sorted(crops.glob("*.*g"))[:4]
         data = open_data(self.given.inputs, images=images, preprocess=preprocess, batch=2, threads=2)
         self.batches = list(data)
@@ -188,7 +189,7 @@ def test_names_that_folding_removed_still_count(gone: str, tmp_path: Path) -> No
     given = _small()
     folded, _ = fold(given)
     names = {name for node in folded.graph.node for name in node.output}
-    needed = find_points(folded).activations
+    needed = points_of(folded).activations
     assert gone not in names
     cache = read_cache(write_cache({"x": 1.0, gone: 2.5, "f": 9.0, "e": 9.0}, tmp_path / "c"))
     table, coverage = import_table(cache, given, folded)
@@ -246,7 +247,7 @@ def test_numbers_end_where_the_kinds_differ(tmp_path: Path) -> None:
             tmp_path / "c",
         )
     )
-    relu = next(name for name in find_points(folded).activations if name not in ("x", "e", "f"))
+    relu = next(name for name in points_of(folded).activations if name not in ("x", "e", "f"))
     layers = [
         NetworkLayer("CONVOLUTION", ("x",), ("c",)),
         NetworkLayer("ACTIVATION", ("c",), (relu,)),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trtopt.calibration.propagation import Known, propagate
-from trtopt.graph.view import linked
+from trtopt.graph.view import to_ir
 
 Array = NDArray[np.float32]
 SHAPE = (1, 4, 6, 6)
@@ -38,7 +38,7 @@ def f(*values: float) -> NDArray[np.float32]:
 
 def found(model: ModelProto, *groups: tuple[str, ...], **amax: float) -> dict[str, float]:
     known = {name: Known(value, (name,)) for name, value in amax.items()}
-    return {name: item.amax for name, item in propagate(linked(model), known, groups).items() if name not in amax}
+    return {name: item.amax for name, item in propagate(to_ir(model), known, groups).items() if name not in amax}
 
 
 # The operator's input is x, its output y; two names the limits that a rule may lower a scale to.
@@ -192,6 +192,6 @@ def test_scales_travel_far_and_name_where_they_came_from() -> None:
         w=np.ones((4, 4, 1, 1), np.float32),
         s=np.array([-1]),
     )
-    result = propagate(linked(chain), {"y": Known(2.5, ("old name",))})
+    result = propagate(to_ir(chain), {"y": Known(2.5, ("old name",))})
     assert {name: item.amax for name, item in result.items()} == dict.fromkeys("crmy", 2.5)
     assert {item.sources for item in result.values()} == {("old name",)}

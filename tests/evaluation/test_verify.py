@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from compared import compare
-from graphs import photos, rapidocr, rendered_text
+from graphs import photos, rapidocr, rendered_text, typed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from trtopt.evaluation.verify import Agreement, verify
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.typed import to_typed
 from trtopt.ort.runner import OnnxRunner, has_half, widen
 
 Array = NDArray[Any]
@@ -424,7 +423,7 @@ def test_a_detector_is_judged_by_what_it_finds() -> None:
 def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[str], Path]) -> None:
     """MiniLM, FP16 against FP32: no class is looked for in 384 numbers."""
     folded, _ = fold(load_model(exported("minilm")).proto)
-    half = to_typed(folded, Precision.FP16).proto
+    half = typed(folded, Precision.FP16)
     generator = np.random.default_rng(0)
     ids = generator.integers(1000, 20000, (24, 16))
     batches = [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]

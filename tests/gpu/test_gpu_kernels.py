@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import decibels, model, node, values
+from graphs import decibels, model, node, points_of, values
 from lite0 import rows
 from numpy.typing import NDArray
 from onnx import NodeProto
@@ -19,7 +19,6 @@ from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.values import Precision
 from trtopt.cuda.device import Device
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
 from trtopt.runtime.session import Session
 
 TOKENS, WIDTH, HEADS, BLOCKS = 64, 256, 4, 2
@@ -89,7 +88,7 @@ def encoder() -> onnx.ModelProto:
 def measured(proto: onnx.ModelProto, x: NDArray[np.float32]) -> Table:
     """The largest magnitudes on `x`, by ONNX's evaluator: no ONNX Runtime on this machine."""
     folded = fold(proto)[0]
-    names = list(find_points(folded).activations)
+    names = list(points_of(folded).activations)
     made = onnx.ModelProto()
     made.CopyFrom(folded)
     known = {item.name for item in made.graph.output}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from graphs import decibels, model, node, values
+from graphs import decibels, model, node, points_of, values
 from lite0 import rows
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
@@ -17,9 +17,9 @@ from onnx.reference import ReferenceEvaluator
 from trtopt.builder.construction import build
 from trtopt.cuda.device import Device
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import insert_qdq
 from trtopt.graph.passes.rearrange import rearrange
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.runtime.session import Session
 
 SHAPE = (8, 3, 64, 64)
@@ -74,11 +74,17 @@ def evaluated(
 
 def forms(x: NDArray[np.float32]) -> Mapping[str, onnx.ModelProto]:
     float_form = network()
-    points = find_points(float_form)
+    points = points_of(float_form)
     seen = evaluated(float_form, x, [name for name in points.activations if name != "x"]) | {"x": x}
-    plain = insert_qdq(float_form, points, {name: float(np.abs(seen[name]).max()) for name in points.activations})
-    made, merged = rearrange(plain, float_form)
-    assert merged == {"one_skip": "one_c", "two_skip": "two_c"}
+    model = to_ir(float_form)
+    insert_qdq(model, points, {name: float(np.abs(seen[name]).max()) for name in points.activations})
+    plain = to_proto(model)
+    changes = rearrange(model).changes
+    made = to_proto(model)
+    assert {node: other for node, other in changes.items() if node != other} == {
+        "one_skip": "one_c",
+        "two_skip": "two_c",
+    }
     return {"float": float_form, "as it was": plain, "rearranged": made}
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.errors import InvalidModel, OutputError, TrtoptError, UsageError
-from trtopt.graph import stored
+from trtopt.graph import lazy_weights
 from trtopt.graph.io import load_model, save_model
-from trtopt.graph.proto import fingerprint, skeleton, tensor_pieces, tensor_size
+from trtopt.graph.proto import fingerprint, skeleton, tensor_chunks, tensor_size
 
 
 def refused(source: Path | ModelProto, *words: str, error: type[TrtoptError] = InvalidModel) -> str:
@@ -244,7 +244,7 @@ def test_a_skeleton_drops_only_large_weights() -> None:
 def test_tensor_sizes_match_their_content(kind: str) -> None:
     tensor = helper.make_tensor("t", getattr(TensorProto, kind), [3, 5], [1] * 15)
     raw = numpy_helper.from_array(numpy_helper.to_array(tensor))
-    assert tensor_size(tensor) == len(raw.raw_data) == len(b"".join(tensor_pieces(tensor)))
+    assert tensor_size(tensor) == len(raw.raw_data) == len(b"".join(tensor_chunks(tensor)))
 
 
 def test_loading_in_threads_gives_equal_models() -> None:
@@ -310,9 +310,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(
     path = tmp_path / "m.onnx"
     proto = model([node("Add", "x w", "y")], inputs={"x": [1 << 20]}, weights={"w": values(1 << 20)})
     path.write_bytes(proto.SerializeToString())
-    parse = stored.parse_light
+    parse = lazy_weights.parse_light
 
-    def cut(content: stored.Content, limit: int) -> object:
+    def cut(content: lazy_weights.Content, limit: int) -> object:
         os.truncate(path, 1 << 20)
         return parse(content, limit)
 

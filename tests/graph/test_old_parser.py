@@ -11,7 +11,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.errors import UnsupportedOperator
 from trtopt.graph.io import load_model
-from trtopt.graph.passes.old_parser import readable, with_float_weights
+from trtopt.graph.passes.old_parser import readable_model, with_float_weights
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import OnnxSession
 
 
@@ -25,7 +26,7 @@ def _ops(proto: ModelProto) -> dict[str, dict[str, Any]]:
 
 def _agree(proto: ModelProto, **inputs: Any) -> ModelProto:
     """The model as 8.6's parser reads it, after comparing it with the model."""
-    made = load_model(readable(proto, 17)).proto
+    made = load_model(readable_model(proto, 17)).proto
     expected, found = (OnnxSession(item, threads=1)(inputs) for item in (proto, made))
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
@@ -60,7 +61,7 @@ def test_an_index_from_the_end_of_a_dynamic_axis_is_counted_by_its_size(index: A
     fixed = model(
         [node("Gather", "x i", "y", "last", axis=2)], inputs={"x": ["n", 3, 8, 8]}, weights={"i": np.array(index)}
     )
-    assert readable(_free(fixed), 17) == fixed
+    assert readable_model(_free(fixed), 17) == fixed
 
 
 def test_masks_of_infinities_stay_masks() -> None:
@@ -127,7 +128,7 @@ def test_defaults_and_missing_inputs_are_written_out() -> None:
     proto = model([node("ReduceSum", "x", "y", noop_with_empty_axes=1)])
     assert _agree(proto, x=IMAGES).graph.node[0].op_type == "Identity"
     codes = model([node("DequantizeLinear", "x ones", "y")], weights=weights, dtype=TensorProto.INT8)
-    made = readable(_free(codes), 17)
+    made = readable_model(_free(codes), 17)
     assert len(made.graph.node[0].input) == 3
     assert _ops(made)["DequantizeLinear"] == {"axis": 1}
 
@@ -138,7 +139,7 @@ def test_boxes_without_a_threshold_all_count() -> None:
         inputs={"x": [1], "boxes": [1, 3, 4], "scores": [1, 1, 3]},
         weights={},
     )
-    made = readable(_free(proto, TensorProto.INT64), 17)
+    made = readable_model(_free(proto, TensorProto.INT64), 17)
     assert [bool(name) for name in made.graph.node[0].input] == [True, True, False, False, True]
 
 
@@ -158,8 +159,8 @@ def test_bodies_are_read_too_and_other_models_stay_as_they_are() -> None:
     for flag in (True, False):
         _agree(proto, x=IMAGES, flag=np.array(flag))
     plain = model([node("Shape", "x", "s"), node("Reshape", "x s", "y")])
-    assert readable(plain, 17) is plain
-    assert readable(proto, None) is proto  # later generations read it
+    assert readable_model(plain, 17) is plain
+    assert readable_model(proto, None) is proto  # later generations read it
 
 
 def _looped(**attributes: Any) -> ModelProto:
@@ -227,7 +228,7 @@ def _looped(**attributes: Any) -> ModelProto:
 )
 def test_what_the_parser_would_compute_otherwise_is_refused_by_name(proto: ModelProto, reason: str) -> None:
     with pytest.raises(UnsupportedOperator, match=reason):
-        readable(_free(proto), 17)
+        readable_model(_free(proto), 17)
 
 
 def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes() -> None:
@@ -248,7 +249,9 @@ def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes() -> No
         "b": codes[0, :4], "one": np.float32(0.02), "none": np.int8(0),
     }  # fmt: skip
     proto = model(nodes, inputs={"x": ["n", 8]}, weights=weights)
-    made = load_model(with_float_weights(proto)).proto
+    result = with_float_weights(to_ir(proto))
+    assert result.changes.keys() == {"first/DQ", "second/DQ", "bias/DQ"}
+    made = load_model(to_proto(result.model)).proto
     x = values(5, 8)
     expected, found = (OnnxSession(item, threads=1)({"x": x})["y"] for item in (proto, made))
     np.testing.assert_array_equal(found, expected)
@@ -260,10 +263,10 @@ def test_stored_codes_become_floats_that_are_quantized_to_the_same_codes() -> No
     made.graph.output.append(helper.make_tensor_value_info(by_name["first/DQ"].input[0], TensorProto.INT8, [8, 4]))
     quantized = OnnxSession(made, threads=1)({"x": x})[by_name["first/DQ"].input[0]]
     np.testing.assert_array_equal(quantized, codes)
-    assert with_float_weights(made) is made
+    assert not with_float_weights(to_ir(made)).changed
 
 
 def test_codes_whose_scale_is_computed_stay_codes() -> None:
     nodes = [node("Abs", "t", "s"), node("DequantizeLinear", "w s", "f"), node("MatMul", "x f", "y")]
     proto = model(nodes, inputs={"x": ["n", 8], "t": []}, weights={"w": np.ones((8, 4), np.int8)})
-    assert with_float_weights(proto) is proto
+    assert not with_float_weights(to_ir(proto)).changed

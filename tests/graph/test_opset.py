@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,14 @@ import pytest
 from graphs import model, node, values
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
+from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import ModelError
-from trtopt.graph.io import load_model
-from trtopt.graph.passes.opset import lower_opset
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.lazy_weights import is_lazy
+from trtopt.graph.passes.opset import at_opset, to_ir_at
+from trtopt.graph.proto import opset_version, whole_copy
+from trtopt.graph.view import to_proto
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 
@@ -55,7 +60,7 @@ CASES: dict[str, ModelProto] = {
 def test_outputs_stay(name: str) -> None:
     proto = CASES[name]
     before = proto.SerializeToString()
-    lowered = load_model(lower_opset(proto, 17))
+    lowered = load_model(at_opset(proto, 17))
     assert lowered.opset == 17 and lowered.proto.ir_version == 8
     assert proto.SerializeToString() == before
     for batch in (1, 3):
@@ -67,7 +72,7 @@ def test_outputs_stay(name: str) -> None:
 
 def test_an_old_model_is_given_back_as_it_is() -> None:
     proto = model([node("Relu", "x", "y")])
-    assert lower_opset(proto, 17) is proto
+    assert at_opset(proto, 17) is proto
 
 
 @pytest.mark.parametrize(
@@ -97,7 +102,7 @@ def test_what_an_opset_cannot_express_is_named(proto: ModelProto, word: str) -> 
     if "aren't" in word:
         proto.graph.input[1].type.tensor_type.elem_type = 7
     with pytest.raises(ModelError) as caught:
-        lower_opset(proto, 17)
+        at_opset(proto, 17)
     assert word in str(caught.value)
 
 
@@ -152,15 +157,56 @@ def test_what_an_opset_cannot_express_is_named(proto: ModelProto, word: str) -> 
 )
 def test_types_and_values_that_an_older_opset_lacks(proto: ModelProto, word: str) -> None:
     if not word:
-        assert load_model(lower_opset(proto, 17)).opset == 17
+        assert load_model(at_opset(proto, 17)).opset == 17
         return
     with pytest.raises(ModelError) as caught:
-        lower_opset(proto, 17)
+        at_opset(proto, 17)
     assert word in str(caught.value)
 
 
 def test_every_problem_is_listed() -> None:
     proto: Any = model([node("Mish", "x", "a", "m1"), node("Mish", "a", "y", "m2")], opset=18)
     with pytest.raises(ModelError, match="2 node") as caught:
-        lower_opset(proto, 17)
+        at_opset(proto, 17)
     assert "m1" in str(caught.value) and "m2" in str(caught.value)
+
+
+@pytest.mark.parametrize(("old", "new"), [(11, 13), (11, 22), (18, 19), (18, 22)])
+def test_raising_keeps_outputs_names_and_weights_in_their_files(old: int, new: int, tmp_path: Path) -> None:
+    weight = values(64, 64, 3, 3, scale=0.05)
+    nodes = [node("Conv", "x w", "h", "c", pads=[1] * 4), node("Relu", "h", "r", "a"), node("Relu", "r", "y", "b")]
+    proto = model(nodes, inputs={"x": ["n", 64, 6, 6]}, weights={"w": weight}, opset=old)
+    save_model(proto, tmp_path / "m.onnx", inline_limit=0)
+    lazy = load_model(tmp_path / "m.onnx", lazy=True).proto
+    raised = to_proto(to_ir_at(lazy, new))
+    assert opset_version(raised) == new
+    assert [item.name for item in raised.graph.node] == ["c", "a", "b"]
+    (stub,) = raised.graph.initializer
+    assert is_lazy(stub) and not stub.raw_data
+    inputs = {"x": values(2, 64, 6, 6)}
+    expected = OnnxSession(proto, threads=1)(inputs)
+    assert difference(expected, OnnxSession(whole_copy(raised), threads=1)(inputs)).relative < 1e-6
+
+
+def test_scales_of_groups_become_scales_of_channels_or_are_refused() -> None:
+    """onnxscript's converter passes over a GroupNormalization whose channels it doesn't know."""
+    weights = {"s": values(2), "b": values(2, seed=1)}
+
+    def grouped(channels: int | str) -> ModelProto:
+        nodes = [node("GroupNormalization", "x s b", "y", "g", num_groups=2)]
+        return model(nodes, inputs={"x": [2, channels, 4, 4]}, weights=weights, opset=18)
+
+    known = grouped(6)
+    raised = to_proto(to_ir_at(known, 21))
+    inputs = {"x": values(2, 6, 4, 4)}
+    expected, found = (ReferenceEvaluator(item).run(None, inputs)[0] for item in (known, raised))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ModelError, match=r"opset 18 can't be raised to 21: g scales groups"):
+        to_ir_at(grouped("c"), 21)
+
+
+def test_what_onnx_cannot_raise_says_why() -> None:
+    proto = model([node("Upsample", "x", "y", "up", scales=[1.0, 1.0, 2.0, 2.0])], opset=7)
+    proto.graph.node[0].op_type = "ScatterElement"
+    with pytest.raises(ModelError, match=r"the model of opset 7 can't be raised to 13: .*ScatterElement"):
+        to_ir_at(proto, 13)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, rapidocr, values
+from graphs import model, node, points_of, quantized, rapidocr, typed, values
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trtopt.core.errors import UsageError
@@ -17,9 +17,6 @@ from trtopt.core.values import Precision, TensorInfo
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, guess, parse, resolve, stated
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
-from trtopt.graph.passes.quantize import insert_qdq
-from trtopt.graph.passes.typed import to_typed
 from trtopt.recipes.loader import package_file
 
 WEIGHTS = {
@@ -302,13 +299,13 @@ def _kind(proto: ModelProto) -> str:
 def _forms(proto: ModelProto) -> dict[str, ModelProto]:
     """What is made of a model: folded, typed, and quantized."""
     folded, _ = fold(proto)
-    points = find_points(folded)
-    quantized = insert_qdq(folded, points, dict.fromkeys(points.activations, 1.0), base=Precision.FP16)
+    points = points_of(folded)
+    rounded = quantized(folded, points, dict.fromkeys(points.activations, 1.0), base=Precision.FP16)
     return {
         "folded": folded,
-        "FP16": to_typed(folded, Precision.FP16).proto,
-        "BF16, also its outputs": to_typed(folded, Precision.BF16, io_fp32=False).proto,
-        "INT8": to_typed(quantized, Precision.FP16).proto,
+        "FP16": typed(folded, Precision.FP16),
+        "BF16, also its outputs": typed(folded, Precision.BF16, io_fp32=False),
+        "INT8": typed(rounded, Precision.FP16),
     }
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graphs import model, node, rapidocr, values
+from graphs import model, node, points_of, rapidocr, values
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.placement import Points
 
 
 class Net:
@@ -57,7 +57,7 @@ def test_a_layer_reads_its_input_quantized_after_the_activation() -> None:
     net.conv("x", "c1")
     net.add("Relu", "c1", out="r1")
     net.conv("r1", "c2")
-    points = find_points(net.model("c2"))
+    points = points_of(net.model("c2"))
     assert points.reads == {"x": (("c1_node", 0),), "r1": (("c2_node", 0),)}
     assert [(weight.node, weight.axis) for weight in points.weights] == [("c1_node", 0), ("c2_node", 0)]
     assert points.kept == ()
@@ -71,7 +71,7 @@ def test_only_the_skip_of_a_residual_is_quantized() -> None:
     net.add("Add", "c1", "skip", out="sum")
     net.add("Relu", "sum", out="r")
     net.conv("r", "c2")
-    points = find_points(net.model("c2"))
+    points = points_of(net.model("c2"))
     assert points.reads["skip"] == (("c1_node", 0), ("sum_node", 1))
     assert "c1" not in points.reads
     assert "sum" not in points.reads  # it is read after its ReLU
@@ -85,7 +85,7 @@ def test_of_two_convolutions_that_are_added_the_shorter_branch_is_the_skip() -> 
     net.conv("start", "short")
     net.add("Add", "short", "a2", out="sum")
     net.conv("sum", "last")
-    points = find_points(net.model("last"))
+    points = points_of(net.model("last"))
     assert points.reads["short"] == (("sum_node", 0),)
     assert "a2" not in points.reads
 
@@ -95,7 +95,7 @@ def test_broadcast_additions_are_left_alone() -> None:
     net.conv("x", "c1")
     net.add("GlobalAveragePool", "x", out="pooled")
     net.add("Add", "c1", "pooled", out="sum")
-    points = find_points(net.model("sum"))
+    points = points_of(net.model("sum"))
     assert all(node != "sum_node" for readers in points.reads.values() for node, _ in readers)
 
 
@@ -107,7 +107,7 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     net.add("Concat", "a", "b", out="joined", axis=1)
     net.add("MaxPool", "joined", out="pooled", kernel_shape=[2, 2])
     net.conv("pooled", "last", (32, 64, 1, 1))
-    points = find_points(net.model("last"))
+    points = points_of(net.model("last"))
     assert points.groups == (("a", "b", "pooled"),)
     assert points.reads["a"] == (("joined_node", 0),)
     assert points.reads["b"] == (("joined_node", 1),)
@@ -118,9 +118,9 @@ def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_
     net.conv("x", "c1")
     net.add("Relu", "c1", out="r1")
     net.add("GlobalAveragePool", "r1", out="pooled")
-    assert find_points(net.model("pooled")).reads["r1"] == (("pooled_node", 0),)
+    assert points_of(net.model("pooled")).reads["r1"] == (("pooled_node", 0),)
     net.add("Mul", "r1", "pooled", out="scaled")  # squeeze-and-excite
-    assert "r1" not in find_points(net.model("scaled")).reads
+    assert "r1" not in points_of(net.model("scaled")).reads
 
 
 def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
@@ -130,11 +130,11 @@ def test_average_pooling_behind_a_residual_reads_int8_too() -> None:
     net.add("Add", "start", "a1", out="sum")
     net.add("Relu", "sum", out="end")
     net.add("ReduceMean", "end", out="pooled", axes=[2, 3])
-    assert find_points(net.model("pooled")).reads["end"] == (("pooled_node", 0),)
+    assert points_of(net.model("pooled")).reads["end"] == (("pooled_node", 0),)
     unquantized = Net()
     unquantized.add("Add", "x", "x", out="sum")
     unquantized.add("ReduceMean", "sum", out="pooled", axes=[2, 3])
-    assert find_points(unquantized.model("pooled")).reads == {}
+    assert points_of(unquantized.model("pooled")).reads == {}
 
 
 def test_what_does_not_pay_is_kept_with_its_reason() -> None:
@@ -145,7 +145,7 @@ def test_what_does_not_pay_is_kept_with_its_reason() -> None:
     net.add("GlobalAveragePool", "depthwise", out="pooled")
     net.conv("pooled", "squeeze")
     net.add("Add", "depthwise", "squeeze", out="y")
-    points = find_points(net.model("y"))
+    points = points_of(net.model("y"))
     assert set(points.quantized) == {"first_node", "depthwise_node"}
     reasons = _reasons(points)
     assert "8 → 32 channels" in reasons["narrow_node"]
@@ -158,17 +158,17 @@ def test_gemm_weights_are_quantized_per_output_channel(trans: int, shape: tuple[
     net = Net(("batch", 32))
     weight = net.const("w", net.random.normal(size=shape))
     net.add("Gemm", "x", weight, out="y", transB=trans)
-    points = find_points(net.model("y"))
+    points = points_of(net.model("y"))
     assert [weight.axis for weight in points.weights] == [axis]
 
 
 def test_matrix_products_too_small_or_of_one_row_are_kept() -> None:
     net = Net((1, 32))
     net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 32))), out="row")
-    assert "one row" in _reasons(find_points(net.model("row")))["row_node"]
+    assert "one row" in _reasons(points_of(net.model("row")))["row_node"]
     net = Net(("batch", 32))
     net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="narrow")
-    assert "N=8" in _reasons(find_points(net.model("narrow")))["narrow_node"]
+    assert "N=8" in _reasons(points_of(net.model("narrow")))["narrow_node"]
 
 
 def test_attention_products_quantize_both_operands_or_none() -> None:
@@ -176,9 +176,9 @@ def test_attention_products_quantize_both_operands_or_none() -> None:
     net.add("Transpose", "x", out="t", perm=[0, 1, 3, 2])
     net.add("MatMul", "x", "t", out="scores")
     model = net.model("scores")
-    assert find_points(model).reads == {}
-    assert "attention" in _reasons(find_points(model))["scores_node"]
-    forced = find_points(model, overrides=[Override("scores_node", Precision.INT8)])
+    assert points_of(model).reads == {}
+    assert "attention" in _reasons(points_of(model))["scores_node"]
+    forced = points_of(model, overrides=[Override("scores_node", Precision.INT8)])
     assert forced.reads == {"x": (("scores_node", 0),), "t": (("scores_node", 1),)}
 
 
@@ -187,23 +187,21 @@ def test_overrides_take_nodes_out_by_name_or_operator_and_the_last_one_wins() ->
     net.conv("x", "c1")
     net.conv("c1", "c2")
     model = net.model("c2")
-    out = find_points(model, overrides=[Override("c1_*", Precision.FP32)])
+    out = points_of(model, overrides=[Override("c1_*", Precision.FP32)])
     assert out.quantized == ("c2_node",)
     assert [(item.node, item.precision) for item in out.kept] == [("c1_node", Precision.FP32)]
-    assert find_points(model, overrides=[Override("Conv", Precision.FP16)]).quantized == ()
+    assert points_of(model, overrides=[Override("Conv", Precision.FP16)]).quantized == ()
     back = [Override("Conv", Precision.FP16), Override("c2_node", Precision.INT8)]
-    assert find_points(model, overrides=back).quantized == ("c2_node",)
+    assert points_of(model, overrides=back).quantized == ("c2_node",)
 
 
 def test_what_the_target_cannot_run_is_kept_for_its_reason() -> None:
     net = Net()
     net.add("ConvTranspose", "x", net.const("w", net.random.normal(size=(32, 32, 2, 2))), out="up", strides=[2, 2])
     model = net.model("up")
-    (weight,) = find_points(model).weights
+    (weight,) = points_of(model).weights
     assert weight.axis == 1
-    assert _reasons(find_points(model, excluded={"ConvTranspose": "planned in float"})) == {
-        "up_node": "planned in float"
-    }
+    assert _reasons(points_of(model, excluded={"ConvTranspose": "planned in float"})) == {"up_node": "planned in float"}
 
 
 def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
@@ -212,14 +210,14 @@ def test_fp8_quantizes_per_tensor_and_only_around_its_layers() -> None:
     net.add("Relu", "c0", out="skip")
     net.conv("skip", "c1")
     net.add("Add", "c1", "skip", out="sum")
-    points = find_points(net.model("sum"), Precision.FP8)
+    points = points_of(net.model("sum"), Precision.FP8)
     assert points.reads == {"x": (("c0_node", 0),), "skip": (("c1_node", 0),)}
     assert [weight.axis for weight in points.weights] == [None, None]
 
 
 def test_a_real_detector_loses_no_convolution_without_a_reason() -> None:
     folded, _ = fold(load_model(rapidocr("det")).proto)
-    points = find_points(folded)
+    points = points_of(folded)
     heavy = {node.name for node in folded.graph.node if node.op_type in ("Conv", "ConvTranspose")}
     assert len(heavy) == 64
     assert set(points.quantized) | {item.node for item in points.kept} == heavy
@@ -230,7 +228,7 @@ def test_a_real_detector_loses_no_convolution_without_a_reason() -> None:
 
 def test_resnet50_has_one_quantized_branch_at_each_residual(exported: Callable[[str], Path]) -> None:
     folded, _ = fold(load_model(exported("torchvision:resnet50")).proto)
-    points = find_points(folded)
+    points = points_of(folded)
     adds = [node.name for node in folded.graph.node if node.op_type == "Add"]
     read = [node for readers in points.reads.values() for node, _ in readers if node in adds]
     assert len(adds) == 16
@@ -241,7 +239,7 @@ def test_resnet50_has_one_quantized_branch_at_each_residual(exported: Callable[[
 
 def test_lite0_is_int8_throughout_and_its_ten_skips_are_quantized(exported: Callable[[str], Path]) -> None:
     folded, _ = fold(load_model(exported("efficientnet-lite0")).proto)
-    points = find_points(folded)
+    points = points_of(folded)
     kinds = {node.name: node.op_type for node in folded.graph.node}
     assert sorted(kinds[name] for name in points.quantized) == ["Conv"] * 49 + ["Gemm"]
     assert points.kept == ()
@@ -263,8 +261,8 @@ def test_an_override_forces_what_does_not_pay() -> None:
     net = Net(("batch", 32))
     net.add("MatMul", "x", net.const("w", net.random.normal(size=(32, 8))), out="y")
     model = net.model("y")
-    assert find_points(model).quantized == ()
-    assert find_points(model, overrides=[Override("y_node", Precision.INT8)]).quantized == ("y_node",)
+    assert points_of(model).quantized == ()
+    assert points_of(model, overrides=[Override("y_node", Precision.INT8)]).quantized == ("y_node",)
 
 
 def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
@@ -273,7 +271,7 @@ def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
     net.add("MatMul", weight, "x", out="left")
     net.add("Gemm", "x", weight, out="turned", transA=1)
     net.add("Gemm", "x", "left", out="varying")
-    points = find_points(net.model("left", "turned", "varying"), overrides=[Override("*", Precision.INT8)])
+    points = points_of(net.model("left", "turned", "varying"), overrides=[Override("*", Precision.INT8)])
     reasons = _reasons(points)
     assert points.reads == {}
     assert "left operand is constant" in reasons["left_node"]
@@ -285,7 +283,7 @@ def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
     net = Net()
     net.conv("x", "c1")
     net.conv("c1", "c2")
-    points = find_points(net.model("c1", "c2"))
+    points = points_of(net.model("c1", "c2"))
     assert points.reads == {"x": (("c1_node", 0),), "c1": (("c2_node", 0),)}
 
 
@@ -295,7 +293,7 @@ def test_the_mean_over_height_and_width_pools_and_other_means_do_not() -> None:
         net.conv("x", "c1")
         net.add("Relu", "c1", out="r1")
         net.add("ReduceMean", "r1", out="mean", axes=axes)
-        assert ("r1" in find_points(net.model("mean")).reads) is pools, axes
+        assert ("r1" in points_of(net.model("mean")).reads) is pools, axes
 
 
 def test_nested_concats_share_one_scale() -> None:
@@ -306,7 +304,7 @@ def test_nested_concats_share_one_scale() -> None:
     net.add("Concat", "a", "b", out="inner", axis=1)
     net.add("Concat", "inner", "c", out="outer", axis=1)
     net.conv("outer", "last", (32, 96, 1, 1))
-    (group,) = find_points(net.model("last")).groups
+    (group,) = points_of(net.model("last")).groups
     assert set(group) == {"a", "b", "c", "inner", "outer"}
 
 
@@ -333,15 +331,15 @@ def test_grouped_convolutions_whose_result_is_not_quantized(behind: list[onnx.No
     proto = grouped(*behind)
     for name, bound in (("low", 0.0), ("high", 6.0)):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), name))
-    assert "grouped" in find_points(proto).quantized
-    points = find_points(proto, grouped="no such kernel")
+    assert "grouped" in points_of(proto).quantized
+    points = points_of(proto, grouped="no such kernel")
     assert ("grouped" in points.quantized) == quantized and {"first", "last"} <= set(points.quantized)
     reasons = {item.node: item.reason for item in points.kept}
     assert reasons.get("grouped") == (None if quantized else "no such kernel")
-    forced = find_points(proto, grouped="no such kernel", overrides=[Override("grouped", Precision.INT8)])
+    forced = points_of(proto, grouped="no such kernel", overrides=[Override("grouped", Precision.INT8)])
     assert "grouped" in forced.quantized
 
 
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
-    assert "grouped" in find_points(proto, grouped="no such kernel").quantized
+    assert "grouped" in points_of(proto, grouped="no such kernel").quantized

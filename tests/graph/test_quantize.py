@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, photos, values
+from graphs import conv_relu, model, node, photos, points_of, quantized, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -20,15 +20,14 @@ from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
-from trtopt.graph.passes.quantize import insert_qdq, is_quantized, quantize_weight, round_scale, weight_scales
+from trtopt.graph.passes.quantize import is_quantized, quantize_weight, round_scale, weight_scales
 from trtopt.ort.sessions import OnnxSession
 
 FORCE = [Override("*", Precision.INT8)]  # small nets are under the size rules
 
 
 def _quantized(proto: onnx.ModelProto, amax: dict[str, float], base: Precision = Precision.FP32) -> onnx.ModelProto:
-    made = insert_qdq(proto, find_points(proto, overrides=FORCE), amax, base=base)
+    made = quantized(proto, points_of(proto, overrides=FORCE), amax, base)
     onnx.checker.check_model(made, full_check=True)
     return made
 
@@ -121,7 +120,7 @@ def test_transposed_convolutions_scale_their_output_channels(group: int, axis: i
         outputs={"y": ["batch", 6, 16, 16]},
         weights={"w": values(4, 6 // group, 2, 2)},
     )
-    (weight,) = find_points(proto, overrides=FORCE).weights
+    (weight,) = points_of(proto, overrides=FORCE).weights
     assert weight.axis == axis
     x = values(1, 4, 8, 8, seed=3)
     difference = np.abs(_run(_quantized(proto, {"x": 4.0}), x=x) - _run(proto, x=x))
@@ -140,7 +139,7 @@ def test_one_pair_serves_every_reader_and_one_code_tensor_every_layer_with_the_w
     names = [item.name for item in made.graph.initializer]
     assert sum(name.startswith("w_quantized") for name in names) == 1
     assert "w" not in names
-    assert operators.count("QuantizeLinear") == len(find_points(proto, overrides=FORCE).reads)
+    assert operators.count("QuantizeLinear") == len(points_of(proto, overrides=FORCE).reads)
 
 
 def test_quantized_convolutions_name_their_kernel() -> None:
@@ -151,12 +150,12 @@ def test_quantized_convolutions_name_their_kernel() -> None:
 
 def test_a_missing_or_impossible_amax_is_named() -> None:
     proto = conv_relu()
-    points = find_points(proto, overrides=FORCE)
+    points = points_of(proto, overrides=FORCE)
     with pytest.raises(CalibrationError, match=r"no scale for 1 of 1 tensors \(x\).*trtopt calibrate"):
-        insert_qdq(proto, points, {"other": 1.0})
+        quantized(proto, points, {"other": 1.0})
     for bad in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(CalibrationError, match="positive and finite"):
-            insert_qdq(proto, points, {"x": bad})
+            quantized(proto, points, {"x": bad})
 
 
 def test_fp8_weights_stay_within_its_precision() -> None:
@@ -214,10 +213,10 @@ def test_weights_keep_their_codes_when_their_scales_are_rounded(exponent: float,
 
 def test_a_scale_that_the_base_cannot_hold_names_its_tensor() -> None:
     proto = conv_relu()
-    points = find_points(proto, overrides=FORCE)
+    points = points_of(proto, overrides=FORCE)
     with pytest.raises(CalibrationError, match=r"x reaches 1e\+08.*FP16.*`bf16=True`"):
-        insert_qdq(proto, points, {"x": 1e8}, base=Precision.FP16)
-    assert is_quantized(insert_qdq(proto, points, {"x": 1e8}, base=Precision.BF16))
+        quantized(proto, points, {"x": 1e8}, base=Precision.FP16)
+    assert is_quantized(quantized(proto, points, {"x": 1e8}, base=Precision.BF16))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -226,12 +225,12 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(bad: float) -> None:
     weight[1, 0, 0, 0] = bad
     proto = conv_relu(weights={"w": weight})
     with pytest.raises(CalibrationError, match="the weight w of c holds NaN or infinity"):
-        insert_qdq(proto, find_points(proto, overrides=FORCE), {"x": 3.0})
+        quantized(proto, points_of(proto, overrides=FORCE), {"x": 3.0})
 
 
 def test_a_real_network_stays_near_fp32(exported: Callable[[str], Path]) -> None:
     folded, _ = fold(load_model(exported("efficientnet-lite0")).proto)
-    points, images = find_points(folded), photos(224, 2)
+    points, images = points_of(folded), photos(224, 2)
     probe = onnx.ModelProto()
     probe.CopyFrom(folded)
     name = folded.graph.input[0].name
@@ -239,7 +238,7 @@ def test_a_real_network_stays_near_fp32(exported: Callable[[str], Path]) -> None
     probe.graph.output.extend(onnx.ValueInfoProto(name=item) for item in points.reads if item != name)
     amax = {item: float(np.abs(value).max()) for item, value in OnnxSession(probe, threads=1)({name: images}).items()}
     amax[name] = float(np.abs(images).max())
-    made = insert_qdq(folded, points, amax)
+    made = quantized(folded, points, amax)
     onnx.checker.check_model(made, full_check=True)
     expected, actual = _run(folded, **{name: images}), _run(made, **{name: images})
     error, signal = float(np.square(actual - expected).sum()), float(np.square(expected).sum())

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
-from graphs import decibels, model, node, values
+from graphs import decibels, model, node, points_of, values
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trtopt.graph.passes.placement import Points, Weight, find_points
+from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import insert_qdq
 from trtopt.graph.passes.rearrange import rearrange
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import OnnxSession
 
 
@@ -68,9 +71,9 @@ def block(
     return model(nodes, inputs={"x": ["n", 32, 12, 12]}, outputs=outputs, weights=weights)
 
 
-def quantized(proto: onnx.ModelProto, x: NDArray[np.float32], *, skips: bool = True) -> tuple[onnx.ModelProto, Points]:
+def quantized(proto: onnx.ModelProto, x: NDArray[np.float32], *, skips: bool = True) -> tuple[ir.Model, Points]:
     """With the scales that `x` asks for; without `skips`, no operand of an Add is rounded."""
-    points = find_points(proto)
+    points = points_of(proto)
     if not skips:
         adds = {item.name for item in proto.graph.node if item.op_type == "Add"}
         kept = {name: tuple(r for r in readers if r[0] not in adds) for name, readers in points.reads.items()}
@@ -80,7 +83,20 @@ def quantized(proto: onnx.ModelProto, x: NDArray[np.float32], *, skips: bool = T
     del seen.graph.output[:]
     seen.graph.output.extend(onnx.ValueInfoProto(name=name) for name in points.activations if name != "x")
     found = {"x": x, **OnnxSession(seen, threads=1)({"x": x})}
-    return insert_qdq(proto, points, {name: float(np.abs(found[name]).max()) for name in points.activations}), points
+    graph = to_ir(proto)
+    insert_qdq(graph, points, {name: float(np.abs(found[name]).max()) for name in points.activations})
+    return graph, points
+
+
+def rearranged(
+    graph: ir.Model, fixed: Collection[str] = ()
+) -> tuple[onnx.ModelProto, onnx.ModelProto | None, dict[str, str]]:
+    """The graph before, after (None: nothing changed), and the nodes that are merged into others."""
+    plain = to_proto(graph)
+    result = rearrange(graph, fixed)
+    assert result.model is graph
+    merged = {node: other for node, other in result.changes.items() if node != other}
+    return plain, to_proto(graph) if result.changed else None, merged
 
 
 def run(proto: onnx.ModelProto, x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -91,9 +107,9 @@ def run(proto: onnx.ModelProto, x: NDArray[np.float32]) -> NDArray[np.float32]:
 @pytest.mark.parametrize("stride", [1, 2])
 def test_a_block_and_its_skip_become_one_convolution(stride: int, bias: bool) -> None:
     proto, x = block(stride=stride, bias=bias), values(4, 32, 12, 12, scale=3.0)
-    plain, _ = quantized(proto, x)
-    made, merged = rearrange(plain, proto)
-    assert merged == {"skip": "main"}
+    graph, _ = quantized(proto, x)
+    plain, made, merged = rearranged(graph)
+    assert made is not None and merged == {"skip": "main"}
     onnx.checker.check_model(made, full_check=True)
     names = [item.name for item in made.graph.node]
     assert len(set(names)) == len(names)
@@ -104,7 +120,7 @@ def test_a_block_and_its_skip_become_one_convolution(stride: int, bias: bool) ->
     assert main.op_type == "Conv"
     weight = next(item for item in made.graph.initializer if item.name == "main_merged_quantized")
     assert list(weight.dims) == [64, 64, 1, 1]
-    exact, _ = quantized(proto, x, skips=False)
+    exact = to_proto(quantized(proto, x, skips=False)[0])
     assert (
         decibels(run(made, x), run(exact, x)) > 34  # not equal: the weights of the two share scales
     )  # weights of both share their scales, so they aren't the very same
@@ -121,9 +137,9 @@ def test_scales_that_lie_far_apart_are_kept() -> None:
         if item.name == "w_main":
             item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item) * 1000, item.name))
     x = values(4, 32, 12, 12, scale=3.0)
-    plain, _ = quantized(proto, x)
-    made, merged = rearrange(plain, proto)
-    assert merged
+    graph, _ = quantized(proto, x)
+    plain, made, merged = rearranged(graph)
+    assert made is not None and merged
     reference = run(proto, x)
     assert decibels(run(made, x), reference) > decibels(run(plain, x), reference) - 0.5
 
@@ -131,9 +147,9 @@ def test_scales_that_lie_far_apart_are_kept() -> None:
 @pytest.mark.parametrize("name", ["add", "main", "skip"])
 def test_what_must_stay_stays(name: str) -> None:
     proto = block()
-    plain, _ = quantized(proto, values(2, 32, 12, 12))
-    made, merged = rearrange(plain, proto, fixed=[name])
-    assert made is plain
+    graph, _ = quantized(proto, values(2, 32, 12, 12))
+    _, made, merged = rearranged(graph, [name])
+    assert made is None
     assert merged == {}
 
 
@@ -144,9 +160,9 @@ def test_what_must_stay_stays(name: str) -> None:
 )
 def test_other_blocks_stay(spoilt: dict[str, Any]) -> None:
     proto = block(**spoilt)
-    plain, points = quantized(proto, values(2, 32, 12, 12))
+    graph, points = quantized(proto, values(2, 32, 12, 12))
     assert {"main", "skip"} <= set(points.quantized)
-    assert rearrange(plain, proto)[0] is plain
+    assert not rearrange(graph).changed
 
 
 def test_channels_that_would_have_to_be_copied_stay() -> None:
@@ -160,8 +176,8 @@ def test_channels_that_would_have_to_be_copied_stay() -> None:
                     np.repeat(content, 2, axis)[(slice(None),) * axis + (slice(40),)], item.name
                 )
             )
-    plain, _ = quantized(proto, values(2, 32, 12, 12))
-    assert rearrange(plain, proto)[0] is plain
+    graph, _ = quantized(proto, values(2, 32, 12, 12))
+    assert not rearrange(graph).changed
 
 
 # The first convolution -----------------------------------------------------------------------------------------------------
@@ -189,9 +205,9 @@ def stem(size: int | str, *, channels: int = 3, activation: str = "Relu") -> onn
 @pytest.mark.parametrize("activation", ["Relu", "Clip"])
 def test_the_first_convolution_and_its_pooling_stay_apart_and_give_the_same(activation: str) -> None:
     proto, x = stem(32, activation=activation), values(3, 3, 32, 32)
-    plain, _ = quantized(proto, x)
-    made, merged = rearrange(plain, proto)
-    assert merged == {}
+    graph, _ = quantized(proto, x)
+    plain, made, merged = rearranged(graph)
+    assert made is not None and merged == {}
     onnx.checker.check_model(made, full_check=True)
     pool = next(item for item in made.graph.node if item.name == "pool")
     assert list(next(item for item in pool.attribute if item.name == "pads").ints) == [1, 1, 0, 0]
@@ -211,15 +227,15 @@ def test_the_first_convolution_and_its_pooling_stay_apart_and_give_the_same(acti
 def test_other_poolings_stay(proto: onnx.ModelProto, why: str) -> None:
     size = proto.graph.input[0].type.tensor_type.shape.dim
     x = values(2, size[1].dim_value, size[2].dim_value or 32, size[3].dim_value or 32)
-    plain, points = quantized(proto, x)
+    graph, points = quantized(proto, x)
     assert points.quantized[:1] == (("conv",) if size[1].dim_value == 3 else points.quantized[:1])
-    assert rearrange(plain, proto)[0] is plain, why
+    assert not rearrange(graph).changed, why
 
 
 def test_a_pooling_that_must_stay_stays() -> None:
     proto, x = stem(32), values(2, 3, 32, 32)
-    plain, _ = quantized(proto, x)
-    assert rearrange(plain, proto, fixed=["pool"])[0] is plain
+    graph, _ = quantized(proto, x)
+    assert not rearrange(graph, ["pool"]).changed
 
 
 @settings(deadline=None, max_examples=60)
@@ -243,10 +259,11 @@ def test_padding_that_no_window_reaches_changes_nothing(
     proto, x = model(nodes, inputs={"x": ["n", 3, height, width]}, weights=weights), values(2, 3, height, width)
     weighted = (Weight("conv", 1, "w", 0), Weight("next", 1, "v", 0))
     points = Points({"x": (("conv", 0),), "p": (("next", 0),)}, weighted)
-    plain = insert_qdq(proto, points, {"x": 4.0, "p": 4.0})
-    made, _ = rearrange(plain, proto)
-    np.testing.assert_array_equal(run(made, x), run(plain, x))
-    if made is not plain:
+    graph = to_ir(proto)
+    insert_qdq(graph, points, {"x": 4.0, "p": 4.0})
+    plain, made, _ = rearranged(graph)
+    if made is not None:
+        np.testing.assert_array_equal(run(made, x), run(plain, x))
         kept = next(list(a.ints) for n in made.graph.node if n.name == "pool" for a in n.attribute if a.name == "pads")
         assert kept[:2] == pads[:2]
         assert sum(kept) < sum(pads)

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import conv_relu, model, node, photos, values
+from graphs import conv_relu, model, node, photos, points_of, quantized, typed, typing, values
 from onnx import TensorProto, helper, numpy_helper
 
 from trtopt.core.values import Override, Precision
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
-from trtopt.graph.passes.quantize import insert_qdq
-from trtopt.graph.passes.typed import keep_fp32, to_typed
+from trtopt.graph.passes.typed import keep_fp32
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import OnnxSession
 
@@ -25,7 +24,7 @@ ONNX_TYPES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.B
 
 
 def _typed(proto: onnx.ModelProto, base: Precision = Precision.FP16, **options: Any) -> onnx.ModelProto:
-    made = to_typed(proto, base, **options).proto
+    made = typed(proto, base, **options)
     onnx.checker.check_model(made, full_check=True)
     names = [item.name for item in made.graph.node]
     assert len(set(names)) == len(names)
@@ -40,7 +39,7 @@ def _types(proto: onnx.ModelProto) -> dict[str, int]:
 
 
 def _reasons(proto: onnx.ModelProto, base: Precision = Precision.FP16) -> dict[str, str]:
-    return {item.node: item.reason for item in keep_fp32(proto, base)}
+    return {item.node: item.reason for item in keep_fp32(to_ir(proto), base)}
 
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
@@ -62,21 +61,22 @@ def test_every_tensor_has_the_type_and_io_keeps_its_own(base: Precision, fp32_io
 
 def test_fp32_returns_the_graph_itself() -> None:
     proto = conv_relu()
-    assert to_typed(proto, Precision.FP32) == (proto, (), frozenset())
+    result = typing(proto, Precision.FP32)
+    assert not result.changed and result.kept == ()
 
 
 @pytest.mark.parametrize("base", [Precision.FP16, Precision.BF16])
 def test_quantized_graphs_get_typed_scales_and_keep_their_codes(base: Precision) -> None:
     proto = conv_relu()
-    points = find_points(proto, overrides=[Override("*", Precision.INT8)])
-    quantized = insert_qdq(proto, points, {"x": 4.0}, base=base)
-    made = _typed(quantized, base)
+    points = points_of(proto, overrides=[Override("*", Precision.INT8)])
+    plain = quantized(proto, points, {"x": 4.0}, base=base)
+    made = _typed(plain, base)
     tensors = {item.name: item for item in made.graph.initializer}
     scales = [item for name, item in tensors.items() if "_scale" in name]
     assert {item.data_type for item in scales} == {ONNX_TYPES[base]}
     assert {item.data_type for name, item in tensors.items() if "w_quantized" in name} == {TensorProto.INT8}
     x = values(2, 3, 8, 8, seed=3)
-    expected = OnnxSession(quantized, threads=1, optimize=False)({"x": x})["y"]
+    expected = OnnxSession(plain, threads=1, optimize=False)({"x": x})["y"]
     actual = OnnxRunner(made, optimize=False, threads=1)({"x": x})["y"]
     assert np.abs(actual - expected).mean() < 0.02
 
@@ -213,7 +213,7 @@ def test_bodies_of_control_flow_stay_as_they_are() -> None:
         ],
         weights={"limit": np.array(1.0, np.float32)},
     )
-    made = to_typed(proto, Precision.FP16)[0]
+    made = typed(proto, Precision.FP16)
     x = values(1, 3, 8, 8)
     actual = OnnxSession(made, threads=1)({"x": x})["y"]
     np.testing.assert_allclose(actual, OnnxSession(proto, threads=1)({"x": x})["y"], atol=5e-3)
@@ -221,7 +221,8 @@ def test_bodies_of_control_flow_stay_as_they_are() -> None:
 
 def test_overrides_keep_nodes_in_fp32_by_name() -> None:
     proto = conv_relu()
-    made, kept, _ = to_typed(proto, Precision.FP16, overrides=[Override("c", Precision.FP32)])
+    result = typing(proto, Precision.FP16, overrides=[Override("c", Precision.FP32)])
+    made, kept = to_proto(result.model), result.kept
     assert [(item.node, item.precision) for item in kept] == [("c", Precision.FP32)]
     assert _types(made)["h"] == TensorProto.FLOAT
 
@@ -310,7 +311,7 @@ def test_operators_that_onnx_defines_in_fp32_only_stay_fp32(base: Precision) -> 
         inputs={"x": [1, 3, 8, 8]},
         weights={"zero": np.float32(0), "eight": np.float32(8), "one": np.float32(1)},  # type: ignore[dict-item]
     )
-    assert {item.node for item in to_typed(proto, base).kept} == {"range", "noise", "celu"}
+    assert {item.node for item in typing(proto, base).kept} == {"range", "noise", "celu"}
     assert set(_reasons(proto, base)) <= {"celu"}  # a weakly typed build chooses among the types that TensorRT has
     _typed(proto, base)
 
@@ -358,7 +359,7 @@ def test_an_override_outranks_the_rules_of_thumb() -> None:
         weights={"two": np.array(2.0, np.float32)},
     )
     assert set(_reasons(proto)) == {"power", "mean", "root"}
-    kept = keep_fp32(proto, Precision.FP16, [Override("root", Precision.FP16)])
+    kept = keep_fp32(to_ir(proto), Precision.FP16, [Override("root", Precision.FP16)])
     assert [item.node for item in kept] == ["power", "mean"]
 
 
@@ -390,8 +391,8 @@ def test_what_onnx_infers_nothing_of_is_typed_all_the_same() -> None:
         weights={"w": values(4, 3, 3, 3), "v": values(3, 4, 3, 3), "s": values(4), "b": values(4, seed=2)},
         opset=21,
     )
-    made = to_typed(proto, Precision.FP16)
-    assert {"conv", "next"} <= made.reduced
+    made = typing(proto, Precision.FP16)
+    assert {"conv", "next"} <= made.changes.keys()
     assert [item.node for item in made.kept] == ["norm"]
 
 
@@ -404,7 +405,7 @@ def test_a_recurrent_layer_may_omit_outputs_and_takes_what_moves_its_input_along
     ]
     proto = model(nodes, inputs={"x": [2, 5, 3]}, weights=weights, opset=17)
     proto.graph.node[1].output[:] = ["", "h"]
-    assert "gru" in to_typed(proto, Precision.FP16).reduced
-    kept = {item.node: item.reason for item in to_typed(proto, Precision.BF16).kept}
+    assert "gru" in typing(proto, Precision.FP16).changes
+    kept = {item.node: item.reason for item in typing(proto, Precision.BF16).kept}
     assert set(kept) == {"gru", "moved"}
     assert "moves what gru reads" in kept["moved"]

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
+import onnx_ir as ir
 
 from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
@@ -13,12 +14,15 @@ from trtopt.core.errors import ModelError
 from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
 from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
-from trtopt.graph.passes.old_parser import readable, with_float_weights
+from trtopt.graph.passes import quantize
+from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
+from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.rearrange import rearrange
-from trtopt.graph.passes.typed import keep_fp32, to_typed
+from trtopt.graph.passes.typed import keep_fp32, to_typed, typed_opset
 from trtopt.graph.proto import forget_placeholders
+from trtopt.graph.view import to_proto
 from trtopt.trt import BuiltPlan, Generation
 
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
@@ -74,78 +78,78 @@ def lower(
     """
     check_overrides(spec.overrides, folded.graph.node)
     typed, can = generation.typed(spec), generation.capabilities
-    folded = readable(folded, can.max_opset)
+    quantized = table is not None or is_quantized(folded)
+    opset = max(quantize.OPSET.get(spec.precision, 1), typed_opset(spec.base, quantized) if typed else 1)
+    model = to_ir_at(folded, opset)
+    passes = [readable(model, can.max_opset)]
+    source = as_read(folded, passes[0])
+    heavy = [str(node.name) for node in model.graph if node.op_type in WEIGHTED]
+    codes = [node for node in model.graph if node.op_type == "DequantizeLinear"]
+    integer = {str(reader.name) for node in codes for reader in node.successors()}  # quantized in the model
     named = {
-        node.name: wanted
-        for node in folded.graph.node
-        if (wanted := overriding(spec.overrides, node.name, node.op_type)) is not None
+        str(node.name): wanted
+        for node in model.graph
+        if (wanted := overriding(spec.overrides, str(node.name), node.op_type)) is not None
     }
-    proto, points = folded, Points({})
-    merged: Mapping[str, str] = {}
+    points, merged = Points({}), dict[str, str]()
     if table is not None:
         reasons = dict.fromkeys(without_scales(table), NO_SCALE) | dict(unquantized or {})
-        overrides = (*spec.overrides, *kept_out(reasons, spec.base))
         points = find_points(
-            folded,
+            model,
             spec.precision,
             base=spec.base,
-            overrides=overrides,
+            overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
             excluded=can.float_only,
             grouped=can.grouped if spec.precision is Precision.INT8 else "",
         )
-        kept = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
-        points = replace(points, kept=tuple(kept))
-        base = spec.base if typed else Precision.FP32
-        proto = insert_qdq(folded, points, table.amax, base=base)
+        told = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
+        points = replace(points, kept=tuple(told))
+        passes.append(insert_qdq(model, points, table.amax, base=spec.base if typed else Precision.FP32))
         if generation.rearranges(spec):
-            proto, merged = rearrange(proto, folded, fixed=named)
+            passes.append(rearrange(model, fixed=named))
+            merged = {node: other for node, other in passes[-1].changes.items() if node != other}
     layer_precision: dict[str, Precision] = {}
-    reduced: frozenset[str] = frozenset()
+    reduced: Collection[str] = ()
     if typed:
-        proto, in_fp32, reduced = to_typed(proto, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides)
+        passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides))
+        in_fp32, reduced = passes[-1].kept, passes[-1].changes
     else:
-        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(proto, spec.base, spec.overrides)
+        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
     asked = {name: spec.precision for name in points.quantized if name not in merged}
     if typed and not spec.precision.quantized:
-        heavy = (node.name for node in folded.graph.node if node.op_type in WEIGHTED)
-        codes = {name for node in folded.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-        integer = {node.name for node in folded.graph.node if codes.intersection(node.input)}  # quantized in the model
         asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
     asked |= named
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
-        left = {node.name for node in folded.graph.node if node.op_type in WEIGHTED and node.name not in asked}
-        preferred = dict.fromkeys(sorted((left | _beside(proto, left)) - layer_precision.keys()), spec.base)
+        left = set(heavy) - asked.keys()
+        preferred = dict.fromkeys(sorted((left | _beside(model, left)) - layer_precision.keys()), spec.base)
     if not can.stored_codes:
-        proto = with_float_weights(proto)
+        passes.append(with_float_weights(model))
+    changed = any(item.changed for item in passes)
+    proto = to_proto(model) if changed else folded
     forget_placeholders(proto)
-    if proto is not folded and (problem := invalid(proto)):
+    if changed and (problem := invalid(proto)):
         raise ModelError(
             f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
         )
-    return Lowered(
-        proto, asked, (*points.kept, *in_fp32), is_quantized(proto), layer_precision, merged, preferred, typed, folded
-    )
+    kept = (*points.kept, *in_fp32)
+    return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, merged, preferred, typed, source)
 
 
-def _beside(proto: onnx.ModelProto, nodes: Collection[str]) -> set[str]:
+def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
     """Elementwise nodes that lead to these or follow them with no other operator between, and means wherever they are."""
-    found = {node.name for node in proto.graph.node if node.op_type in _MEANS}
-    light = {node.name for node in proto.graph.node if node.op_type in _ELEMENTWISE}
-    read = {name for node in proto.graph.node if node.name in nodes for name in node.input}
-    made = {name for node in proto.graph.node if node.name in nodes for name in node.output}
-    for node in reversed(proto.graph.node):  # in topological order, so one pass each way reaches all
-        if node.name in light and read.intersection(node.output):
-            found.add(node.name)
-            read.update(node.input)
-    for node in proto.graph.node:
-        if node.name in light and made.intersection(node.input):
-            found.add(node.name)
-            made.update(node.output)
-    return found
+    beside = {str(node.name) for node in model.graph if node.op_type in _MEANS}
+    for step in (ir.Node.predecessors, ir.Node.successors):
+        pending, reached = [node for node in model.graph if node.name in nodes], set[ir.Node]()
+        while pending:
+            light = [node for node in step(pending.pop()) if node.op_type in _ELEMENTWISE and node not in reached]
+            reached.update(light)
+            pending += light
+        beside.update(str(node.name) for node in reached)
+    return beside
 
 
 @dataclass(frozen=True)

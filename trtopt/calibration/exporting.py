@@ -23,7 +23,7 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.graph.view import constant, is_float, linked
+from trtopt.graph.view import is_constant, is_float, to_ir
 
 Batches = Iterable[Mapping[str, NDArray[Any]]]
 
@@ -53,9 +53,9 @@ class ExportedCache:
 
 def floating(proto: ModelProto) -> tuple[str, ...]:
     """Every floating tensor that isn't constant, in graph order."""
-    graph = linked(proto).graph
+    graph = to_ir(proto).graph
     values = [*graph.inputs, *(value for node in graph for value in node.outputs)]
-    return tuple(str(value.name) for value in values if is_float(value) and constant(value) is None and value.name)
+    return tuple(str(value.name) for value in values if is_float(value) and not is_constant(value) and value.name)
 
 
 def export(
@@ -82,7 +82,7 @@ def export(
     """
     wanted = floating(folded)
     scales = {**(amax or {}), **table.amax}
-    known = propagate(linked(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
+    known = propagate(to_ir(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
     rest = [name for name in wanted if name not in known]
     if batches is not None and rest:
         seen = observe(folded, rest, batches, threads=threads, shard=True, reporter=reporter)
@@ -92,7 +92,7 @@ def export(
             if histogram.absmax > 0  # nothing but zeros fits every scale, and gives none
         }
     entries = {name: known[name].amax for name in wanted if name in known}
-    known = propagate(linked(original), known)
+    known = propagate(to_ir(original), known)
     others = {name: known[name].amax for name in floating(original) if name in known and name not in entries}
     write_cache(entries | others, path)
     lacking = tuple(name for name in wanted if name not in entries)

@@ -38,7 +38,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, save_model
 from trtopt.graph.passes.placement import Points, find_points
 from trtopt.graph.proto import fingerprint
-from trtopt.graph.view import linked
+from trtopt.graph.view import to_ir
 
 if TYPE_CHECKING:
     from trtopt.trt import NetworkLayer
@@ -138,7 +138,7 @@ def import_table(
     Raises:
         CalibrationError: needed tensors have no scale (named, with what to do), or nothing is left to quantize.
     """
-    given, graph = linked(original), linked(folded)
+    given, graph = to_ir(original), to_ir(folded)
     theirs, ours = _names(original), _names(folded)
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
     ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
@@ -147,7 +147,7 @@ def import_table(
     known = {name: item for name, item in known.items() if name in ours}
     left: dict[str, None] = {}
     while True:
-        points = find_points(folded, overrides=(*overrides, *kept_out(left)))
+        points = find_points(graph, overrides=(*overrides, *kept_out(left)))
         found = propagate(graph, known, points.groups)
         lacking = [name for name in points.activations if name not in found]
         readers = [node for name in lacking for node, _ in points.reads[name] if node not in left]
@@ -160,7 +160,7 @@ def import_table(
     spare = [name for name in cache.amax if name not in taken]
     anywhere = exact.keys() | {source for item in numbered.values() for source in item.sources}
     strange = tuple(name for name in spare if name not in anywhere)
-    without = find_points(folded, overrides=overrides).activations if left else ()
+    without = find_points(graph, overrides=overrides).activations if left else ()
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),

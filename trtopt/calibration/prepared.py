@@ -20,6 +20,7 @@ from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
 
 
@@ -133,7 +134,7 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
     """
     refuse_quantized(model)
     folded, report = fold(model.proto, reporter=reporter)
-    points = find_points(folded, overrides=overrides)
+    points = find_points(to_ir(folded), overrides=overrides)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})

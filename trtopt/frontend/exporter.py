@@ -45,7 +45,7 @@ from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.opset import lower_opset
+from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import Difference, difference
 from trtopt.ort.sessions import OnnxSession
@@ -525,7 +525,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
             )
     if model.opset > target:
         try:
-            model = load_model(lower_opset(model.proto, target))
+            model = load_model(at_opset(model.proto, target))
         except ModelError:
             model = load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
     return model
@@ -534,7 +534,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
 def _lowered(proto: ModelProto, target: int) -> ModelProto:
     """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
     try:
-        return lower_opset(proto, target)
+        return at_opset(proto, target)
     except UnsupportedOperator as error:
         parts = written_out(proto, error.issues)
         if parts is None:

@@ -7,16 +7,14 @@ ONNX's reference evaluator computes element by element). What costs more than it
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
+import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trtopt.graph.proto import all_nodes, tensor_size
 from trtopt.graph.work import WEIGHTED, node_macs
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
 TOTAL = 128 << 20  # bytes of all constants together, in a model whose own take less than half of that
@@ -71,7 +69,7 @@ class Budget:
     def __init__(self, left: int, opsets: dict[str, int]) -> None:
         self._left, self._opsets = left, opsets
 
-    def __call__(self, node: onnx_ir.Node) -> bool:
+    def __call__(self, node: ir.Node) -> bool:
         """Whether a node whose inputs are all constants is evaluated."""
         if node.op_type in NOT_FOLDED or len(node.outputs) != 1:  # nor does onnxscript keep several results
             return False
@@ -93,24 +91,20 @@ class Budget:
         self._left -= growth
         return True
 
-    def _result(self, node: onnx_ir.Node, constants: dict[str, Any]) -> tuple[int | None, int]:
+    def _result(self, node: ir.Node, constants: dict[str, Any]) -> tuple[int | None, int]:
         """Elements and bytes of what it gives, by ONNX's inference on its operands alone: declared shapes may be wrong."""
-        import onnx_ir
-
         types = {
             name: helper.make_tensor_type_proto(int(constant.dtype), list(constant.shape.numpy()))
             for name, constant in constants.items()
         }
         data = {
-            name: onnx_ir.serde.serialize_tensor(constant)
-            for name, constant in constants.items()
-            if constant.size <= _SHAPE
+            name: ir.serde.serialize_tensor(constant) for name, constant in constants.items() if constant.size <= _SHAPE
         }
         try:
             schema = onnx.defs.get_schema(node.op_type, self._opsets[node.domain], node.domain)
             found = onnx.shape_inference.infer_node_outputs(
                 schema,
-                onnx_ir.serde.serialize_node(node),
+                ir.serde.serialize_node(node),
                 types,
                 data,
                 opset_imports=[helper.make_opsetid(*item) for item in self._opsets.items()],
@@ -126,16 +120,14 @@ class Budget:
         return math.prod(dims), tensor_size(TensorProto(data_type=kind.elem_type, dims=dims))
 
 
-def _quick(node: onnx_ir.Node, constants: dict[str, Any], elements: int) -> bool:
-    import onnx_ir
-
+def _quick(node: ir.Node, constants: dict[str, Any], elements: int) -> bool:
     if node.op_type in WEIGHTED:
         shapes = {name: tuple(constant.shape.numpy()) for name, constant in constants.items()}
         shapes[node.outputs[0].name or ""] = (elements,)
-        work = node_macs(onnx_ir.serde.serialize_node(node), shapes)
+        work = node_macs(ir.serde.serialize_node(node), shapes)
         return (work or math.prod(constant.size for constant in constants.values())) <= MACS
     most = max([elements, *(constant.size for constant in constants.values())])
-    return node.op_type in _QUICK or (most <= SLOWLY and not is_odd(onnx_ir.serde.serialize_node(node)))
+    return node.op_type in _QUICK or (most <= SLOWLY and not is_odd(ir.serde.serialize_node(node)))
 
 
 def is_odd(node: NodeProto) -> bool:

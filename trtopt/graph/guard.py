@@ -14,38 +14,24 @@ from typing import Any
 import numpy as np
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, TensorProto, numpy_helper
+from onnx import ModelProto, numpy_helper
 
-from trtopt.core.errors import InvalidModel
+from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
-from trtopt.graph.proto import (
-    LARGE,
-    all_nodes,
-    infer_shapes,
-    opset_version,
-    skeleton,
-    subgraphs,
-    tensor_info,
-    whole_copy,
-)
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.proto import all_nodes, opset_version, tensor_info, whole_copy
 from trtopt.graph.synthetic import is_numeric, synthetic_inputs
 from trtopt.graph.validity import validate
-from trtopt.graph.work import macs
+from trtopt.graph.view import to_proto
+from trtopt.graph.work import macs, shapes_at
 
 NODES = 256  # the most that are run
 ELEMENTS = 1 << 14  # of all tensors together
 MACS = 1 << 20
 BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 TOLERANCE = 1e-3  # of the largest value: passes round differently
-_RANDOM = (
-    "RandomNormal",
-    "RandomNormalLike",
-    "RandomUniform",
-    "RandomUniformLike",
-    "Multinomial",
-    "Bernoulli",
-)
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
 # Nothing says how often a loop runs; of GridSample's modes the evaluator knows the names of opset 20 only, and it pads for
 # ConvTranspose's `output_shape` otherwise than ONNX says (ONNX Runtime doesn't).
 _UNCOMPARED = (*_RANDOM, "Dropout", "Loop", "Scan", "SequenceMap", "GridSample", "ConvTranspose")
@@ -56,16 +42,30 @@ def fault(before: ModelProto, after: ModelProto) -> str:
 
     Sorts the nodes of `after` where they aren't in order.
     """
-    try:
-        validate(after, "it")
-    except InvalidModel as error:
-        return str(error)
+    if problem := invalid(after, "it"):
+        return problem
     if (was := _drawn(before)) != (now := _drawn(after)):
         return f"it draws random numbers {now} times, no longer {was}"
     before_ends, after_ends = ([value.name for value in proto.graph.output] for proto in (before, after))
     if before_ends != after_ends:
         return f"its outputs are {', '.join(after_ends)}, no longer {', '.join(before_ends)}"
     return _difference(before, after) if _cheap(before) and _cheap(after) else ""
+
+
+def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> ModelProto:
+    """What a pass made of a model, whose declared outputs stay as they are; `before` itself where it changed nothing.
+
+    Raises:
+        ModelError: "WHAT (why); INSTEAD" where it can't stand for `before`.
+    """
+    if not result.changed:
+        return before
+    made = to_proto(result.model)
+    del made.graph.value_info[:], made.graph.output[:]
+    made.graph.output.extend(before.graph.output)
+    if problem := fault(before, made):
+        raise ModelError(f"{what} ({problem}); {instead}")
+    return made
 
 
 def _drawn(proto: ModelProto) -> int:
@@ -86,10 +86,10 @@ def _drawn(proto: ModelProto) -> int:
     return count
 
 
-def invalid(proto: ModelProto) -> str:
+def invalid(proto: ModelProto, what: str = "the graph") -> str:
     """Why what a pass made isn't valid ONNX; empty: it is. Sorts its nodes where they aren't in order."""
     try:
-        validate(proto, "the graph")
+        validate(proto, what)
     except InvalidModel as error:
         return str(error)
     return ""
@@ -104,36 +104,11 @@ def _cheap(proto: ModelProto) -> bool:
     nodes = list(all_nodes(proto.graph))
     if len(nodes) > NODES or any(node.op_type in _UNCOMPARED or is_odd(node) for node in nodes):
         return False
-    light = skeleton(proto, LARGE)
-    for value in light.graph.input:
-        for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") or dim.dim_value < 0:
-                dim.dim_value = 2  # as `synthetic_inputs` makes it
-    del light.graph.value_info[:]
-    for value in light.graph.output:
-        value.type.tensor_type.ClearField("shape")  # what is declared names the dimensions that have a size now
-    sizes = _constants(proto.graph) | _sizes(infer_shapes(light).graph)
+    sizes = {
+        name: math.prod(shape) for name, shape in shapes_at(proto, {}, 2).items()
+    }  # 2: as `synthetic_inputs` makes it
     known = all(name in sizes for node in nodes for name in (*node.input, *node.output) if name)
     return known and sum(sizes.values()) <= ELEMENTS and sum(macs(proto).values()) <= MACS
-
-
-def _sizes(graph: GraphProto) -> dict[str, int]:
-    """Elements of the tensors of numbers whose shape is known."""
-    sizes: dict[str, int] = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        counted = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-        if counted and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
-            sizes[value.name] = math.prod(dim.dim_value for dim in tensor.shape.dim)
-    for node in graph.node:
-        for body in subgraphs(node):
-            sizes |= _constants(body) | _sizes(body)
-    return sizes
-
-
-def _constants(graph: GraphProto) -> dict[str, int]:
-    constants = (tensor for tensor in graph.initializer if tensor.data_type != TensorProto.STRING)
-    return {tensor.name: math.prod(tensor.dims) for tensor in constants}
 
 
 def _difference(before: ModelProto, after: ModelProto) -> str:

@@ -13,6 +13,7 @@ from onnx import ModelProto, TensorProto
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, writing, writing_together
 from trtopt.core.values import TensorInfo
+from trtopt.graph.lazy_weights import Content, Spans, make_lazy, parse_light, read_in, set_external
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -21,11 +22,10 @@ from trtopt.graph.proto import (
     model_size,
     opset_version,
     skeleton,
+    tensor_chunks,
     tensor_info,
-    tensor_pieces,
     tensor_size,
 )
-from trtopt.graph.stored import Content, Spans, attach, parse_light, point, refer
 from trtopt.graph.validity import check_text, check_versions, validate
 
 PROTOBUF_LIMIT = 2**31 - 1  # bytes in one protobuf message
@@ -65,7 +65,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     """Read and validate a model.
 
     Args:
-        lazy: leave weights over `LARGE` bytes in their files. For code that reads them by `tensor_pieces` or `in_memory`
+        lazy: leave weights over `LARGE` bytes in their files. For code that reads them by `tensor_chunks` or `in_memory`
             alone, as this room's and calibration's do; no library knows what to make of such a model.
 
     Raises:
@@ -88,9 +88,9 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         with path.open("rb") as file:
             for index, (offset, length) in spans.items():
                 tensor = proto.graph.initializer[index]
-                refer(tensor, file, offset, length)
+                make_lazy(tensor, file, offset, length)
                 if not lazy:
-                    attach(tensor)
+                    read_in(tensor)
     inferred = validate(proto, what)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     types = {value.name: value for value in inferred.graph.output}
@@ -123,9 +123,9 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
                 if stub.data_location == TensorProto.EXTERNAL:
                     file.write(b"\0" * (-file.tell() % _ALIGNMENT))
                     start = file.tell()
-                    for piece in tensor_pieces(content[stub.name]):
-                        file.write(piece)
-                    point(stub, location=weights.name, offset=start, length=file.tell() - start)
+                    for chunk in tensor_chunks(content[stub.name]):
+                        file.write(chunk)
+                    set_external(stub, location=weights.name, offset=start, length=file.tell() - start)
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
@@ -205,10 +205,10 @@ def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: b
                 )
             file, offset, length = _external_place(tensor, path, what)
             with file.open("rb") as stream:
-                refer(tensor, stream, offset, length)
+                make_lazy(tensor, stream, offset, length)
             if lazy and index < weights and length > LARGE:
                 continue
-            attach(tensor)
+            read_in(tensor)
         tensor.ClearField("data_location")  # so that the fingerprint doesn't depend on where weights were stored
 
 

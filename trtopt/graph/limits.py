@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import Issue
-from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, subgraphs, tensor_size
+from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, subgraphs, tensor_info, tensor_size
 
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
 _QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))
@@ -26,6 +26,7 @@ _OWN_REFUSALS = (
     "MatMulInteger",
     "DynamicQuantizeLinear",
 )
+UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
@@ -38,13 +39,12 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
         absent: operator → why it has no implementation, though the parser takes it.
     """
     inferred = infer_shapes(proto).graph
-    found = [*_ends(inferred, {tensor.name for tensor in proto.graph.initializer}, types)]
-    found += _inside(proto.graph, _types(inferred), types)
-    for node in all_nodes(proto.graph):
-        if node.op_type in absent and node.domain in ("", "ai.onnx"):
-            found.append(Issue(node.name, node.op_type, absent[node.op_type]))
-    found += _quantized(proto, _types(inferred))
-    found += _constants(inferred, {tensor.name for tensor in proto.graph.initializer})
+    constants, kinds, types = {tensor.name for tensor in proto.graph.initializer}, _types(inferred), {*types, UNKNOWN}
+    found = [*_ends(inferred, constants, types), *_inside(proto.graph, kinds, types)]
+    nodes = (node for node in all_nodes(proto.graph) if node.domain in ("", "ai.onnx"))
+    found += [Issue(node.name, node.op_type, absent[node.op_type]) for node in nodes if node.op_type in absent]
+    found += _quantized(proto, kinds)
+    found += _constants(inferred, constants)
     return tuple(dict.fromkeys(found))
 
 
@@ -66,24 +66,9 @@ def _constants(graph: GraphProto, known: set[str]) -> Iterator[Issue]:
                 return
 
 
-def _kind(value: ValueInfoProto) -> str:
-    """The name of a value's type; empty where it isn't known."""
-    kind = value.type.WhichOneof("value")
-    if kind == "tensor_type":
-        return _element(value.type.tensor_type.elem_type)
-    return "" if kind is None else kind.removesuffix("_type")
-
-
-def _element(data_type: int) -> str:
-    if not data_type:
-        return ""
-    name = dtype_name(data_type)
-    return TensorProto.DataType.Name(data_type).lower() if name == "undefined" else name
-
-
 def _types(graph: GraphProto) -> dict[str, str]:
-    types = {value.name: _kind(value) for value in (*graph.input, *graph.value_info, *graph.output)}
-    types |= {tensor.name: _element(tensor.data_type) for tensor in graph.initializer}
+    types = {value.name: tensor_info(value).dtype for value in (*graph.input, *graph.value_info, *graph.output)}
+    types |= {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
         for body in subgraphs(node):
             types |= _types(body)
@@ -98,21 +83,21 @@ def _ends(graph: GraphProto, constants: Collection[str], types: Collection[str])
             yield Issue(value.name, "", f"{text}: leave it out, or give it a name of its own by an Identity")
     for side, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
-            kind = _kind(value)
-            if kind and kind not in types and value.name not in constants:
+            kind = tensor_info(value).dtype
+            if kind not in types and value.name not in constants:
                 yield Issue(value.name, "", f"the {side} is of type {kind}, which TensorRT hasn't; {_OUTSIDE}")
 
 
 def _inside(graph: GraphProto, kinds: Mapping[str, str], types: Collection[str]) -> Iterator[Issue]:
     ends = {value.name for value in (*graph.input, *graph.output)}
-    constants = {tensor.name: _element(tensor.data_type) for tensor in graph.initializer}
+    constants = {tensor.name: dtype_name(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
         for name in node.input:
-            if name in constants and constants[name] and constants[name] not in types:
+            if name in constants and constants[name] not in types:
                 text = f"reads the constant {name!r} of type {constants[name]}, which TensorRT hasn't; {_OUTSIDE}"
                 yield Issue(node.name, node.op_type, text)
         for name in node.output:
-            if name not in ends and (kind := kinds.get(name, "")) and kind not in types:
+            if name not in ends and (kind := kinds.get(name, UNKNOWN)) not in types:
                 text = f"gives {name!r} in type {kind}, which TensorRT hasn't; {_OUTSIDE}"
                 yield Issue(node.name, node.op_type, text)
         for body in subgraphs(node):

@@ -27,7 +27,7 @@ from onnx import (
 
 from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
-from trtopt.graph.stored import attach, is_stored, pieces
+from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
@@ -39,34 +39,33 @@ def skeleton(proto: ModelProto, limit: int, *, external: str | None = None) -> M
     file. Copies neither the large tensors nor, therefore, gigabytes. What it holds, it holds in memory.
     """
     copy = ModelProto()
-    for descriptor, value in proto.ListFields():
-        if descriptor.name == "graph":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(copy, descriptor.name).MergeFrom(value)
-        else:
-            setattr(copy, descriptor.name, value)
     graph, source = copy.graph, proto.graph
-    for descriptor, value in source.ListFields():
-        if descriptor.name == "initializer":
-            continue
-        if hasattr(value, "MergeFrom"):
-            getattr(graph, descriptor.name).MergeFrom(value)
-        else:
-            setattr(graph, descriptor.name, value)
+    _copy(proto, copy, "graph")
+    _copy(source, graph, "initializer")
     inputs = {value.name for value in source.input}
     for tensor in source.initializer:
         if tensor_size(tensor) <= limit or tensor.data_type == TensorProto.STRING:
             held = graph.initializer.add()
             held.CopyFrom(tensor)
-            if is_stored(held):
-                attach(held)
+            if is_lazy(held):
+                read_in(held)
         elif external is not None:
             stub = graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
             stub.data_location = TensorProto.EXTERNAL
         elif tensor.name not in inputs:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return copy
+
+
+def _copy(source: Any, target: Any, but: str) -> None:
+    """Copy a message's fields, all but one."""
+    for descriptor, value in source.ListFields():
+        if descriptor.name == but:
+            continue
+        if hasattr(value, "MergeFrom"):
+            getattr(target, descriptor.name).MergeFrom(value)
+        else:
+            setattr(target, descriptor.name, value)
 
 
 def whole_copy(proto: ModelProto) -> ModelProto:
@@ -76,7 +75,7 @@ def whole_copy(proto: ModelProto) -> ModelProto:
 
 def in_memory(proto: ModelProto) -> ModelProto:
     """The model itself, or `whole_copy` where weights are stored in files."""
-    return whole_copy(proto) if any(map(is_stored, proto.graph.initializer)) else proto
+    return whole_copy(proto) if any(map(is_lazy, proto.graph.initializer)) else proto
 
 
 def model_size(proto: ModelProto) -> int:
@@ -91,8 +90,8 @@ def fingerprint(proto: ModelProto) -> str:
     for tensor in proto.graph.initializer:
         if tensor_size(tensor) > LARGE and tensor.data_type != TensorProto.STRING:
             digest.update(f"{tensor.name}\0{tensor.data_type}\0{list(tensor.dims)}\0".encode())
-            for piece in tensor_pieces(tensor):
-                digest.update(piece)
+            for chunk in tensor_chunks(tensor):
+                digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -188,10 +187,10 @@ def tensor_size(tensor: TensorProto) -> int:
     return (int(math.prod(tensor.dims)) * bits + 7) // 8
 
 
-def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
-    """A tensor's content in ONNX's little-endian layout, wherever it is held; a piece is gone when the next one comes."""
-    if is_stored(tensor):
-        yield from pieces(tensor)
+def tensor_chunks(tensor: TensorProto) -> Iterator[bytes | memoryview]:
+    """A tensor's content in ONNX's little-endian layout, wherever it is held; a chunk is gone when the next one comes."""
+    if is_lazy(tensor):
+        yield from chunks(tensor)
     elif tensor.HasField("raw_data"):
         yield tensor.raw_data
     else:
@@ -200,12 +199,18 @@ def tensor_pieces(tensor: TensorProto) -> Iterator[bytes | memoryview]:
 
 def to_array(tensor: TensorProto) -> NDArray[Any]:
     """A tensor's content, wherever it is held."""
-    if is_stored(tensor):
-        held = TensorProto()
-        held.CopyFrom(tensor)
-        attach(held)
-        tensor = held
-    return numpy_helper.to_array(tensor)
+    if not is_lazy(tensor):
+        return numpy_helper.to_array(tensor)
+    content, end = np.empty(tensor_size(tensor), np.uint8), 0
+    for chunk in chunks(tensor):
+        content[end : end + len(chunk)] = chunk
+        end += len(chunk)
+    held = TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+    dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    if math.prod(tensor.dims) * dtype.itemsize == end and sys.byteorder == "little":  # not two values a byte
+        return content.view(dtype).reshape(tuple(tensor.dims))
+    held.raw_data = content.tobytes()
+    return numpy_helper.to_array(held)
 
 
 def name_nodes(proto: ModelProto) -> None:
@@ -213,13 +218,16 @@ def name_nodes(proto: ModelProto) -> None:
     taken = {node.name for node in all_nodes(proto.graph)}
     for node in all_nodes(proto.graph):
         if not node.name:
-            name = wished = f"{node.op_type}_{next(iter(node.output), '')}"
-            number = 0
-            while name in taken:
-                number += 1
-                name = f"{wished}_{number}"
-            taken.add(name)
-            node.name = name
+            node.name = unique(f"{node.op_type}_{next(iter(node.output), '')}", taken)
+
+
+def unique(wished: str, taken: set[str]) -> str:
+    """A name, or that name with a number where it is taken; from now on it is."""
+    name, number = wished, 1
+    while name in taken:
+        name, number = f"{wished}_{number}", number + 1
+    taken.add(name)
+    return name
 
 
 def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:

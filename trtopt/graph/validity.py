@@ -6,22 +6,23 @@ or something else), so every one of them is refused here, by name.
 
 from __future__ import annotations
 
+import graphlib
 import heapq
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import onnx
 from google.protobuf.message import Message
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trtopt.core.errors import InvalidModel
-from trtopt.graph.carried import carries_little
 from trtopt.graph.proto import (
     LARGE,
     all_nodes,
     all_tensors,
     dtype_name,
+    infer_shapes,
     node_label,
     skeleton,
     subgraphs,
@@ -203,12 +204,13 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     for value in graph.output:
         if value.name not in known:
             raise InvalidModel(f"{what}: the output {value.name!r} is computed by no node")
-    order = _sorted(needs)
-    if len(order) < len(graph.node):
-        cycle = _cycle(needs, set(range(len(needs))) - set(order))
+    try:
+        order = _sorted(needs)
+    except graphlib.CycleError as error:
+        cycle = error.args[1]  # in the direction of the data, the first node also last
         raise InvalidModel(
-            f"{what} is cyclic: {' → '.join(node_label(graph.node[index]) for index in [*cycle, cycle[0]])}"
-        )
+            f"{what} is cyclic: {' → '.join(node_label(graph.node[index]) for index in cycle)}"
+        ) from None
     if order != list(range(len(order))):
         nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
         del graph.node[:]
@@ -237,32 +239,22 @@ def _unique(names: Iterable[str], what: str) -> None:
         seen.add(name)
 
 
-def _sorted(needs: list[set[int]]) -> list[int]:
-    """A topological order that keeps the given one where it is valid; shorter than `needs` if there is a cycle."""
-    waiting = [len(item) for item in needs]
-    users: list[list[int]] = [[] for _ in needs]
-    for index, item in enumerate(needs):
-        for other in item:
-            users[other].append(index)
-    ready = [index for index, count in enumerate(waiting) if not count]
-    order: list[int] = []
+def _sorted(needs: Sequence[set[int]]) -> list[int]:
+    """A topological order that keeps the given one where it is valid.
+
+    Raises:
+        graphlib.CycleError: there is none.
+    """
+    sorter = graphlib.TopologicalSorter(dict(enumerate(needs)))
+    sorter.prepare()
+    ready, order = list(sorter.get_ready()), list[int]()
+    heapq.heapify(ready)
     while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for user in users[index]:
-            waiting[user] -= 1
-            if not waiting[user]:
-                heapq.heappush(ready, user)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
+        for index in sorter.get_ready():
+            heapq.heappush(ready, index)
     return order
-
-
-def _cycle(needs: list[set[int]], left: set[int]) -> list[int]:
-    """One cycle among the nodes that can't be sorted, in the direction of the data."""
-    index, seen = min(left), []
-    while index not in seen:
-        seen.append(index)
-        index = min(needs[index] & left)
-    return seen[seen.index(index) :][::-1]
 
 
 def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
@@ -282,10 +274,7 @@ def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
 
 
 def _inferred(light: ModelProto) -> ModelProto:
-    strict = not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node)
-    return onnx.shape_inference.infer_shapes(
-        light, check_type=strict, strict_mode=strict, data_prop=carries_little(light)
-    )
+    return infer_shapes(light, strict=not any(node.op_type in _INFERRED_WRONGLY for node in light.graph.node))
 
 
 def _complete_outputs(light: ModelProto) -> None:

@@ -1,38 +1,73 @@
-"""An ONNX graph as linked values and nodes (onnx-ir), with shapes, for the passes that place precision."""
+"""An ONNX graph as linked values and nodes (onnx-ir), with types and shapes: what passes take, change and give."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
-from onnx_ir.passes.common import ShapeInferencePass
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
-from trtopt.graph.proto import UNINFERRED, infer_shapes
-from trtopt.graph.proto import subgraphs as proto_bodies
+from trtopt.graph.lazy_weights import is_lazy
+from trtopt.graph.proto import infer_shapes, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
+STANDARD = ("", "ai.onnx")
 
 
-def linked(proto: onnx.ModelProto) -> ir.Model:
-    """`proto` as an onnx-ir model with inferred types and shapes; `proto` itself stays as it is."""
+class _LazyWeight(ir.serde.TensorProtoTensor):  # type: ignore[misc]
+    """A weight that stays in its file: read where it is asked for, written as the reference that it is."""
+
+    def numpy(self) -> NDArray[Any]:
+        return to_array(self.raw)
+
+    def tobytes(self) -> bytes:
+        return b"".join(map(bytes, tensor_chunks(self.raw)))
+
+
+def to_ir(proto: onnx.ModelProto) -> ir.Model:
+    """`proto` as an onnx-ir model with inferred types and shapes; `proto` itself stays as it is, and lazy weights lazy.
+
+    Shapes are inferred once, here; passes keep them up.
+
+    Raises:
+        ModelError: it holds values that onnx-ir has no form for.
+    """
     try:
         model = ir.from_proto(proto)
     except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
         raise ModelError(
             f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
         ) from error
-    if any(node.op_type in UNINFERRED for node in model.graph.all_nodes()):
-        _tell(model, infer_shapes(proto))
-    with quiet():  # best effort (validity is graph.io's business): without a shape passes stay conservative
-        model = ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model).model
-    if any("Sequence" in node.op_type or "Optional" in node.op_type for node in model.graph.all_nodes()):
-        _restore_containers(model, proto)
+    for tensor in filter(is_lazy, proto.graph.initializer):
+        model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
+    _infer(model, proto)
     return model
+
+
+def _infer(model: ir.Model, proto: onnx.ModelProto) -> None:
+    """Best effort (validity is `validity`'s business): without a shape passes stay conservative."""
+    try:
+        with quiet():
+            inferred = ir.from_proto(infer_shapes(proto))
+    except Exception:  # ONNX's inference raises whatever its operators do
+        return
+    for graph, known in zip(model.graphs(), inferred.graphs()):
+        values = ir.convenience.create_value_mapping(known)
+        for name, value in ir.convenience.create_value_mapping(graph).items():
+            if name in values and not value.is_initializer():
+                value.type = values[name].type or value.type
+                value.shape = value.shape if values[name].shape is None else values[name].shape
+
+
+def to_proto(model: ir.Model) -> onnx.ModelProto:
+    """The model as a message; lazy weights stay lazy."""
+    proto: onnx.ModelProto = ir.to_proto(model)
+    return proto
 
 
 def _strange(proto: onnx.ModelProto) -> str:
@@ -41,42 +76,26 @@ def _strange(proto: onnx.ModelProto) -> str:
     return f"{', '.join(names[:5]) or 'see its types'}; leave these out of the network"
 
 
-def _tell(model: ir.Model, inferred: onnx.ModelProto) -> None:
-    """Give the outputs of operators that onnx-ir's inference doesn't know their types and shapes."""
-    known = {value.name: value for value in (*inferred.graph.value_info, *inferred.graph.output)}
-    for node in model.graph.all_nodes():
-        for value in node.outputs if node.op_type in UNINFERRED else ():
-            if value.name in known and value.type is None:
-                found = known[str(value.name)].type
-                value.type = ir.serde.deserialize_type_proto_for_type(found)
-                value.shape = ir.serde.deserialize_type_proto_for_shape(found)
+def opset_of(model: ir.Model) -> int:
+    """The version of the default operator set; 0 where none is imported."""
+    return next((version for domain, version in model.opset_imports.items() if domain in STANDARD), 0)
 
 
-def _restore_containers(model: ir.Model, proto: onnx.ModelProto) -> None:
-    """Give sequences and optionals their own types: onnx-ir's inference takes them for the tensors that they hold."""
-    found: dict[str, onnx.TypeProto] = {}
-
-    def read(graph: onnx.GraphProto) -> None:
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            if value.type.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
-                found[value.name] = value.type
-        for node in graph.node:
-            for body in proto_bodies(node):
-                read(body)
-
-    read(infer_shapes(proto).graph)
-    for node in model.graph.all_nodes():
-        for value in node.outputs:
-            if value.name in found:
-                value.type, value.shape = ir.serde.deserialize_type_proto_for_type(found[str(value.name)]), None
-
-
-def constant(value: ir.Value | None) -> NDArray[np.generic] | None:
-    """The value's content if it never changes (an initializer or a Constant node's output), else None."""
+def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
+    """What the value holds if it never changes (an initializer or a Constant node's output), not read yet; else None."""
     if value is None:
         return None
-    tensor = value.const_value if value.is_initializer() else ir.convenience.get_const_tensor(value)
+    return value.const_value if value.is_initializer() else ir.convenience.get_const_tensor(value)
+
+
+def constant(value: ir.Value | None) -> NDArray[Any] | None:
+    """The content of `constant_tensor`."""
+    tensor = constant_tensor(value)
     return None if tensor is None else tensor.numpy()
+
+
+def is_constant(value: ir.Value | None) -> bool:
+    return constant_tensor(value) is not None
 
 
 def sizes(value: ir.Value | None) -> tuple[int | None, ...] | None:
@@ -91,14 +110,17 @@ def is_float(value: ir.Value | None) -> bool:
     return value is not None and isinstance(value.type, ir.TensorType) and value.dtype in FLOAT_TYPES
 
 
-def int_attribute(node: ir.Node, name: str, default: int) -> int:
-    attribute = node.attributes.get(name)
-    return default if attribute is None else attribute.as_int()
+def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
+    """An attribute's value, a list for several numbers; `default` where the node has none of that name."""
+    held = node.attributes.get(name)
+    if held is None or held.is_ref():
+        return default
+    return list(held.value) if isinstance(held.value, (list, tuple)) else held.value
 
 
-def ints_attribute(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
-    attribute = node.attributes.get(name)
-    return list(default if attribute is None else attribute.as_ints())
+def operand(node: ir.Node, slot: int) -> ir.Value | None:
+    """An input; None where it is left out."""
+    return node.inputs[slot] if len(node.inputs) > slot else None
 
 
 def read_once(value: ir.Value) -> bool:
@@ -106,30 +128,13 @@ def read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
-def fresh_names(graph: ir.Graph) -> Callable[[str], str]:
-    """A function that gives a wished name, or that name with a number where the graph (or an earlier call) has it."""
-    taken = {str(value.name) for value in (*graph.inputs, *graph.initializers.values())}
-    for node in graph:
-        taken.add(str(node.name))
-        taken.update(str(value.name) for value in node.outputs)
-
-    def fresh(wished: str) -> str:
-        name, number = wished, 1
-        while name in taken:
-            name, number = f"{wished}_{number}", number + 1
-        taken.add(name)
-        return name
-
-    return fresh
-
-
 def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
-    for attribute in node.attributes.values():
-        if isinstance(attribute, ir.Attr):
-            if attribute.type is ir.AttributeType.GRAPH:
-                yield attribute.as_graph()
-            elif attribute.type is ir.AttributeType.GRAPHS:
-                yield from attribute.as_graphs()
+    """The bodies of If, Loop and Scan."""
+    for held in node.attributes.values():
+        if held.type is ir.AttributeType.GRAPH:
+            yield held.as_graph()
+        elif held.type is ir.AttributeType.GRAPHS:
+            yield from held.as_graphs()
 
 
 def outer_values(node: ir.Node) -> Iterator[ir.Value]:
@@ -142,3 +147,69 @@ def outer_values(node: ir.Node) -> Iterator[ir.Value]:
         for value in graph.outputs:
             if value.graph is node.graph:
                 yield value
+
+
+def drop_unread(graph: ir.Graph) -> None:
+    """Take away the initializers that nobody reads."""
+    for name, value in list(graph.initializers.items()):
+        if not value.uses() and not value.is_graph_output() and not value.is_graph_input():
+            del graph.initializers[name]
+
+
+class Editor:
+    """Makes nodes and constants for a graph, by names that nothing in it has."""
+
+    def __init__(self, model: ir.Model) -> None:
+        self.graph = model.graph
+        graphs = list(model.graphs())
+        self._taken = {str(value.name) for graph in graphs for value in (*graph.inputs, *graph.initializers.values())}
+        for graph in graphs:
+            for node in graph:
+                self._taken.update((str(node.name), *(str(value.name) for value in node.outputs)))
+
+    def fresh(self, wished: str) -> str:
+        """The wished name, or that name with a number."""
+        return unique(wished, self._taken)
+
+    def constant(self, name: str, content: Any, dtype: Any = None) -> ir.Value:
+        """An initializer of the outermost graph, which every body sees."""
+        array = np.asarray(content, dtype)
+        return self.initializer(name, ir.tensor(np.ascontiguousarray(array) if array.ndim else array))
+
+    def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
+        tensor.name = name = self.fresh(name)
+        value = ir.Value(name=name, const_value=tensor, shape=ir.Shape(tensor.shape), type=ir.TensorType(tensor.dtype))
+        self.graph.register_initializer(value)
+        return value
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[ir.Value | None],
+        output: str | ir.Value,
+        dtype: ir.DataType | None = None,
+        shape: ir.Shape | None = None,
+        *,
+        name: str = "",
+        **attributes: Any,
+    ) -> ir.Node:
+        """A node of its own, to be put into the graph.
+
+        Args:
+            output: what it gives: a value that nobody makes any more, or the name of a new one, of `dtype` and `shape`.
+            name: as it is; empty: OUTPUT/OPERATOR.
+        """
+        if isinstance(output, str):
+            output = ir.Value(
+                name=self.fresh(output), type=None if dtype is None else ir.TensorType(dtype), shape=shape
+            )
+        name = name or self.fresh(f"{output.name}/{op}")
+        return ir.node(op, inputs, attributes, outputs=[output], name=name)
+
+    def put_behind(self, value: ir.Value, nodes: Sequence[ir.Node]) -> None:
+        """Put nodes right behind who makes `value`, at the graph's start where nobody does."""
+        producer = value.producer()
+        if producer is not None:
+            self.graph.insert_after(producer, nodes)
+        else:
+            self.graph.insert_before(self.graph[0], nodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from trtopt.graph.proto import LARGE, all_nodes, infer_shapes, skeleton, subgraphs
 
@@ -20,32 +20,43 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
     Args:
         sizes: of dynamic dimensions by name; others count as 1.
     """
+    shapes = shapes_at(proto, sizes or {}, 1)
+    counts = {node.name: node_macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
+    return {name: count for name, count in counts.items() if count}
+
+
+def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors of numbers, of bodies too, that are known when each dynamic dimension has a size.
+
+    Args:
+        sizes: of dynamic dimensions by name.   other: of those without one.
+    """
     light = skeleton(proto, LARGE)
     for value in light.graph.input:
         for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value") or dim.dim_value < 1:
-                dim.dim_value = (sizes or {}).get(dim.dim_param, 1)
+            if not dim.HasField("dim_value") or dim.dim_value < 0:
+                dim.dim_value = sizes.get(dim.dim_param, other)
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")  # what it declares names the dimensions that have a size now
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in proto.graph.initializer} | _shapes(
-        infer_shapes(light).graph
-    )
-    found = {node.name: node_macs(node, shapes) for node in all_nodes(proto.graph) if node.op_type in WEIGHTED}
-    return {name: count for name, count in found.items() if count}
+    return _constants(proto.graph) | _shapes(infer_shapes(light).graph)
 
 
 def _shapes(graph: GraphProto) -> dict[str, tuple[int, ...]]:
-    """Those that are known in every dimension."""
-    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    shapes = _constants(graph)
     for value in (*graph.input, *graph.value_info, *graph.output):
         tensor = value.type.tensor_type
-        if tensor.HasField("shape") and all(dim.dim_value > 0 for dim in tensor.shape.dim):
+        known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+        if known and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
             shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     for node in graph.node:
         for body in subgraphs(node):
             shapes |= _shapes(body)
     return shapes
+
+
+def _constants(graph: GraphProto) -> dict[str, tuple[int, ...]]:
+    return {item.name: tuple(item.dims) for item in graph.initializer if item.data_type != TensorProto.STRING}
 
 
 def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:

@@ -26,8 +26,9 @@ from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
-from trtopt.graph.passes.old_parser import readable
+from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.proto import whole_copy
+from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.ort.comparison import compare
@@ -189,7 +190,7 @@ def check(request: CheckRequest) -> CheckReport:
 
 def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
     can = generation.capabilities if generation else None
-    return listed(folded, can.float_only, can.grouped) if can else listed(folded)
+    return listed(to_ir(folded), can.float_only, can.grouped) if can else listed(to_ir(folded))
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:
@@ -228,7 +229,7 @@ def _ask(
         return False, [_not_asked(reason)], {}
     graph, notes = folded, _Cautions()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
-        graph = readable(graph, generation.capabilities.max_opset)
+        graph = readable_model(graph, generation.capabilities.max_opset)
     with scratch() as folder:
         path = folder / "model.onnx"
         while True:
@@ -307,7 +308,7 @@ def _fix(
     cleaned = whole_copy(folded)
     findings = []
     try:
-        cleaned = readable(cleaned, limit)
+        cleaned = readable_model(cleaned, limit)
     except ModelError as error:
         findings.append(Finding("warning", "opset-kept", "", "", str(error)))
     _bound_slices(cleaned)

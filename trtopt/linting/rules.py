@@ -5,30 +5,166 @@ The rules look at the folded graph, the one that is built, so that what folding 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.core.values import TensorInfo, choice
-from trtopt.graph.proto import all_nodes, dtype_name, infer_shapes, opset_version, tensor_info, to_array
+from trtopt.core.values import choice
+from trtopt.graph.proto import all_nodes, dtype_name, opset_version, tensor_info, to_array
 
 LEVELS = ("error", "warning", "info")
 FP16_MAX = 65504.0
+FP16_STEP = 2.0**-24  # its smallest number
 INT32_MAX = 2**31 - 1
 OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
-DATA_DEPENDENT = ("NonZero", "NonMaxSuppression", "Unique", "Compress")
-CONTROL_FLOW = ("If", "Loop", "Scan")
-RANGE_PRONE = ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")
-NORMALIZING = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization")
-INT8_ONLY = ("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear")
-_FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 STANDARD_DOMAINS = ("", "ai.onnx")
+_INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
+_NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
+_KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
+# Code → level, message, hint. Where a message has several forms, the code goes on behind a colon.
+_WORDS: Mapping[str, tuple[str, str, str]] = {
+    "input-without-rank": (
+        "error",
+        "declares no shape; TensorRT needs its number of dimensions",
+        "export it with a shape, dynamic dimensions by name",
+    ),
+    "dynamic-input": ("info", "dynamic dimensions: {dims}", ""),
+    "empty-input": (
+        "warning",
+        "has no elements (shape {dims}): nothing goes in",
+        "export it with the sizes that it gets, or with dynamic dimensions",
+    ),
+    "unsupported-type": (
+        "error", "the {side} is of type {kind}, which TensorRT hasn't", "move that part of the model outside",
+    ),
+    "unsupported-type:constant": ("error", "the constant {name} is {kind}, which TensorRT hasn't", ""),
+    "int64": (
+        "info",
+        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
+        "feed what the engine's manifest says",
+    ),
+    "double": (
+        "warning", "the {side} is float64, which TensorRT silently makes float32", "export the model in float32",
+    ),
+    "integer": (
+        "warning",
+        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
+        "give the network float32 or int32 and convert outside",
+    ),
+    "double-weights": (
+        "warning",
+        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
+        "export the model in float32",
+    ),
+    "int64-constant": (
+        "warning",
+        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
+        "check that the model means it",
+    ),
+    "non-finite-weight": (
+        "warning", "{name} holds NaN or infinity", "the weights are damaged: export them again",
+    ),
+    "fp16-weight-underflow": (
+        "warning",
+        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
+        "`precision_override=['{node}=fp32']`, or `bf16=True`",
+    ),
+    "fp16-mask-constant": (
+        "warning",
+        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
+    ),
+    "fp16-weight-overflow": (
+        "warning",
+        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`",
+    ),
+    "custom-operator": (
+        "warning",
+        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
+        "export without it, or provide the plugin",
+    ),
+    "data-dependent-shape": (
+        "warning",
+        "the shape of its result depends on values, not on shapes",
+        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
+    ),
+    "control-flow": (
+        "warning",
+        "control flow that folding couldn't decide",
+        "export with the condition fixed; reduced precision doesn't reach into it",
+    ),
+    "integer-operator": (
+        "error",
+        "TensorRT has no integer operators: it wants Q/DQ pairs",
+        "build from the float model with `int8=True`, or quantize in the Q/DQ format",
+    ),
+    "fp16-range": ("info", "its result can exceed FP16's range", _KEPT),
+    "fp16-variance": (
+        "warning",
+        "a variance spelled out (square, then mean) overflows FP16 above 255",
+        _KEPT + "; LayerNormalization (opset 17) is the safe form",
+    ),
+    "fp16-normalization": ("info", "sums squares inside, which FP16 can't hold", _KEPT),
+    "batchnorm-not-folded": (
+        "warning",
+        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
+        "it stays a layer of its own, in floating point",
+    ),
+    "pad-before-conv": (
+        "warning",
+        "can't be folded into the convolution after it ({why})",
+        "it is a copy of its own; use the convolution's padding where you can",
+    ),
+    "qdq-before-activation": (
+        "warning",
+        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
+        "quantize after the activation, as trtopt build --int8 does from the float model",
+    ),
+    "int8-dynamic-weights": ("info", "its weights aren't constant, so it stays in floating point", ""),
+    "int8-few-channels": ("info", "has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
+    "int8-zero-channel": (
+        "info",
+        "some output channels have all-zero weights: they compute only their bias",
+        "prune them to save time; their scale is set so that nothing divides by zero",
+    ),
+    "int8-channel-spread": (
+        "warning",
+        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
+        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
+    ),
+    "qdq-zero-point": (
+        "error",
+        "its zero point isn't 0; TensorRT quantizes symmetrically only",
+        "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
+    ),
+    "qdq-int32-bias": (
+        "error",
+        "dequantizes an INT32 bias, which TensorRT refuses",
+        "build from the float model with `int8=True`, or quantize without biases",
+    ),
+    "opset-too-new": (
+        "warning",
+        "opset {opset}; {generation} reads {limit} and older well",
+        "export with `opset={limit}`, or `fix=`, which lowers it",
+    ),
+    "opset-newer-than-8.6": ("info", "opset {opset}; TensorRT 8.6 reads 17 and older", ""),
+}  # fmt: skip
+# Operators that are worth a finding wherever they are.
+_OPERATORS = (
+    *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
+    (("If", "Loop", "Scan"), "control-flow"),
+    (("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"), "integer-operator"),
+    *(((op,), "fp16-range") for op in ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")),
+    (("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), "fp16-normalization"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,12 +198,19 @@ class Finding:
         return f"{self.level}: {where}{self.message}" + (f"; {self.hint}" if self.hint else "")
 
 
+def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any) -> Finding:
+    """The finding that `_WORDS` has under `words`."""
+    level, message, hint = _WORDS[words]
+    values |= {"node": node, "op": op}
+    return Finding(level, code or words.partition(":")[0], node, op, message.format(**values), hint.format(**values))
+
+
 def find(proto: ModelProto) -> tuple[Finding, ...]:
     """Findings about a valid, folded model: errors first, then warnings, then the rest."""
     graph = _Graph(proto)
     with np.errstate(all="ignore"):  # weights may be NaN, infinite or beyond FP16
-        found = [finding for rule in RULES for finding in rule(graph)]
-    return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
+        findings = [finding for rule in RULES for finding in rule(graph)]
+    return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
 class _Graph:
@@ -82,27 +225,16 @@ class _Graph:
         for node in self.nodes:
             for name in node.input:
                 self.users.setdefault(name, []).append(node)
-        self.inputs = [tensor_info(value) for value in proto.graph.input if value.name not in self.initializers]
-        self.unranked = {
-            value.name
-            for value in proto.graph.input
-            if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape")
-        }
-        inferred = infer_shapes(proto).graph
-        self.values: dict[str, TensorInfo] = {
-            value.name: tensor_info(value) for value in [*inferred.input, *inferred.value_info, *inferred.output]
-        }
+        self.inputs = [value for value in proto.graph.input if value.name not in self.initializers]
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        tensor = self.initializers.get(name)
-        if tensor is not None:
-            return to_array(tensor)
-        node = self.producer.get(name)
-        if node is not None and node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            return to_array(node.attribute[0].t)
-        if node is not None and node.op_type == "DequantizeLinear" and node.input[0] in self.initializers:
-            return to_array(self.initializers[node.input[0]])
-        return None
+        tensor, node = self.initializers.get(name), self.producer.get(name)
+        if tensor is None and node is not None:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
+                tensor = node.attribute[0].t
+            elif node.op_type == "DequantizeLinear":
+                tensor = self.initializers.get(node.input[0])
+        return None if tensor is None else to_array(tensor)
 
     def weight(self, node: NodeProto) -> NDArray[Any] | None:
         return self.constant(node.input[1]) if len(node.input) > 1 else None
@@ -110,213 +242,115 @@ class _Graph:
     def of(self, *ops: str) -> list[NodeProto]:
         return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD_DOMAINS]
 
-    def reader(self, tensor: str) -> tuple[str, str]:
-        """Name and operator of the first node that reads a tensor."""
-        node = next(iter(self.users.get(tensor, [])), None)
-        return (node.name or tensor, node.op_type) if node else (tensor, "")
+    def readers(self, tensor: str) -> list[tuple[str, str]]:
+        """Name and operator of the nodes that read a tensor; its own name where none does."""
+        readers = [(node.name or tensor, node.op_type) for node in self.users.get(tensor, ())]
+        return list(dict.fromkeys(readers)) or [(tensor, "")]
+
+    def tensors(self, *types: int) -> Iterator[tuple[TensorProto, NDArray[Any]]]:
+        """The constants of these types, with what they hold."""
+        for tensor in self.proto.graph.initializer:
+            if tensor.data_type in types:
+                yield tensor, to_array(tensor)
 
 
-def _several(nodes: list[NodeProto], level: str, code: str, message: str, hint: str) -> Iterator[Finding]:
+def _several(nodes: Sequence[NodeProto], words: str, **values: Any) -> Iterator[Finding]:
     """One finding for many nodes alike."""
     if nodes:
-        others = (
-            f" ({len(nodes)} such nodes: {', '.join(node.name for node in nodes[:6])}{', …' if len(nodes) > 6 else ''})"
-        )
-        text = message + (others if len(nodes) > 1 else "")
-        yield Finding(level, code, nodes[0].name, nodes[0].op_type, text, hint)
+        finding, names = _said(words, nodes[0].name, nodes[0].op_type, **values), [node.name for node in nodes]
+        others = f" ({len(nodes)} such nodes: {', '.join(names[:6])}{', …' if len(nodes) > 6 else ''})"
+        yield replace(finding, message=finding.message + (others if len(nodes) > 1 else ""))
 
 
-def _inputs(graph: _Graph) -> Iterator[Finding]:
-    for info in graph.inputs:
-        if info.name in graph.unranked:
-            yield Finding(
-                "error",
-                "input-without-rank",
-                info.name,
-                "",
-                "declares no shape; TensorRT needs its number of dimensions",
-                "export it with a shape, dynamic dimensions by name",
-            )
+def _ends(graph: _Graph) -> Iterator[Finding]:
+    for value in graph.inputs:
+        info = tensor_info(value)
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            yield _said("input-without-rank", info.name)
         dynamic = [f"{info.shape[axis]} (axis {axis})" for axis in info.open_axes]
         if dynamic:
-            named = ", ".join(text.replace("-1 ", "unnamed ") for text in dynamic)
-            yield Finding(
-                "info",
-                "dynamic-input",
-                info.name,
-                "",
-                f"dynamic dimensions: {named}",
-            )
+            yield _said("dynamic-input", info.name, dims=", ".join(dynamic).replace("-1 ", "unnamed "))
         if 0 in info.shape:
-            yield Finding(
-                "warning",
-                "empty-input",
-                info.name,
-                "",
-                f"has no elements (shape {'x'.join(map(str, info.shape))}): nothing goes in",
-                "export it with the sizes that it gets, or with dynamic dimensions",
-            )
-    for info in [*graph.inputs, *map(tensor_info, graph.proto.graph.output)]:
-        side = "input" if info in graph.inputs else "output"
-        if info.dtype in ("string", "sequence", "map", "optional", "sparse_tensor") or info.dtype.startswith("complex"):
-            yield Finding(
-                "error",
-                "unsupported-type",
-                info.name,
-                "",
-                f"the {side} is of type {info.dtype}, which TensorRT hasn't",
-                "move that part of the model outside",
-            )
-        elif info.dtype == "int64":
-            yield Finding(
-                "info",
-                f"int64-{side}",
-                info.name,
-                "",
-                f"the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
-                "feed what the engine's manifest says",
-            )
-        elif info.dtype == "float64":
-            yield Finding(
-                "warning",
-                f"double-{side}",
-                info.name,
-                "",
-                f"the {side} is float64, which TensorRT silently makes float32",
-                "export the model in float32",
-            )
-        elif info.dtype in ("uint8", "int16", "uint16", "uint32", "uint64", "int8"):
-            yield Finding(
-                "warning",
-                f"integer-{side}",
-                info.name,
-                "",
-                f"the {side} is {info.dtype}: TensorRT takes it only if it is cast at once, or not at all",
-                "give the network float32 or int32 and convert outside",
-            )
+            yield _said("empty-input", info.name, dims="x".join(map(str, info.shape)))
+    for side, values in (("input", graph.inputs), ("output", graph.proto.graph.output)):
+        for info in map(tensor_info, values):
+            kind = info.dtype
+            said = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
+            if kind in _NO_TENSORS or kind.startswith("complex"):
+                yield _said("unsupported-type", info.name, side=side, kind=kind)
+            elif said:
+                yield _said(said, info.name, code=f"{said}-{side}", side=side, kind=kind)
 
 
-def _tensors(graph: _Graph) -> Iterator[Finding]:
-    doubles = [tensor for tensor in graph.proto.graph.initializer if tensor.data_type == TensorProto.DOUBLE]
-    if doubles:
-        node, op = graph.reader(doubles[0].name)
-        yield Finding(
-            "warning",
-            "double-weights",
-            node,
-            op,
-            f"{len(doubles)} float64 constants (such as {doubles[0].name}): TensorRT computes them in float32",
-            "export the model in float32",
-        )
-    for tensor in graph.proto.graph.initializer:
-        node, op = graph.reader(tensor.name)
+def _constants(graph: _Graph) -> Iterator[Finding]:
+    tensors = graph.proto.graph.initializer
+    if doubles := [tensor for tensor in tensors if tensor.data_type == TensorProto.DOUBLE]:
+        yield _said("double-weights", *graph.readers(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
+    for tensor in tensors:
         kind = dtype_name(tensor.data_type)
         if kind == "string" or kind.startswith("complex"):
-            yield Finding(
-                "error", "unsupported-type", node, op, f"the constant {tensor.name} is {kind}, which TensorRT hasn't"
-            )
-        elif kind in ("int64", "uint64"):
-            values = to_array(tensor)
-            outside = values[(np.abs(values.astype(np.float64)) > INT32_MAX)]
-            if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
-                yield Finding(
-                    "warning",
-                    "int64-constant",
-                    node,
-                    op,
-                    f"the constant {tensor.name} holds {int(outside.flat[0])}, outside int32: TensorRT 8.6 clamps it",
-                    "check that the model means it",
-                )
-        elif kind == "float32":
-            yield from _float_tensor(graph, tensor, node, op)
+            yield _said("unsupported-type:constant", *graph.readers(tensor.name)[0], name=tensor.name, kind=kind)
+    for tensor, values in graph.tensors(TensorProto.INT64, TensorProto.UINT64):
+        node, op = graph.readers(tensor.name)[0]
+        outside = values[np.abs(values.astype(np.float64)) > INT32_MAX]
+        if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
+            yield _said("int64-constant", node, op, name=tensor.name, value=int(outside.flat[0]))
+
+
+def _weights(graph: _Graph) -> Iterator[Finding]:
+    """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
+    for tensor, values in graph.tensors(TensorProto.FLOAT):
+        node, op = graph.readers(tensor.name)[0]
+        if not values.size or _spoiled(values):
+            continue
+        if (largest := _largest(values)) > FP16_MAX:
+            yield from _beyond_fp16(tensor.name, values, node, op)
+        elif op in WEIGHTED and values.size > 1 and math.sqrt(values.size) * FP16_STEP / 2 > 0.009 * largest > 0:
+            # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
+            # No value loses more than half a step beside its own rounding, which is far below 1 %.
+            exact = values.astype(np.float64)
+            share = float(np.linalg.norm(exact - values.astype(np.float16)) / (np.linalg.norm(exact) or 1.0))
+            if share > 0.01:
+                yield _said("fp16-weight-underflow", node, op, name=tensor.name, largest=largest, share=share)
 
 
 def damaged(proto: ModelProto) -> Iterator[Finding]:
     """Weights that hold NaN or infinity; a single infinity is a bound, such as a Clip's."""
-    readers: dict[str, NodeProto] = {}
-    for node in all_nodes(proto.graph):
-        for name in node.input:
-            readers.setdefault(name, node)
-    for tensor in proto.graph.initializer:
-        if tensor.data_type not in _FLOATS:
-            continue
-        if not _spoiled(to_array(tensor).astype(np.float32, copy=False)):
-            continue
-        reader = readers.get(tensor.name)
-        name, op = (reader.name or tensor.name, reader.op_type) if reader else (tensor.name, "")
-        yield Finding(
-            "error" if op in WEIGHTED else "warning",
-            "non-finite-weight",
-            name,
-            op,
-            f"{tensor.name} holds NaN or infinity",
-            "the weights are damaged: export them again",
-        )
+    return _damaged(_Graph(proto))
+
+
+def _damaged(graph: _Graph) -> Iterator[Finding]:
+    for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+        if _spoiled(values.astype(np.float32, copy=False)):
+            node, op = graph.readers(tensor.name)[0]
+            finding = _said("non-finite-weight", node, op, name=tensor.name)
+            yield replace(finding, level="error") if op in WEIGHTED else finding
 
 
 def _spoiled(values: NDArray[Any]) -> bool:
     return not np.isfinite(values).all() and (values.size > 1 or bool(np.isnan(values).any()))
 
 
-def _damaged(graph: _Graph) -> Iterator[Finding]:
-    yield from damaged(graph.proto)
-
-
-def _float_tensor(graph: _Graph, tensor: TensorProto, node: str, op: str) -> Iterator[Finding]:
-    values = to_array(tensor)
-    size = np.abs(values)
-    if not size.size or _spoiled(values):
-        return
-    largest = float(size.max())
-    if largest > FP16_MAX:
-        yield from _beyond_fp16(tensor.name, values, node, op)
-        return
-    # Judged by the energy lost, not by the count: tiny values among large ones (a pruned channel's) don't matter.
-    lost = values.astype(np.float64) - np.clip(values, -FP16_MAX, FP16_MAX).astype(np.float16)
-    norm = float(np.linalg.norm(values.astype(np.float64)))
-    share = float(np.linalg.norm(lost)) / norm if norm else 0.0
-    if share > 0.01 and op in WEIGHTED and size.size > 1:
-        yield Finding(
-            "warning",
-            "fp16-weight-underflow",
-            node,
-            op,
-            f"the values of {tensor.name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-            f"`precision_override=['{node}=fp32']`, or `bf16=True`",
-        )
+def _largest(values: NDArray[Any]) -> float:
+    return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
 def _beyond_fp16(name: str, values: NDArray[Any], node: str, op: str) -> Iterator[Finding]:
     """A constant whose largest value FP16 doesn't hold."""
-    if op in ("Clip", "Min", "Max"):
-        return  # a bound beyond FP16 becomes infinity, which still bounds nothing
-    mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
-    code, what = ("fp16-mask-constant", "a mask") if mask else ("fp16-weight-overflow", "a value")
-    yield Finding(
-        "warning",
-        code,
-        node,
-        op,
-        f"{name} holds {what} of {float(values.flat[int(np.abs(values).argmax())]):.4g}, beyond FP16's ±65504: "
-        "it becomes infinity there, and infinity − infinity is NaN",
-        f"`precision_override=['{node}=fp32']`" + (", or use -65504 as the mask" if mask else ""),
-    )
+    if op not in ("Clip", "Min", "Max"):  # a bound beyond FP16 becomes infinity, which still bounds nothing
+        mask = op in ("Add", "Sub", "Where", "Mul", "Concat", "Expand", "") and float(values.min()) <= -FP16_MAX
+        value = float(values.flat[int(np.abs(values).argmax())])
+        yield _said("fp16-mask-constant" if mask else "fp16-weight-overflow", node, op, name=name, value=value)
 
 
 def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
-    readers: dict[str, dict[tuple[str, str], None]] = {}
-    for node in all_nodes(proto.graph):
-        for name in node.input:
-            readers.setdefault(name, {})[node.name or name, node.op_type] = None
-    found: list[Finding] = []
-    for tensor in proto.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.name in readers:
-            values = to_array(tensor)
-            if max(values.max(initial=0), -values.min(initial=0)) > FP16_MAX:
-                for node_name, op in readers[tensor.name]:
-                    found += _beyond_fp16(tensor.name, values, node_name, op)
-    return tuple(found)
+    graph, findings = _Graph(proto), list[Finding]()
+    for tensor, values in graph.tensors(TensorProto.FLOAT):
+        if tensor.name in graph.users and _largest(values) > FP16_MAX:
+            for node, op in graph.readers(tensor.name):
+                findings += _beyond_fp16(tensor.name, values, node, op)
+    return tuple(findings)
 
 
 def _operators(graph: _Graph) -> Iterator[Finding]:
@@ -324,85 +358,29 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
     for node in graph.nodes:
         if node.domain not in STANDARD_DOMAINS:
             custom.setdefault((node.domain, node.op_type), []).append(node)
-    for (domain, op), nodes in custom.items():
-        yield from _several(
-            nodes,
-            "warning",
-            "custom-operator",
-            f"{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
-            "export without it, or provide the plugin",
-        )
-    for op in DATA_DEPENDENT:
-        yield from _several(
-            graph.of(op),
-            "warning",
-            "data-dependent-shape",
-            "the shape of its result depends on values, not on shapes",
-            "move it outside the engine where you can; TensorRT-RTX has no runner for it",
-        )
-    yield from _several(
-        graph.of(*CONTROL_FLOW),
-        "warning",
-        "control-flow",
-        "control flow that folding couldn't decide",
-        "export with the condition fixed; reduced precision doesn't reach into it",
-    )
-    yield from _several(
-        graph.of(*INT8_ONLY),
-        "error",
-        "integer-operator",
-        "TensorRT has no integer operators: it wants Q/DQ pairs",
-        "build from the float model with `int8=True`, or quantize in the Q/DQ format",
-    )
-
-
-def _overflow(graph: _Graph) -> Iterator[Finding]:
-    hint = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
-    for op in RANGE_PRONE:
-        yield from _several(graph.of(op), "info", "fp16-range", "its result can exceed FP16's range", hint)
-    squares = [
-        node
-        for node in graph.of("Pow", "Mul")
-        if ((node.op_type == "Mul" and len(set(node.input)) == 1) or node.op_type == "Pow")
-        and any(user.op_type in ("ReduceMean", "ReduceSum") for user in graph.users.get(node.output[0], []))
-    ]
-    yield from _several(
-        squares,
-        "warning",
-        "fp16-variance",
-        "a variance spelled out (square, then mean) overflows FP16 above 255",
-        hint + "; LayerNormalization (opset 17) is the safe form",
-    )
-    yield from _several(
-        graph.of(*NORMALIZING), "info", "fp16-normalization", "sums squares inside, which FP16 can't hold", hint
-    )
+    for (domain, _), nodes in custom.items():
+        yield from _several(nodes, "custom-operator", domain=domain)
+    for ops, words in _OPERATORS:
+        yield from _several(graph.of(*ops), words)
 
 
 def _structure(graph: _Graph) -> Iterator[Finding]:
+    def followed(node: NodeProto, *ops: str) -> bool:
+        return any(user.op_type in ops for user in graph.users.get(node.output[0], []))
+
+    squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
+    yield from _several([node for node in squares if followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
     after_conv = {node.output[0] for node in graph.of("Conv", "ConvTranspose")}
-    yield from _several(
-        [node for node in graph.of("BatchNormalization") if node.input[0] in after_conv],
-        "warning",
-        "batchnorm-not-folded",
-        "follows a convolution but can't be folded into it (weights not constant, or the "
-        "convolution's result is used elsewhere too)",
-        "it stays a layer of its own, in floating point",
-    )
+    norms = [node for node in graph.of("BatchNormalization") if node.input[0] in after_conv]
+    yield from _several(norms, "batchnorm-not-folded")
     for node in graph.of("Pad"):
-        if any(user.op_type == "Conv" for user in graph.users.get(node.output[0], [])):
+        if followed(node, "Conv"):
             why = "its amounts aren't constant" if graph.weight(node) is None else "only zeros in height and width fold"
-            yield Finding(
-                "warning",
-                "pad-before-conv",
-                node.name,
-                "Pad",
-                f"can't be folded into the convolution after it ({why})",
-                "it is a copy of its own; use the convolution's padding where you can",
-            )
+            yield _said("pad-before-conv", node.name, "Pad", why=why)
 
 
 def _int8(graph: _Graph) -> Iterator[Finding]:
-    between, dynamic, narrow, zero, spread = [], [], [], [], []
+    between, dynamic, narrow, zero, spread = (list[NodeProto]() for _ in range(5))
     for node in graph.of("QuantizeLinear"):
         source = graph.producer.get(node.input[0])
         if source is None or source.op_type not in ("Conv", "ConvTranspose"):
@@ -428,34 +406,11 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
                 zero.append(node)
             if (amax > 0).any() and float(amax.max()) > 1000 * float(np.median(amax[amax > 0])):
                 spread.append(node)
-    yield from _several(
-        between,
-        "warning",
-        "qdq-before-activation",
-        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
-        "quantize after the activation, as trtopt build --int8 does from the float model",
-    )
-    yield from _several(
-        dynamic, "info", "int8-dynamic-weights", "its weights aren't constant, so it stays in floating point", ""
-    )
-    yield from _several(
-        narrow, "info", "int8-few-channels", "has fewer than 4 channels on one side, where INT8 doesn't pay", ""
-    )
-    yield from _several(
-        zero,
-        "info",
-        "int8-zero-channel",
-        "some output channels have all-zero weights: they compute only their bias",
-        "prune them to save time; their scale is set so that nothing divides by zero",
-    )
-    yield from _several(
-        spread,
-        "warning",
-        "int8-channel-spread",
-        "one output channel's weights are over 1000 times the typical channel's, so "
-        "that one scale for the activations after it serves the others badly",
-        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
-    )
+    yield from _several(between, "qdq-before-activation")
+    yield from _several(dynamic, "int8-dynamic-weights")
+    yield from _several(narrow, "int8-few-channels")
+    yield from _several(zero, "int8-zero-channel")
+    yield from _several(spread, "int8-channel-spread")
 
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
@@ -468,45 +423,19 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         tensor = graph.initializers.get(node.input[0])
         if node.op_type == "DequantizeLinear" and tensor is not None and tensor.data_type == TensorProto.INT32:
             biases.append(node)
-    yield from _several(
-        asymmetric,
-        "error",
-        "qdq-zero-point",
-        "its zero point isn't 0; TensorRT quantizes symmetrically only",
-        "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
-    )
-    yield from _several(
-        biases,
-        "error",
-        "qdq-int32-bias",
-        "dequantizes an INT32 bias, which TensorRT refuses",
-        "build from the float model with `int8=True`, or quantize without biases",
-    )
+    yield from _several(asymmetric, "qdq-zero-point")
+    yield from _several(biases, "qdq-int32-bias")
 
 
 def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Iterator[Finding]:
     """Against the newest opset that a generation's parser reads well (None: not limited, or none installed)."""
     opset = opset_version(proto)
     if limit is not None and opset > limit:
-        yield Finding(
-            "warning",
-            "opset-too-new",
-            "",
-            "",
-            f"opset {opset}; {generation} reads {limit} and older well",
-            f"export with `opset={limit}`, or `fix=`, which lowers it",
-        )
+        yield _said("opset-too-new", "", opset=opset, generation=generation, limit=limit)
     elif limit is None and opset > 17:
-        yield Finding("info", "opset-newer-than-8.6", "", "", f"opset {opset}; TensorRT 8.6 reads 17 and older", "")
+        yield _said("opset-newer-than-8.6", "", opset=opset)
 
 
 RULES: tuple[Callable[[_Graph], Iterator[Finding]], ...] = (
-    _inputs,
-    _operators,
-    _damaged,
-    _tensors,
-    _overflow,
-    _structure,
-    _int8,
-    _zero_points,
-)
+    _ends, _operators, _damaged, _constants, _weights, _structure, _int8, _zero_points,
+)  # fmt: skip

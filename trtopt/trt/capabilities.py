@@ -9,13 +9,7 @@ from typing import Any
 
 from trtopt.core.values import HARDWARE_LEVELS, BuildSpec, Precision
 
-_TYPES = {
-    "UINT8": "uint8",
-    "BF16": "bfloat16",
-    "FP8": "float8_e4m3fn",
-    "INT4": "int4",
-    "FP4": "float4_e2m1fn",
-}
+_TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}
 
 
 @dataclass(frozen=True)
@@ -129,85 +123,56 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         name: how to call the generation in the text, such as "TensorRT 8.6.0".
         compute_capability: of the GPU that will build, where there is one.
     """
-    found: list[str] = []
-
-    def need(asked: bool, honoured: bool, option: str, why: str, instead: str) -> None:
-        if asked and not honoured:
-            found.append(f"{option}: {why}; {instead}")
-
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
     wanted = {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
+    listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets or ()))
+    hardware = "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead"
+    rows: list[tuple[bool, bool, str, str, str]] = []  # asked for, honoured, the option, why not, what to do instead
     for precision in sorted(wanted - can.precisions, key=str):
-        option = f"`{precision}=True`"
-        if precision is not spec.precision:
-            option = (
-                f"`remainder='{precision}'`" if precision is spec.base else f"`precision_override=['…={precision}']`"
-            )
-        need(True, False, option, f"{name} has {there}", "choose one of these, or install a newer TensorRT")
-    need(
-        spec.calibrator == "native",
-        can.native_calibrator,
-        "`calibrator='native'`",
-        f"{name} has no calibrator of its own",
-        "drop it: trtopt's calibrator gives the scales",
-    )
-    need(
-        bool(spec.targets),
-        can.compute_targets is not None,
-        "`target=`",
-        f"{name} builds for the GPU of this machine only",
-        "drop it, or use `backend='rtx'`",
-    )
+        option = f"`precision_override=['…={precision}']`"
+        if precision in (spec.precision, spec.base):
+            option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
+        rows.append((True, False, option, f"has {there}", "choose one of these, or install a newer TensorRT"))
+    native = "drop it: trtopt's calibrator gives the scales"
+    here = "builds for the GPU of this machine only"
+    rows += [
+        (
+            spec.calibrator == "native",
+            can.native_calibrator,
+            "`calibrator='native'`",
+            "has no calibrator of its own",
+            native,
+        ),
+        (bool(spec.targets), can.compute_targets is not None, "`target=`", here, "drop it, or use `backend='rtx'`"),
+    ]
     if can.compute_targets is not None:
-        listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets))
         for target in spec.targets:
-            need(
-                target not in can.compute_targets,
-                False,
-                f"`target='sm{target}'`",
-                f"{name} has {listing}",
-                "choose of these",
-            )
-    need(
-        spec.hardware_compatibility != "none",
-        spec.hardware_compatibility in can.hardware_levels,
-        f"`hardware_compatibility='{spec.hardware_compatibility}'`",
-        f"{name} has {', '.join(sorted(can.hardware_levels))}",
-        "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead",
-    )
-    need(spec.timing_cache is not None, can.timing_cache, "`timing_cache=`", f"{name} has no timing cache", "drop it")
-    need(
-        spec.strip,
-        can.strip,
-        "`strip=True`",
-        f"{name} can't strip weights from a plan",
-        "use `refit=True` alone, or drop it",
-    )
-    need(spec.refit, can.refit, "`refit=True`", f"{name} can't refit here", "drop it")
-    need(
-        spec.version_compatible,
-        can.version_compatible,
-        "`version_compatible=True`",
-        f"{name} makes no version-compatible plans",
-        "drop it and rebuild after an upgrade",
-    )
-    need(spec.sparsity, can.sparsity, "`sparsity=True`", f"{name} has no sparse kernels to choose", "drop it")
-    need(not spec.tf32, can.tf32, "`tf32=False`", f"{name} has no TF32 switch", "drop it")
-    need(
-        spec.optimization_level is not None,
-        can.optimization_level,
-        "`optimization_level=`",
-        f"{name} has no optimization levels",
-        "drop it",
-    )
+            known = target in can.compute_targets
+            rows.append((True, known, f"`target='sm{target}'`", f"has {listing}", "choose of these"))
+    level, levels = spec.hardware_compatibility, ", ".join(sorted(can.hardware_levels))
+    upgrade, refit = "drop it and rebuild after an upgrade", "use `refit=True` alone, or drop it"
+    versions, tuned = "makes no version-compatible plans", spec.optimization_level is not None
+    rows += [
+        (
+            level != "none",
+            level in can.hardware_levels,
+            f"`hardware_compatibility='{level}'`",
+            f"has {levels}",
+            hardware,
+        ),
+        (spec.timing_cache is not None, can.timing_cache, "`timing_cache=`", "has no timing cache", "drop it"),
+        (spec.strip, can.strip, "`strip=True`", "can't strip weights from a plan", refit),
+        (spec.refit, can.refit, "`refit=True`", "can't refit here", "drop it"),
+        (spec.version_compatible, can.version_compatible, "`version_compatible=True`", versions, upgrade),
+        (spec.sparsity, can.sparsity, "`sparsity=True`", "has no sparse kernels to choose", "drop it"),
+        (not spec.tf32, can.tf32, "`tf32=False`", "has no TF32 switch", "drop it"),
+        (tuned, can.optimization_level, "`optimization_level=`", "has no optimization levels", "drop it"),
+    ]
+    found = [f"{option}: {name} {why}; {instead}" for asked, honoured, option, why, instead in rows if asked > honoured]
     if compute_capability is not None and can.compute_targets is None:
         gpu = f"this GPU is sm{compute_capability}"
-        need(
-            Precision.FP8 in wanted,
-            compute_capability >= 89,
-            "fp8",
-            f"{gpu}, FP8 needs sm89 or later",
-            "use `int8=True`",
-        )
-        need(Precision.BF16 in wanted, compute_capability >= 80, "bf16", f"{gpu}, BF16 needs sm80 or later", "use fp16")
+        if Precision.FP8 in wanted and compute_capability < 89:
+            found.append(f"fp8: {gpu}, FP8 needs sm89 or later; use `int8=True`")
+        if Precision.BF16 in wanted and compute_capability < 80:
+            found.append(f"bf16: {gpu}, BF16 needs sm80 or later; use fp16")
     return found

@@ -63,25 +63,3 @@ class RuntimeSettings:
     runtime: Any
     captures: bool
     notes: tuple[str, ...]
-
-
-def runtime_settings(module: Any, engine: Any, runtime: Any, cached: bytes | None, capture: bool) -> RuntimeSettings:
-    """Settings for contexts whose scratch memory is the caller's, with `cached` (a runtime cache) read where it fits.
-
-    `capture`: let TensorRT-RTX capture CUDA graphs, where it can.
-
-    TensorRT-RTX checks `cached` against the current CUDA context, its version and the GPU; one that doesn't fit costs
-    only the time of compiling the kernels again, so it is a note.
-    """
-    notes = []
-    config = engine.create_runtime_config()
-    config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
-    captures = capture and hasattr(type(config), "cuda_graph_strategy")
-    if captures:
-        config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
-    cache = config.create_runtime_cache()
-    if cached and not cache.deserialize(cached):
-        notes.append("the runtime cache is of another GPU, driver or TensorRT-RTX: kernels are compiled again")
-    if not config.set_runtime_cache(cache):
-        notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")
-    return RuntimeSettings(cache, config, engine, runtime, captures, tuple(notes))

@@ -5,13 +5,14 @@ A family (tensorrt8.py, tensorrt10.py, tensorrt11.py, rtx.py) overrides the few 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -35,13 +36,11 @@ from trtopt.trt.contexts import RuntimeSettings
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.parsing import NetworkLayer
-from trtopt.trt.plans import LoadedEngine, PlanHeader
-from trtopt.trt.profiles import is_dynamic, may_be_values, validate_profiles
+from trtopt.trt.plans import LoadedEngine
+from trtopt.trt.profiles import may_be_values, validate_profiles
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
-
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -146,7 +145,7 @@ class Generation:
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
         try:
-            loaded = self._deserialize(plan, "the new plan", host_code=True)
+            loaded = self.load(plan, "the new plan", host_code=True)
             return from_inspector(loaded.inspect(), ops)
         except (EngineError, BackendError, DeviceError) as error:
             return LayerReport(unread=str(error))
@@ -212,17 +211,10 @@ class Generation:
             DeviceError: this generation's parser needs a GPU and there is none.
             UsageError: there is no such file.
         """
-        model = existing_file(model, "the model")
-        self._need_gpu("asking TensorRT's parser")
-        light = parsing.light_model(model)
+        light = parsing.light_model(existing_file(model, "the model"))
         ours = self._issues(light)
-        held = _Objects()
-        with self._lock, self._collector.collecting() as messages:
-            try:
-                self._start(held, typed=self.capabilities.typed_graph, messages=messages)
-                theirs = parsing.ask_support(held.parser, model, parsing.graph_nodes(light))
-            finally:
-                held.close()
+        with self._parser() as (held, _):
+            theirs = parsing.ask_support(held.parser, model, parsing.graph_nodes(light))
         known = {issue.node for issue in ours}
         return (*ours, *(issue for issue in theirs if issue.node not in known and (issue.node or not ours)))
 
@@ -237,11 +229,9 @@ class Generation:
         if light is None or not any(may_be_values(tensor_info(value)) for value in light.graph.input):
             return ()
 
-        def read(held: _Objects) -> tuple[tuple[str, int], ...]:
-            inputs, names = parsing.network_inputs(held.network)
+        with self._network(model) as network:
+            inputs, names = parsing.network_inputs(network)
             return tuple((info.name, int(info.shape[0]) if info.shape else 1) for info in inputs if info.name in names)
-
-        return self._parsed(model, read)
 
     def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
         """What no build of this generation takes, found without its parser."""
@@ -260,22 +250,29 @@ class Generation:
             UsageError: there is no such file.
             UnsupportedOperator, InvalidModel: the parser refuses the model.
         """
-        return self._parsed(model, lambda held: parsing.network_layers(held.network))
+        with self._network(model) as network:
+            return parsing.network_layers(network)
 
-    def _parsed(self, model: Path, read: Callable[[_Objects], _Read]) -> _Read:
-        """What `read` makes of the network that the parser makes of `model`."""
-        model = existing_file(model, "the model")
+    @contextlib.contextmanager
+    def _parser(self) -> Iterator[tuple[_Objects, Messages]]:
+        """A parser with an empty network, and what TensorRT says meanwhile."""
         self._need_gpu("asking TensorRT's parser")
-        nodes = parsing.graph_nodes(parsing.light_model(model))
         held = _Objects()
         with self._lock, self._collector.collecting() as messages:
             try:
                 self._start(held, typed=self.capabilities.typed_graph, messages=messages)
-                if problem := parsing.parse(held.parser, model, nodes, messages, str(model)):
-                    raise problem
-                return read(held)
+                yield held, messages
             finally:
                 held.close()
+
+    @contextlib.contextmanager
+    def _network(self, model: Path) -> Iterator[Any]:
+        """The network that the parser makes of `model`."""
+        nodes = parsing.graph_nodes(parsing.light_model(existing_file(model, "the model")))
+        with self._parser() as (held, messages):
+            if problem := parsing.parse(held.parser, model, nodes, messages, str(model)):
+                raise problem
+            yield held.network
 
     def build(
         self,
@@ -324,7 +321,7 @@ class Generation:
         stoppable = self.capabilities.progress_monitor
         device = self.device(spec)
 
-        def work() -> dict[str, Any]:
+        def work() -> BuiltPlan:
             with current_gpu(device.ordinal if device else 0):  # of this thread, which is the build's own
                 return self._build(request, messages, monitor)
 
@@ -333,8 +330,7 @@ class Generation:
             with self._lock, self._collector.collecting(show) as messages:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
                 built = watch.run(work, cancel, stoppable)
-        seconds = time.monotonic() - started
-        return BuiltPlan(seconds=seconds, warnings=(*built.pop("warnings"), *messages.warnings), **built)
+        return replace(built, seconds=time.monotonic() - started, warnings=(*built.warnings, *messages.warnings))
 
     def load(
         self,
@@ -359,11 +355,18 @@ class Generation:
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.
         """
-        return self._deserialize(plan, name, host_code, runtime_cache, capture)
-
-    def plan_header(self, plan: bytes | memoryview) -> PlanHeader | None:
-        """Who made a plan, off its first bytes; None when they don't say."""
-        return plans.plan_header(plan)
+        header = plans.check_maker(plan, self.product, self.version, name)
+        gpu = self.gpu()
+        if not gpu:  # 8.6's Runtime() ends the process without one
+            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
+        with self._collector.collecting() as messages:
+            runtime = self.module.Runtime(self._collector.logger)
+            if host_code:
+                runtime.engine_host_code_allowed = True
+            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
+            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
+        notes = () if settings is None else settings.notes
+        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 
     # The work
 
@@ -386,7 +389,7 @@ class Generation:
         held.network = held.builder.create_network(flags)
         held.parser = trt.OnnxParser(held.network, self._collector.logger)
 
-    def _build(self, request: _Request, messages: Messages, monitor: Any) -> dict[str, Any]:
+    def _build(self, request: _Request, messages: Messages, monitor: Any) -> BuiltPlan:
         spec, held, warnings = request.spec, _Objects(), list[str]()
         try:
             light = parsing.light_model(request.model)
@@ -427,14 +430,9 @@ class Generation:
             )
         view = memoryview(plan).cast("B")
         report = self._found_layers(view, messages, dict(nodes))
-        return {
-            "plan": view,
-            "layers": report.layers,
-            "layers_unknown": report.unread,
-            "targets": self.targets(spec),
-            "warnings": warnings,
-            "native_cache": native.cache if native is not None else None,
-        }
+        cache = None if native is None else native.cache
+        targets = self.targets(spec)
+        return BuiltPlan(view, report.layers, tuple(warnings), 0.0, targets, report.unread, native_cache=cache)
 
     def _let_attention_be_parted(self, network: Any) -> None:
         """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""
@@ -474,7 +472,7 @@ class Generation:
     def _add_profiles(
         self, held: _Objects, spec: BuildSpec, inputs: tuple[TensorInfo, ...], shape_inputs: frozenset[str]
     ) -> None:
-        needing = [info.name for info in inputs if is_dynamic(info) or info.name in shape_inputs]
+        needing = [info.name for info in inputs if info.open_axes or info.name in shape_inputs]
         if not needing:
             return
         for number, wanted in enumerate(spec.profiles):
@@ -507,27 +505,6 @@ class Generation:
         if spec.precision.quantized and not request.quantized:
             raise UsageError(f"{request.name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
         return None
-
-    def _deserialize(
-        self,
-        plan: bytes | memoryview,
-        name: str,
-        host_code: bool,
-        runtime_cache: bytes | None = None,
-        capture: bool = True,
-    ) -> LoadedEngine:
-        header = plans.check_maker(plan, self.product, self.version, name)
-        gpu = self.gpu()
-        if not gpu:  # 8.6's Runtime() ends the process without one
-            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
-        with self._collector.collecting() as messages:
-            runtime = self.module.Runtime(self._collector.logger)
-            if host_code:
-                runtime.engine_host_code_allowed = True
-            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
-            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        notes = () if settings is None else settings.notes
-        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
 
 
 @dataclass(frozen=True)

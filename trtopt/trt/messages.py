@@ -52,7 +52,7 @@ class Messages:
     """One operation's messages: warnings, errors, and the layer dump that TensorRT-RTX writes at VERBOSE."""
 
     def __init__(self, on_step: Callable[[str], None] | None = None) -> None:
-        self._problems: deque[tuple[str, str]] = deque(maxlen=_RECENT)
+        self._problems: deque[str] = deque(maxlen=_RECENT)
         self._counts: dict[str, int] = {}
         self.layers: list[str] = []
         self._on_step = on_step
@@ -65,13 +65,13 @@ class Messages:
             elif self._on_step and (match := _TIMING.search(text)):
                 self._on_step(f"timing {match[1]}")
         elif severity in ("ERROR", "INTERNAL_ERROR"):
-            self._problems.append((severity, text.strip()))
+            self._problems.append(text.strip())
         elif severity == "WARNING" and (line := _summary(text)):
             self._counts[line] = self._counts.get(line, 0) + 1
 
     @property
     def errors(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(text for _, text in self._problems))
+        return tuple(dict.fromkeys(self._problems))
 
     @property
     def warnings(self) -> tuple[str, ...]:

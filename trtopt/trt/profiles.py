@@ -9,13 +9,9 @@ from trtopt.core.shapes import suggested_shapes
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
 
 
-def is_dynamic(info: TensorInfo) -> bool:
-    return bool(info.open_axes)
-
-
 def may_be_values(info: TensorInfo) -> bool:
     """Whether a profile may give this input's *values* (a shape tensor: integers, rank 0 or 1, known length)."""
-    return info.dtype.startswith(("int", "uint")) and len(info.shape) <= 1 and not is_dynamic(info)
+    return info.dtype.startswith(("int", "uint")) and len(info.shape) <= 1 and not info.open_axes
 
 
 def profile_problems(
@@ -30,7 +26,7 @@ def profile_problems(
     by_name = {info.name: info for info in inputs}
     listing = ", ".join(f"{info.name} {info.dims}" for info in inputs) or "none"
     problems: list[str] = []
-    needing = [info for info in inputs if is_dynamic(info) or (shape_inputs is not None and info.name in shape_inputs)]
+    needing = [info for info in inputs if info.open_axes or (shape_inputs is not None and info.name in shape_inputs)]
     if needing and not profiles:
         problems += _uncovered(needing, shape_inputs or frozenset())
     for number, profile in enumerate(profiles):

@@ -9,7 +9,7 @@ from typing import Any
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.trt.capabilities import Capabilities
-from trtopt.trt.contexts import RuntimeSettings, runtime_settings
+from trtopt.trt.contexts import RuntimeSettings
 from trtopt.trt.generation import Generation
 from trtopt.trt.layers import LayerReport, from_dump
 from trtopt.trt.messages import Messages
@@ -93,10 +93,21 @@ class TensorRTRTX(Generation):
                 listing = ",".join(f"sm{cc}" for cc in targets)
                 raise UnsupportedRequest(f"`target='{listing}'`: {self} refuses sm{target} in this list")
 
-    def _runtime_settings(
-        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
-    ) -> RuntimeSettings | None:
-        return runtime_settings(self.module, engine, runtime, cached, capture)
+    def _runtime_settings(self, engine: Any, runtime: Any, cached: bytes | None, capture: bool) -> RuntimeSettings:
+        # It checks `cached` against the current CUDA context, its version and the GPU; one that doesn't fit costs only the time
+        # of compiling the kernels again, so it is a note. Contexts' scratch memory is the caller's.
+        module, notes = self.module, []
+        config = engine.create_runtime_config()
+        config.set_execution_context_allocation_strategy(module.ExecutionContextAllocationStrategy.USER_MANAGED)
+        captures = capture and hasattr(type(config), "cuda_graph_strategy")
+        if captures:
+            config.cuda_graph_strategy = module.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        cache = config.create_runtime_cache()
+        if cached and not cache.deserialize(cached):
+            notes.append("the runtime cache is of another GPU, driver or TensorRT-RTX: kernels are compiled again")
+        if not config.set_runtime_cache(cache):
+            notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")
+        return RuntimeSettings(cache, config, engine, runtime, captures, tuple(notes))
 
     def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
         if not messages.layers:

@@ -15,7 +15,6 @@ from trtopt.core.values import BuildSpec, Precision, TensorInfo
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import rebatched
 from trtopt.trt.layers import onnx_nodes
-from trtopt.trt.profiles import is_dynamic
 
 Batch = Mapping[str, NDArray[Any]]
 Upload = Callable[[str, NDArray[Any]], int]
@@ -162,7 +161,7 @@ class NativeCalibration:
         By default TensorRT calibrates at the first profile's opt shape, whatever shape it is given.
         """
         config.int8_calibrator = self._calibrator
-        dynamic = [info.name for info in self._inputs if is_dynamic(info)]
+        dynamic = [info.name for info in self._inputs if info.open_axes]
         if dynamic and self._shapes:
             profile = builder.create_optimization_profile()
             for name in dynamic:

@@ -24,9 +24,11 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto
+from onnx_ir.passes import common
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import Shared, quiet, rewriting
@@ -34,6 +36,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
+from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.proto import (
     LARGE,
@@ -44,12 +47,9 @@ from trtopt.graph.proto import (
     opset_version,
     skeleton,
     tensor_size,
+    unique,
     whole_copy,
 )
-from trtopt.graph.stored import point
-
-if TYPE_CHECKING:
-    import onnx_ir
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -57,6 +57,7 @@ HEAVY = 32 << 20
 APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; smaller weights are looked into more often
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
+_SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination", "weight_tying"]
 OLDEST = (
     7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
 )
@@ -159,7 +160,7 @@ def _constant_bytes(proto: ModelProto) -> int:
 def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
     """The model at a newer opset; None where ONNX's converter fails on it, or changes it."""
     try:
-        raised = upgraded(whole_copy(proto), opset)
+        raised = upgraded(proto, opset)
     except ModelError:
         return None
     raised.ir_version = max(raised.ir_version, proto.ir_version)
@@ -203,7 +204,7 @@ def _lightly(
     light, large = skeleton(proto, apart, external=_NOWHERE), list[tuple[str | int, ...]]()
     for tensor in light.graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL:
-            point(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
+            set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
     large.sort()
     before, now = b"", _content(_restored(light, original or proto))
@@ -253,23 +254,19 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     Args:
         most: bytes of all constants together, at the end.
     """
-    import onnx_ir
-    from onnx_ir.passes import common
     from onnxscript import optimizer, rewriter
 
-    model = onnx_ir.from_proto(proto)
+    model = ir.from_proto(proto)
     if model.functions:
         common.InlinePass()(model)
-        proto = onnx_ir.to_proto(model)
+        proto = ir.to_proto(model)
     _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [
-        node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"
-    ]
+    splits = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"]
     for node in splits:
         node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
@@ -300,7 +297,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift(model)
     common.RemoveUnusedNodesPass()(model)
     common.TopologicalSortPass()(model)
-    result: ModelProto = onnx_ir.to_proto(model)
+    result: ModelProto = ir.to_proto(model)
     for value in model.graph.initializers.values():
         value.const_value = (
             None  # onnxscript's rules remember what they matched last, which would keep all weights alive
@@ -318,7 +315,7 @@ def _refuse(proto: ModelProto) -> None:
         )
 
 
-def _pieces(node: onnx_ir.Node) -> int:
+def _pieces(node: ir.Node) -> int:
     """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
     data, split = (*node.inputs, None, None)[:2]
     if data is None or data.shape is None or split is None or split.shape is None:
@@ -333,15 +330,14 @@ def _pieces(node: onnx_ir.Node) -> int:
     return size // max(1, int(split.const_value.numpy()))
 
 
-def _rules(model: onnx_ir.Model) -> Iterator[Any]:
+def _rules(model: ir.Model) -> Iterator[Any]:
     """onnxscript's own rules, each offered only nodes of its operator: it tries all 46 on every node.
 
     The rule for two Slices reads the whole graph each time; where that would take long it is left out.
     """
-    import onnx_ir
     from onnxscript import rewriter
 
-    nodes = [node.op_type for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph)]
+    nodes = [node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)]
     for rule in rewriter._DEFAULT_REWRITE_RULES:
         ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
         if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
@@ -356,40 +352,34 @@ def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
     return quick
 
 
-def _cast_as_written(model: onnx_ir.Model) -> None:
+def _cast_as_written(model: ir.Model) -> None:
     """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
-    import onnx_ir
-
-    nodes = [node for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
+    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
     for node in nodes:
         saturate, like = node.attributes.get("saturate"), node.inputs[1]
         if saturate is not None and not saturate.as_int() and like is not None and like.dtype is not None:
-            attributes = [onnx_ir.AttrInt64("to", int(like.dtype)), saturate]
-            cast = onnx_ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
-            onnx_ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+            attributes = [ir.AttrInt64("to", int(like.dtype)), saturate]
+            cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
 
 
-def _spell_einsums(model: onnx_ir.Model) -> None:
+def _spell_einsums(model: ir.Model) -> None:
     """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
-    import onnx_ir
-
-    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type == "Einsum" and "equation" in node.attributes:
             equation = node.attributes["equation"].as_string()
             letters = sorted({letter for letter in equation if letter.isalpha()})
             if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
                 small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
-                node.attributes["equation"] = onnx_ir.AttrString("equation", equation.translate(small))
+                node.attributes["equation"] = ir.AttrString("equation", equation.translate(small))
 
 
-def _remove_identities(model: onnx_ir.Model) -> None:
+def _remove_identities(model: ir.Model) -> None:
     """Drop Identity nodes, but for those that a graph needs to give one value under two names, or another graph's value.
 
     onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
     """
-    import onnx_ir
-
-    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
             continue
         (result,) = node.outputs
@@ -403,41 +393,32 @@ def _remove_identities(model: onnx_ir.Model) -> None:
         source.type = source.type or result.type
         if source.shape is None:
             source.shape = result.shape
-        onnx_ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
+        ir.convenience.replace_all_uses_with(result, source, replace_graph_outputs=True)
         assert node.graph is not None
         node.graph.remove(node, safe=True)
 
 
 def _fuse(proto: ModelProto) -> ModelProto:
     """Fuse BatchNormalization, Pad, Mul and Add into Conv, MatMul + Add into Gemm, and drop no-op shape operators."""
-    import onnxslim
-
     _refuse(proto)
-    inferred = _infer_symbolic(proto)
+    inferred = infer_shapes(proto)
+    if carries_little(inferred):  # then with shapes as expressions of the dynamic dimensions, where it can
+        inferred = _slim(inferred, skip_optimizations=[*_SLIMMING, "constant_folding"])
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(inferred.graph.value_info)
-    # Its constant folding is off: it would run ONNX Runtime where that happens to be installed. Its shape inference,
-    # which serializes the whole model several times, is run on a light copy instead.
-    result = onnxslim.slim(
-        proto, skip_optimizations=["constant_folding"], skip_fusion_patterns=KEPT_FUSIONS, no_shape_infer=True
-    )
+    return _slim(proto, skip_optimizations=["constant_folding"], no_shape_infer=True)
+
+
+def _slim(proto: ModelProto, **options: Any) -> ModelProto:
+    """onnxslim, whose constant folding is never on: it would run ONNX Runtime where that happens to be installed.
+
+    Its shape inference serializes the whole model several times, and so is for light copies.
+    """
+    import onnxslim
+
+    result = onnxslim.slim(proto, skip_fusion_patterns=KEPT_FUSIONS, **options)
     assert isinstance(result, ModelProto)
     return result
-
-
-def _infer_symbolic(proto: ModelProto) -> ModelProto:
-    """A light copy with inferred shapes, as expressions of the dynamic dimensions where onnxslim's inference can."""
-    from onnxslim.third_party.symbolic_shape_infer import SymbolicShapeInference
-
-    inferred = infer_shapes(proto)
-    if not carries_little(inferred):
-        return inferred
-    try:
-        result = SymbolicShapeInference.infer_shapes(inferred, auto_merge=True)
-        assert isinstance(result, ModelProto)
-        return result
-    except Exception:  # it gives up on operators it doesn't know; onnx's own inference stands
-        return inferred
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
@@ -484,12 +465,7 @@ def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
     taken: set[str] = set()
     for node in all_nodes(proto.graph):
         name = _ancestor(node, producer) or node.name or f"{node.op_type}_{next(iter(node.output), '')}"
-        unique, number = name, 0
-        while unique in taken:
-            number += 1
-            unique = f"{name}_{number}"
-        taken.add(unique)
-        node.name = unique
+        node.name = unique(name, taken)
 
 
 def _ancestor(node: NodeProto, producer: dict[str, NodeProto]) -> str:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from onnx import ModelProto
+import onnx_ir as ir
 
 from trtopt.core.values import Precision
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.quantize import QDQ
 from trtopt.graph.passes.typed import keep_fp32
-from trtopt.graph.proto import infer_shapes, tensor_info
+from trtopt.graph.proto import tensor_info
 
 
 @dataclass(frozen=True)
@@ -35,27 +35,34 @@ class ListedNode:
         return asdict(self)
 
 
-def listed(proto: ModelProto, float_only: Mapping[str, str] | None = None, grouped: str = "") -> tuple[ListedNode, ...]:
+def listed(model: ir.Model, float_only: Mapping[str, str] | None = None, grouped: str = "") -> tuple[ListedNode, ...]:
     """The nodes of the main graph in their order.
 
     Args:
         float_only, grouped: what the target can't run quantized, see `trt.Capabilities`.
     """
-    inferred = infer_shapes(proto).graph
-    values = {item.name: tensor_info(item) for item in [*inferred.value_info, *inferred.output]}
-    points = Points({}) if is_quantized(proto) else find_points(proto, excluded=float_only, grouped=grouped)
+    quantized = any(node.op_type in QDQ for node in model.graph)
+    points = Points({}) if quantized else find_points(model, excluded=float_only, grouped=grouped)
     said = {item.node: (str(item.precision), item.reason) for item in points.kept}
-    said |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(proto, Precision.FP16)}
+    said |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
     said |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}
     said |= dict.fromkeys(points.quantized, ("int8", ""))
-    codes = {name for node in proto.graph.node if node.op_type == "DequantizeLinear" for name in node.output}
-    found = []
-    for node in proto.graph.node:
-        info = values.get(node.output[0]) if node.output else None
-        precision, reason = said.get(node.name, ("fp16", ""))
-        if codes.intersection(node.input):
+    nodes = []
+    for node in model.graph:
+        precision, reason = said.get(str(node.name), ("fp16", ""))
+        producers = (value.producer() for value in node.inputs if value is not None)
+        dtype, shape = _described(node.outputs[0]) if node.outputs else ("", "")
+        if any(producer is not None and producer.op_type == "DequantizeLinear" for producer in producers):
             precision, reason = "int8", "its Q/DQ in the model say so"
-        elif info is not None and info.dtype and info.dtype != "float32":
-            precision, reason = {"float16": "fp16", "bfloat16": "bf16"}.get(info.dtype, info.dtype), ""
-        found.append(ListedNode(node.name, node.op_type, info.dims if info is not None else "", precision, reason))
-    return tuple(found)
+        elif dtype and dtype != "float32":
+            precision, reason = {"float16": "fp16", "bfloat16": "bf16"}.get(dtype, dtype), ""
+        nodes.append(ListedNode(str(node.name), node.op_type, shape, precision, reason))
+    return tuple(nodes)
+
+
+def _described(value: ir.Value) -> tuple[str, str]:
+    """Type and shape for people; empty where they aren't known."""
+    if value.type is None:
+        return "", ""
+    info = tensor_info(ir.to_proto(value))
+    return info.dtype, info.dims

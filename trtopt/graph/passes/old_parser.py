@@ -7,385 +7,333 @@ Sources: onnx-tensorrt, release/8.6-GA: builtin_op_importers.cpp, onnx2trt_utils
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+import onnx_ir as ir
+from onnx import ModelProto
 
-from trtopt.core.errors import ModelError, UnsupportedOperator
-from trtopt.core.values import Issue, TensorInfo
-from trtopt.graph.guard import fault
+from trtopt.core.errors import UnsupportedOperator
+from trtopt.core.values import Issue
+from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
-from trtopt.graph.proto import all_nodes, infer_shapes, node_label, subgraphs, tensor_info, to_array
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.view import (
+    STANDARD,
+    Editor,
+    attribute,
+    constant,
+    constant_tensor,
+    drop_unread,
+    operand,
+    sizes,
+    subgraphs,
+    to_ir,
+)
 
 _INT32_MAX = 2**31 - 1
+_CHANGED = "the model can't be written as TensorRT 8.6 reads it", "please report the model"  # what to say if it was
 
 
-def readable(proto: ModelProto, max_opset: int | None) -> ModelProto:
-    """The same model as a generation's parser reads it (`Capabilities.max_opset`; None: as it is).
+def readable(model: ir.Model, max_opset: int | None) -> PassResult:
+    """Rewrite a graph as a generation's parser reads it (`Capabilities.max_opset`; None: as it is).
 
     Raises:
         UnsupportedOperator: an operator, or a way of using one, doesn't exist at that opset, or isn't seen by the parser.
-        ModelError: what comes out isn't valid, or computes something else.
     """
-    return proto if max_opset is None else _rewritten(lower_opset(proto, max_opset))
+    if max_opset is None:
+        return PassResult(model)
+    changes = dict(lower_opset(model, max_opset).changes)
+    editor, issues = Editor(model), list[Issue]()
+    for node in list(model.graph.all_nodes()):
+        count = len(node.inputs)
+        while node.inputs and node.inputs[-1] is None:  # a null that importers read through
+            node.resize_inputs(len(node.inputs) - 1)
+        rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
+        name = node.name or f"{node.op_type} → {node.outputs[0].name!r}"
+        try:
+            if (rule is not None and rule(node, editor)) or len(node.inputs) < count:
+                changes[name] = name
+        except _Refused as reason:
+            issues.append(Issue(name, node.op_type, str(reason)))
+    if issues:
+        what = f"TensorRT 8.6 would compute something else for {len(issues)} node(s)"
+        raise UnsupportedOperator(what, issues, "build with a later generation, or export these otherwise")
+    return PassResult(model, changes)
 
 
-def with_float_weights(proto: ModelProto) -> ModelProto:
-    """The same model with every INT8 constant behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
+def as_read(proto: ModelProto, result: PassResult) -> ModelProto:
+    """What `readable` made of a model, compared with it; the model itself where it is read as it is.
+
+    Raises:
+        ModelError: what came out isn't valid, or computes something else.
+    """
+    return guarded(proto, result, *_CHANGED)
+
+
+def readable_model(proto: ModelProto, max_opset: int | None) -> ModelProto:
+    """`readable` and `as_read` for a message."""
+    return proto if max_opset is None else as_read(proto, readable(to_ir(proto), max_opset))
+
+
+def with_float_weights(model: ir.Model) -> PassResult:
+    """Give every INT8 constant behind a DequantizeLinear as floats and a QuantizeLinear, which gives the codes.
 
     The builder of 8.6 takes stored codes for most convolutions. For a matrix product, or convolutions that it would join since
     they read the same tensor, it stops with an assertion (seen on an H200: docs/results/zoo.md).
     """
-    stored = {item.name: item for item in proto.graph.initializer}
-    constants = {name for name, item in stored.items() if item.data_type == TensorProto.INT8}
-    reads = [node for node in proto.graph.node if node.op_type == "DequantizeLinear" and node.input[1] in stored]
-    behind = {node.name for node in reads if node.input[0] in constants}
-    if not behind:
-        return proto
-    made = ModelProto()
-    made.CopyFrom(proto)
-    writer, nodes, written = _Writer(made), list[NodeProto](), dict[tuple[str, ...], str]()
-    for node in made.graph.node:
-        if node.name in behind:
-            codes, attributes = node.input[0], _attributes(node)
-            key = (*node.input, str(attributes))
-            if key not in written:
-                scale, axis = to_array(stored[node.input[1]]), attributes.get("axis", 1)
-                code = to_array(stored[codes]).astype(np.float32)
-                if scale.size > 1:
-                    scale = scale.reshape([-1 if index == axis % code.ndim else 1 for index in range(code.ndim)])
-                floats = writer.hold(f"{codes}_float", code * scale, np.float32)
-                written[key] = writer.fresh(f"{codes}_again")
-                inputs = [floats, *node.input[1:]]
-                nodes.append(
-                    writer.node("QuantizeLinear", inputs, written[key], f"{codes}/QuantizeLinear", **attributes)
-                )
-            node.input[0] = written[key]
-        nodes.append(node)
-    del made.graph.node[:]
-    made.graph.node.extend(nodes)
-    read = {name for node in all_nodes(made.graph) for name in node.input} | {item.name for item in made.graph.output}
-    left = [item for item in made.graph.initializer if item.name in read or item.name not in constants]
-    del made.graph.initializer[:]
-    made.graph.initializer.extend(left)
-    return made
+    editor, written, changes = Editor(model), dict[tuple[Any, ...], ir.Value](), dict[str, str]()
+    for node in list(model.graph):
+        codes = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        scale = constant(node.inputs[1]) if codes is not None and codes.is_initializer() else None
+        if codes is None or scale is None or codes.dtype is not ir.DataType.INT8:
+            continue
+        attributes = {name: held.value for name, held in node.attributes.items()}
+        key = (*node.inputs, str(attributes))
+        if key not in written:
+            content = np.asarray(constant(codes), np.float32)
+            if scale.size > 1:
+                axis = attribute(node, "axis", 1) % content.ndim
+                scale = scale.reshape([-1 if index == axis else 1 for index in range(content.ndim)])
+            floats = editor.constant(f"{codes.name}_float", content * scale, np.float32)
+            again = f"{codes.name}_again", ir.DataType.INT8, codes.shape
+            name = editor.fresh(f"{codes.name}/QuantizeLinear")
+            quantize = editor.node("QuantizeLinear", [floats, *node.inputs[1:]], *again, name=name, **attributes)
+            model.graph.insert_before(node, quantize)
+            written[key] = quantize.outputs[0]
+        node.replace_input_with(0, written[key])
+        changes[str(node.name)] = str(node.name)
+    drop_unread(model.graph)
+    return PassResult(model, changes)
 
 
 class _Refused(Exception):
     """Why a node can't be given to the parser."""
 
 
-def _rewritten(proto: ModelProto) -> ModelProto:
-    if not any(_rule(node) or "" in node.input for node in all_nodes(proto.graph)):
-        return proto
-    made = ModelProto()
-    made.CopyFrom(proto)
-    writer, issues, changed = _Writer(made), list[Issue](), False
-    for graph in _graphs(made.graph):
-        parts: list[NodeProto] = []
-        for node in graph.node:
-            while node.input and not node.input[-1]:  # a null that importers read through
-                node.input.pop()
-                changed = True
-            rule, replaced = _rule(node), None
-            try:
-                replaced = rule(node, writer) if rule else None
-            except _Refused as reason:
-                issues.append(Issue(node.name or node_label(node), node.op_type, str(reason)))
-            changed |= replaced is not None
-            parts += [node] if replaced is None else replaced
-        del graph.node[:]
-        graph.node.extend(parts)
-    if issues:
-        what = f"TensorRT 8.6 would compute something else for {len(issues)} node(s)"
-        raise UnsupportedOperator(what, issues, "build with a later generation, or export these otherwise")
-    if not changed:
-        return proto
-    if problem := fault(proto, made):
-        raise ModelError(f"the model can't be written as TensorRT 8.6 reads it ({problem}); please report the model")
-    return made
+def _beside(
+    node: ir.Node, editor: Editor, op: str, inputs: list[ir.Value | None], what: str, **options: Any
+) -> ir.Node:
+    """A node named after another; `options` are its attributes, and `dtype` of what it gives."""
+    name = editor.fresh(f"{node.name}_{what}")
+    return editor.node(op, inputs, f"{node.outputs[0].name}_{what}", options.pop("dtype", None), name=name, **options)
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The bodies before the graph that holds them: a graph's nodes are replaced when it has been given."""
-    for node in graph.node:
-        for body in subgraphs(node):
-            yield from _graphs(body)
-    yield graph
+def _replace(node: ir.Node, *nodes: ir.Node) -> bool:
+    """Put nodes in a node's place; the last one gives what it gave."""
+    assert node.graph is not None
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], nodes, node.outputs, nodes[-1].outputs)
+    return True
 
 
-class _Writer:
-    """Makes nodes, and constants in the outermost graph, which every body sees; says what is known of values."""
-
-    def __init__(self, proto: ModelProto) -> None:
-        self.proto, self.graph = proto, proto.graph
-        self.taken = {name for node in all_nodes(proto.graph) for name in (node.name, *node.output)}
-        self.taken |= {item.name for item in (*proto.graph.initializer, *proto.graph.input)}
-        self.constants = {item.name: item for item in proto.graph.initializer}
-
-    @cached_property
-    def infos(self) -> dict[str, TensorInfo]:
-        inferred = infer_shapes(self.proto).graph
-        values = (*inferred.input, *inferred.value_info, *inferred.output)
-        return {value.name: tensor_info(value) for value in values if value.type.HasField("tensor_type")}
-
-    def shape(self, name: str) -> tuple[int | str, ...]:
-        """Empty where it isn't known."""
-        return (
-            tuple(self.constants[name].dims) if name in self.constants else getattr(self.infos.get(name), "shape", ())
-        )
-
-    def constant(self, name: str) -> NDArray[Any] | None:
-        found = self.constants.get(name)
-        return None if found is None else numpy_helper.to_array(found)
-
-    def fresh(self, name: str) -> str:
-        unique, number = name, 0
-        while unique in self.taken:
-            number += 1
-            unique = f"{name}_{number}"
-        self.taken.add(unique)
-        return unique
-
-    def hold(self, name: str, content: Any, dtype: Any = np.int64) -> str:
-        tensor = numpy_helper.from_array(np.asarray(content, dtype), self.fresh(name))
-        self.graph.initializer.append(tensor)
-        return tensor.name
-
-    def node(self, op: str, inputs: Sequence[str], output: str, name: str, **attributes: Any) -> NodeProto:
-        return helper.make_node(op, inputs, [output], self.fresh(name), **attributes)
+def _set(node: ir.Node, slot: int, value: ir.Value) -> bool:
+    """Give an input, those before it that are missing left out."""
+    node.resize_inputs(max(slot + 1, len(node.inputs)))
+    node.replace_input_with(slot, value)
+    return True
 
 
-Rule = Callable[[NodeProto, _Writer], "list[NodeProto] | None"]
-
-
-def _rule(node: NodeProto) -> Rule | None:
-    return _RULES.get(node.op_type) if node.domain in ("", "ai.onnx") else None
-
-
-def _attributes(node: NodeProto) -> Mapping[str, Any]:
-    return {item.name: helper.get_attribute_value(item) for item in node.attribute if not item.ref_attr_name}
-
-
-def _input(node: NodeProto, index: int) -> str:
-    return node.input[index] if len(node.input) > index else ""
-
-
-def _fill(node: NodeProto, **defaults: Any) -> list[NodeProto] | None:
+def _fill(node: ir.Node, **defaults: Any) -> bool:
     """The node with ONNX's own defaults written out, where the parser has others."""
-    missing = {name: value for name, value in defaults.items() if name not in _attributes(node)}
-    node.attribute.extend(helper.make_attribute(name, value) for name, value in missing.items())
-    return [node] if missing else None
+    missing = [name for name in defaults if name not in node.attributes]
+    for name in missing:
+        node.attributes[name] = ir.convenience.convert_attribute(name, defaults[name])
+    return bool(missing)
 
 
-def _shape(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _shape(node: ir.Node, editor: Editor) -> bool:
     """`start` and `end` (opset 15) aren't read, the whole shape comes out: cut it afterwards."""
-    given = _attributes(node)
-    if not given:
-        return None
-    output, whole = node.output[0], writer.fresh(f"{node.output[0]}_whole")
-    bounds = {"start": given.get("start", 0), "end": given.get("end", _INT32_MAX), "axis": 0}
-    inputs = [writer.hold(f"{output}_{name}", [value]) for name, value in bounds.items()]
-    first = helper.make_node("Shape", list(node.input), [whole], node.name)
-    return [first, writer.node("Slice", [whole, *inputs], output, f"{node.name}_part")]
+    if not node.attributes:
+        return False
+    bounds = {"start": attribute(node, "start", 0), "end": attribute(node, "end", _INT32_MAX), "axis": 0}
+    output = node.outputs[0].name
+    inputs = [editor.constant(f"{output}_{name}", [value], np.int64) for name, value in bounds.items()]
+    whole = editor.node("Shape", node.inputs, f"{output}_whole", ir.DataType.INT64, name=str(node.name))
+    return _replace(node, whole, _beside(node, editor, "Slice", [*whole.outputs, *inputs], "part"))
 
 
-def _gather(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _gather(node: ir.Node, editor: Editor) -> bool:
     """A negative index along an axis of dynamic size is undefined: count from the end by the size."""
-    index, shape = writer.constant(node.input[1]), writer.shape(node.input[0])
-    axis = _attributes(node).get("axis", 0)
-    if index is None or not (index < 0).any() or (shape and isinstance(shape[axis], int)):
-        return None
-    x, output = node.input[0], node.output[0]
-    sizes, size, back, indices = (writer.fresh(f"{output}_{part}") for part in ("sizes", "size", "back", "indices"))
+    index, shape, axis = constant(node.inputs[1]), sizes(node.inputs[0]), attribute(node, "axis", 0)
+    if index is None or not (index < 0).any() or (shape and shape[axis] is not None):
+        return False
     if axis < 0 and not shape:
         raise _Refused("its negative indices along an axis of dynamic size are undefined there")
-    axis %= max(1, len(shape)) if axis < 0 else axis + 1
-    where = writer.hold(f"{output}_axis", axis)
-    negative = writer.hold(f"{output}_negative", index < 0)
-    given = writer.hold(f"{output}_given", index)
-    node.input[1] = indices
-    return [
-        writer.node("Shape", [x], sizes, f"{node.name}_sizes"),
-        writer.node("Gather", [sizes, where], size, f"{node.name}_size"),
-        writer.node("Mul", [negative, size], back, f"{node.name}_back"),
-        writer.node("Add", [given, back], indices, f"{node.name}_indices"),
-        node,
-    ]
+    output, integers = node.outputs[0].name, ir.DataType.INT64
+    where = editor.constant(f"{output}_axis", axis % len(shape) if axis < 0 and shape else axis, np.int64)
+    negative = editor.constant(f"{output}_negative", index < 0, np.int64)
+    asked = editor.constant(f"{output}_given", index, np.int64)
+    lengths = _beside(node, editor, "Shape", [node.inputs[0]], "sizes", dtype=integers)
+    size = _beside(node, editor, "Gather", [*lengths.outputs, where], "size", dtype=integers)
+    back = _beside(node, editor, "Mul", [negative, *size.outputs], "back", dtype=integers)
+    indices = _beside(node, editor, "Add", [asked, *back.outputs], "indices", dtype=integers)
+    assert node.graph is not None
+    node.graph.insert_before(node, [lengths, size, back, indices])
+    return _set(node, 1, indices.outputs[0])
 
 
-def _slice(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _slice(node: ir.Node, editor: Editor) -> bool:
     """Steps without axes end the process."""
-    if len(node.input) < 5 or node.input[3]:
-        return None
-    starts = writer.constant(node.input[1])
-    count = next(iter(writer.shape(node.input[1])), "") if starts is None else len(starts)
-    if not isinstance(count, int):
+    if operand(node, 4) is None or operand(node, 3) is not None:
+        return False
+    count = (sizes(node.inputs[1]) or (None,))[0]
+    if count is None:
         raise _Refused("it has steps without axes, for a number of starts that isn't known")
-    node.input[3] = writer.hold(f"{node.output[0]}_axes", range(count))
-    return [node]
+    return _set(node, 3, editor.constant(f"{node.outputs[0].name}_axes", range(count), np.int64))
 
 
-def _constant(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _constant(node: ir.Node, editor: Editor) -> bool:
     """`value_int` and `value_ints` become zero, or nothing."""
-    given = _attributes(node)
-    content = given.get("value_int", given.get("value_ints"))
+    content = attribute(node, "value_int", attribute(node, "value_ints"))
     if content is None:
-        return None
-    del node.attribute[:]
-    tensor = numpy_helper.from_array(np.asarray(content, np.int64))
-    node.attribute.append(helper.make_attribute("value", tensor))
-    return [node]
+        return False
+    node.attributes.clear()
+    node.attributes["value"] = ir.AttrTensor("value", ir.tensor(np.asarray(content, np.int64)))
+    return True
 
 
-def _trilu(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _trilu(node: ir.Node, editor: Editor) -> bool:
     """What is cut away is multiplied by 0, which makes NaN of a mask's infinities; and `upper` is 0 unless it is given."""
-    x, output = node.input[0], node.output[0]
-    dtype = getattr(writer.infos.get(x), "dtype", "")
-    if dtype not in ("float32", "float16", "bool"):
+    x, output = node.inputs[0], node.outputs[0].name
+    assert x is not None
+    if x.dtype not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BOOL):
         return _fill(node, upper=1)
-    size, ones, cut, keep = (writer.fresh(f"{output}_{part}") for part in ("size", "ones", "cut", "keep"))
-    one = numpy_helper.from_array(np.ones(1, np.float32))
-    upper = _attributes(node).get("upper", 1)
-    if dtype == "bool":
-        last = helper.make_node("And", [keep, x], [output], node.name)
+    number, upper = ir.DataType.FLOAT, attribute(node, "upper", 1)
+    one = ir.tensor(np.ones(1, np.float32))
+    size = _beside(node, editor, "Shape", [x], "size", dtype=ir.DataType.INT64)
+    ones = _beside(node, editor, "ConstantOfShape", [*size.outputs], "ones", dtype=number, value=one)
+    cut = _beside(node, editor, "Trilu", [*ones.outputs, *node.inputs[1:]], "cut", dtype=number, upper=upper)
+    keep = _beside(node, editor, "Cast", [*cut.outputs], "keep", dtype=ir.DataType.BOOL, to=int(ir.DataType.BOOL))
+    own = {"output": f"{output}_part", "dtype": x.dtype, "name": str(node.name)}
+    if x.dtype is ir.DataType.BOOL:
+        last = editor.node("And", [*keep.outputs, x], **own)
     else:
-        zero = writer.hold(f"{output}_zero", 0, dtype)
-        last = helper.make_node("Where", [keep, x, zero], [output], node.name)
-    return [
-        writer.node("Shape", [x], size, f"{node.name}_size"),
-        writer.node("ConstantOfShape", [size], ones, f"{node.name}_ones", value=one),
-        writer.node("Trilu", [ones, *node.input[1:]], cut, f"{node.name}_cut", upper=upper),
-        writer.node("Cast", [cut], keep, f"{node.name}_keep", to=TensorProto.BOOL),
-        last,
-    ]
+        zero = editor.constant(f"{output}_zero", 0, x.dtype.numpy())
+        last = editor.node("Where", [*keep.outputs, x, zero], **own)
+    return _replace(node, size, ones, cut, keep, last)
 
 
-def _suppress(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _suppress(node: ir.Node, editor: Editor) -> bool:
     """Without a threshold of scores, those of 0 and less are dropped."""
-    if _input(node, 4):
-        return None
-    while len(node.input) < 4:
-        node.input.append("")
-    del node.input[4:]
-    node.input.append(writer.hold(f"{node.output[0]}_all", [np.finfo(np.float32).min], np.float32))
-    return [node]
+    if operand(node, 4) is not None:
+        return False
+    lowest = [np.finfo(np.float32).min]
+    return _set(node, 4, editor.constant(f"{node.outputs[0].name}_all", lowest, np.float32))
 
 
-def _normalize(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _normalize(node: ir.Node, editor: Editor) -> bool:
     """It has no LayerNormalization without a bias."""
-    scale = writer.constant(node.input[1])
-    if _input(node, 2) or scale is None:
-        return None
-    del node.input[2:]
-    node.input.append(writer.hold(f"{node.output[0]}_bias", np.zeros_like(scale), scale.dtype))
-    return [node]
+    scale = constant(node.inputs[1])
+    if operand(node, 2) is not None or scale is None:
+        return False
+    return _set(node, 2, editor.constant(f"{node.outputs[0].name}_bias", np.zeros_like(scale)))
 
 
-def _quantize(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _quantize(node: ir.Node, editor: Editor) -> bool:
     """A missing axis means 0 there; unsigned codes are clamped as signed ones; a missing zero point ends the parser."""
-    scale = writer.constant(node.input[1])
-    zero = writer.constants.get(_input(node, 2))
-    unsigned = zero.data_type == TensorProto.UINT8 if zero is not None else node.op_type == "QuantizeLinear"
-    if unsigned:
+    scale, zero = constant(node.inputs[1]), constant_tensor(operand(node, 2))
+    if node.op_type == "QuantizeLinear" if zero is None else zero.dtype is ir.DataType.UINT8:
         raise _Refused("it quantizes to uint8, of which TensorRT has none: quantize symmetrically to int8")
-    changed = None
-    if scale is not None and scale.size > 1:
-        changed = _fill(node, axis=1)
-    if not _input(node, 2) and scale is not None:
-        node.input.append(writer.hold(f"{node.output[0]}_zero_point", np.zeros(scale.shape), np.int8))
-        changed = [node]
+    if scale is None:
+        return False
+    changed = scale.size > 1 and _fill(node, axis=1)
+    if operand(node, 2) is None:
+        name = f"{node.outputs[0].name}_zero_point"
+        changed = _set(node, 2, editor.constant(name, np.zeros(scale.shape), np.int8))
     return changed
 
 
-def _if(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _if(node: ir.Node, editor: Editor) -> bool:
     """Several outputs come in any order: one If for each."""
-    used = [index for index, name in enumerate(node.output) if name]
+    used = [index for index, value in enumerate(node.outputs) if value.name]
     if len(used) < 2:
-        return None
+        return False
     parts = []
     for index in used:
-        part = NodeProto.FromString(node.SerializeToString())
-        part.name = node.name if index == used[0] else writer.fresh(f"{node.name}_{index}")
-        for outputs in (part.output, *(body.output for body in subgraphs(part))):
-            del outputs[index + 1 :], outputs[:index]
-        parts.append(part)
-    return parts
+        bodies = []
+        for held in node.attributes.values():
+            body = held.as_graph().clone(allow_outer_scope_values=True)
+            body.outputs[:] = [body.outputs[index]]
+            bodies.append(ir.AttrGraph(held.name, body))
+        name = str(node.name) if index == used[0] else editor.fresh(f"{node.name}_{index}")
+        parts.append(ir.Node("", "If", node.inputs, bodies, num_outputs=1, name=name))
+    for body in subgraphs(node):  # nobody is to be read by the bodies that go
+        for inner in ir.traversal.RecursiveGraphIterator(body):
+            inner.resize_inputs(0)
+    assert node.graph is not None
+    old, new = [node.outputs[index] for index in used], [part.outputs[0] for part in parts]
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], parts, old, new)
+    return True
 
 
-def _loop(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _loop(node: ir.Node, editor: Editor) -> bool:
     """What a loop collects has the length of its limit, or 1024 without one, however often it runs."""
-    carried = max(0, len(node.input) - 2)
-    if not any(node.output[carried:]):
-        return None
+    if not any(value.name for value in node.outputs[max(0, len(node.inputs) - 2) :]):
+        return False
     (body,) = subgraphs(node)
-    limit = writer.constant(_input(node, 0))
-    if not _input(node, 0) or (limit is not None and int(limit.ravel()[0]) >= _INT32_MAX):
+    limit = constant(operand(node, 0))
+    if operand(node, 0) is None or (limit is not None and int(limit.ravel()[0]) >= _INT32_MAX):
         raise _Refused("it collects values without a limit of rounds")
-    made = {name: item for item in body.node for name in item.output}
-    condition = body.output[0].name
-    while condition in made and made[condition].op_type in ("Identity", "Cast"):
-        condition = made[condition].input[0]
-    constant = condition in made and made[condition].op_type == "Constant"
-    if not (constant or condition == body.input[1].name or condition in {item.name for item in body.initializer}):
+    condition: ir.Value | None = body.outputs[0]
+    while condition is not None and (maker := condition.producer()) and maker.op_type in ("Identity", "Cast"):
+        condition = maker.inputs[0]
+    if constant_tensor(condition) is None and condition is not body.inputs[1]:
         raise _Refused("it collects values and may end before its limit of rounds")
-    return None
+    return False
 
 
-def _transposed(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _transposed(node: ir.Node, editor: Editor) -> bool:
     """An odd padding for a given output shape gets its larger half at the end; with `auto_pad` that shape isn't read."""
-    given = _attributes(node)
-    wanted = given.get("output_shape")
+    wanted = attribute(node, "output_shape")
     if not wanted:
-        return None
-    kernel, size = writer.shape(node.input[1])[2:], writer.shape(node.input[0])[2:]
-    if not size or not all(isinstance(number, int) for number in (*kernel, *size)):
+        return False
+    kernel, size = ((sizes(value) or ())[2:] for value in (node.inputs[1], node.inputs[0]))
+    if not size or None in (*kernel, *size):
         raise _Refused("it gives its output's shape for an input of dynamic size; give it pads instead")
     rank = len(size)
-    ones = [1] * rank
-    strides, dilations = given.get("strides", ones), given.get("dilations", ones)
-    extra, upper = given.get("output_padding", [0] * rank), given.get("auto_pad", b"NOTSET") == b"SAME_UPPER"
+    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
+    extra, upper = attribute(node, "output_padding", [0] * rank), attribute(node, "auto_pad") == "SAME_UPPER"
     begins, ends, missing = [], [], []
     for axis in range(rank):
-        reach = strides[axis] * (int(size[axis]) - 1) + extra[axis] + (int(kernel[axis]) - 1) * dilations[axis] + 1
+        reach = (
+            strides[axis] * (int(size[axis] or 0) - 1)
+            + extra[axis]
+            + (int(kernel[axis] or 0) - 1) * dilations[axis]
+            + 1
+        )
         total = reach - wanted[-rank:][axis]
         small, large = max(0, total) // 2, max(0, total) - max(0, total) // 2
         begins.append(small if upper else large)
         ends.append(large if upper else small)
         missing.append(extra[axis] + max(0, -total))
-    kept = [item for item in node.attribute if item.name not in ("output_shape", "auto_pad", "pads", "output_padding")]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    node.attribute.append(helper.make_attribute("pads", [*begins, *ends]))
-    if any(missing):
-        node.attribute.append(helper.make_attribute("output_padding", missing))
-    return [node]
+    for name in ("output_shape", "auto_pad", "pads", "output_padding"):
+        node.attributes.pop(name, None)
+    return _fill(node, pads=[*begins, *ends], **({"output_padding": missing} if any(missing) else {}))
 
 
-def _reduce_sum(node: NodeProto, writer: _Writer) -> list[NodeProto] | None:
+def _reduce_sum(node: ir.Node, editor: Editor) -> bool:
     """`noop_with_empty_axes` isn't read."""
-    axes = writer.constant(_input(node, 1))
-    if not _attributes(node).get("noop_with_empty_axes") or (_input(node, 1) and (axes is None or axes.size)):
-        return None
-    return [helper.make_node("Identity", [node.input[0]], [node.output[0]], node.name)]
+    axes = constant(operand(node, 1))
+    if not attribute(node, "noop_with_empty_axes") or (operand(node, 1) is not None and (axes is None or axes.size)):
+        return False
+    return _replace(node, editor.node("Identity", node.inputs[:1], f"{node.outputs[0].name}_same", name=str(node.name)))
 
 
-def _reduction(node: NodeProto, writer: _Writer) -> None:
-    found = _attributes(node).get("reduction", b"none").decode()
-    if found != "none":
-        raise _Refused(f"its reduction {found!r} isn't read: values would be replaced")
+def _reduction(node: ir.Node, editor: Editor) -> bool:
+    if (reduction := attribute(node, "reduction", "none")) != "none":
+        raise _Refused(f"its reduction {reduction!r} isn't read: values would be replaced")
+    return False
 
 
-def _layout(node: NodeProto, writer: _Writer) -> None:
-    if _attributes(node).get("layout"):
+def _layout(node: ir.Node, editor: Editor) -> bool:
+    if attribute(node, "layout"):
         raise _Refused("its layout 1 (batch first) isn't read; export it with layout 0")
+    return False
 
 
-_RULES: Mapping[str, Rule] = {
+# Each says whether it changed the node.
+_RULES: Mapping[str, Callable[[ir.Node, Editor], bool]] = {
     "Constant": _constant,
     "ConvTranspose": _transposed,
     "DequantizeLinear": _quantize,
@@ -399,10 +347,10 @@ _RULES: Mapping[str, Rule] = {
     "QuantizeLinear": _quantize,
     "RNN": _layout,
     "ReduceSum": _reduce_sum,
-    "RoiAlign": lambda node, writer: _fill(node, sampling_ratio=0),
+    "RoiAlign": lambda node, editor: _fill(node, sampling_ratio=0),
     "ScatterElements": _reduction,
     "ScatterND": _reduction,
-    "Selu": lambda node, writer: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
+    "Selu": lambda node, editor: _fill(node, alpha=1.6732632423543772, gamma=1.0507009873554805),
     "Shape": _shape,
     "Slice": _slice,
     "Trilu": _trilu,

@@ -1,8 +1,8 @@
-"""Rewrite a graph for an older opset: TensorRT 8.6 reads 17, today's exporter writes 18.
+"""A graph at another opset: newer where a pass writes operators that need it, older where a parser reads no newer one.
 
-onnx's own version converter has no way down from 18 for Pad, Split or the Reduce operators (it raises "No Adapter"),
-and onnxscript's only goes up. What changed since 17 in operators that exporters use can be said in 17 exactly, or is
-refused by name. Source: the operator changelog of ONNX.
+Up goes onnxscript's converter, from 18, and ONNX's own from older ones. Down neither goes from 18 for Pad, Split or the Reduce
+operators, which today's exporter writes and TensorRT 8.6, at 17, doesn't read. What changed since 17 in operators that
+exporters use can be said in 17 exactly, or is refused by name. Source: the operator changelog of ONNX.
 """
 
 from __future__ import annotations
@@ -10,56 +10,122 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+import onnx_ir as ir
+from onnx import ModelProto
 from onnx.defs import OpSchema, SchemaError, get_schema
 
 from trtopt.core.errors import ModelError, UnsupportedOperator
+from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.values import Issue
-from trtopt.graph.guard import fault
-from trtopt.graph.proto import all_nodes, infer_shapes, name_nodes, node_label, opset_version, subgraphs
+from trtopt.graph.guard import guarded
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.proto import LARGE, infer_shapes, name_nodes, opset_version, skeleton
+from trtopt.graph.view import (
+    STANDARD,
+    Editor,
+    attribute,
+    constant,
+    drop_unread,
+    operand,
+    opset_of,
+    sizes,
+    to_ir,
+    to_proto,
+)
 
 _BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
-_INSTEAD = "use the model at opset {}, with a generation that reads it"
+_ONNXSCRIPT = 18  # the oldest that onnxscript's converter knows
+_CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
 _IR = {opset: ir for ir, opset in ((7, 14), (8, 18), (9, 20), (10, 22))}
 
 
-def lower_opset(proto: ModelProto, target: int) -> ModelProto:
-    """The same model at opset `target` or older; a copy, unless it is that old already.
+def lower_opset(model: ir.Model, target: int) -> PassResult:
+    """Rewrite a graph for opset `target`, unless it is that old already.
 
     Raises:
         UnsupportedOperator: an operator, or a way of using one, doesn't exist there; every such node is listed.
+    """
+    present = opset_of(model)
+    if present <= target:
+        return PassResult(model)
+    editor, problems = Editor(model), list[Issue]()
+    nodes = [node for node in model.graph.all_nodes() if node.domain in STANDARD]
+    for node in nodes:
+        if reason := _lower(node, present, target, editor):
+            problems.append(Issue(node.name or f"{node.op_type} → {node.outputs[0].name!r}", node.op_type, reason))
+    if problems:
+        what = f"opset {target} can't express {len(problems)} node(s)"
+        raise UnsupportedOperator(what, problems, f"use the model at opset {present}, with a generation that reads it")
+    for domain in STANDARD:
+        if domain in model.opset_imports:
+            model.opset_imports[domain] = target
+    model.ir_version = min(model.ir_version, next((ir for opset, ir in sorted(_IR.items()) if target <= opset), 10))
+    drop_unread(model.graph)
+    return PassResult(model, {str(node.name): str(node.name) for node in nodes})
+
+
+def at_opset(proto: ModelProto, target: int) -> ModelProto:
+    """The same model at opset `target` or older: `lower_opset`, compared with what it was.
+
+    Raises:
+        UnsupportedOperator: see `lower_opset`.
         ModelError: what comes out isn't valid, or computes something else.
     """
     if opset_version(proto) <= target:
         return proto
-    lowered = ModelProto()
-    lowered.CopyFrom(proto)
-    context = _Context(lowered)
-    problems = []
-    for node in all_nodes(lowered.graph):
-        if node.domain in ("", "ai.onnx"):
-            reason = _lower(node, opset_version(proto), target, context)
-            if reason:
-                problems.append(Issue(node.name or node_label(node), node.op_type, reason))
-    if problems:
-        what = f"opset {target} can't express {len(problems)} node(s)"
-        raise UnsupportedOperator(what, problems, _INSTEAD.format(opset_version(proto)))
-    for entry in lowered.opset_import:
-        if entry.domain in ("", "ai.onnx"):
-            entry.version = target
-    lowered.ir_version = min(lowered.ir_version, next((ir for opset, ir in sorted(_IR.items()) if target <= opset), 10))
-    used = {name for node in all_nodes(lowered.graph) for name in node.input}
-    used |= {value.name for value in lowered.graph.output}
-    kept = [tensor for tensor in lowered.graph.initializer if tensor.name in used]
-    del lowered.graph.initializer[:]
-    lowered.graph.initializer.extend(kept)
-    if problem := fault(proto, lowered):
-        raise ModelError(f"opset {target} can't express the model ({problem}); {_INSTEAD.format(opset_version(proto))}")
-    return lowered
+    what = f"opset {target} can't express the model"
+    instead = f"use the model at opset {opset_version(proto)}, with a generation that reads it"
+    return guarded(proto, lower_opset(to_ir(proto), target), what, instead)
+
+
+def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
+    """`to_ir` of a model, at opset `minimum` or newer.
+
+    Raises:
+        ModelError: it can't be raised, or see `to_ir`.
+    """
+    model = to_ir(upgraded(proto, minimum))
+    if raise_opset(model, minimum).changed:
+        model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
+    return model
+
+
+def raise_opset(model: ir.Model, minimum: int) -> PassResult:
+    """Write a graph of opset 18 or newer in `minimum`, unless it is that new already.
+
+    Raises:
+        ModelError: onnxscript's converter fails.
+    """
+    from onnxscript.version_converter import convert_version
+
+    version = opset_of(model)
+    if version >= minimum:
+        return PassResult(model)
+    before = {node: str(node.name) for node in model.graph}
+    try:
+        with rewriting, quiet():
+            convert_version(model, minimum)
+    except Exception as error:  # its errors have no common base
+        raise ModelError(_not_raised(version, minimum, error)) from error
+    if version < _CHANNEL_SCALES <= minimum:
+        for node in before:
+            if node.graph is not None and node.op_type == "GroupNormalization" and node.domain in STANDARD:
+                data, scale = sizes(node.inputs[0]), sizes(node.inputs[1])
+                if not data or not scale or data[1] != scale[0]:  # it passes over those whose channels it doesn't know
+                    said = f"{node.name} scales groups, and the number of its channels isn't known"
+                    raise ModelError(_not_raised(version, minimum, said))
+    return PassResult(model, {name: name for node, name in before.items() if node.graph is None})
+
+
+def _not_raised(version: int, minimum: int, why: object) -> str:
+    what = " ".join(str(why).split()).rpartition("failed: ")[2][:300]
+    return f"the model of opset {version} can't be raised to {minimum}: {what}"
 
 
 def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
-    """`proto` itself if its opset is at least `minimum`, else converted to it by ONNX's own converter, every node named.
+    """`proto` itself if its opset is at least `minimum` or 18, else converted by ONNX's own converter, every node named.
+
+    Converted without its large weights, since ONNX's converter takes no more than one message holds.
 
     Raises:
         ModelError: the converter fails.
@@ -67,13 +133,21 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     import onnx.version_converter
 
     version = opset_version(proto) or 1
-    if version >= minimum:
+    if version >= min(minimum, _ONNXSCRIPT):
         return proto
+    light = skeleton(proto, LARGE)
+    inputs = {value.name for value in proto.graph.input}
     try:
-        converted: ModelProto = onnx.version_converter.convert_version(proto, minimum)
+        converted: ModelProto = onnx.version_converter.convert_version(light, min(minimum, _ONNXSCRIPT))
     except Exception as error:  # the converter's errors have no common base
-        what = " ".join(str(error).split()).rpartition("failed: ")[2][:300]
-        raise ModelError(f"the model of opset {version} can't be raised to {minimum}: {what}") from error
+        raise ModelError(_not_raised(version, minimum, error)) from error
+    weights = {tensor.name for tensor in converted.graph.initializer}
+    for tensor in proto.graph.initializer:
+        if tensor.name not in weights:
+            converted.graph.initializer.add().CopyFrom(tensor)
+    for value in list(converted.graph.input):
+        if value.name not in inputs:
+            converted.graph.input.remove(value)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
     if version < _BROADCASTING <= minimum:
         _widen_slopes(converted)
@@ -97,60 +171,7 @@ def _widen_slopes(proto: ModelProto) -> None:
                 proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
 
 
-class _Context:
-    """What rules ask: constants by name, shapes by name, a fresh initializer."""
-
-    def __init__(self, proto: ModelProto) -> None:
-        self.proto = proto
-        self.constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-        for node in all_nodes(proto.graph):
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                self.constants[node.output[0]] = node.attribute[0].t
-        self.values: dict[str, ValueInfoProto] = {}
-        self._read(infer_shapes(proto).graph)
-
-    def _read(self, graph: GraphProto) -> None:
-        self.values.update({value.name: value for value in (*graph.input, *graph.value_info, *graph.output)})
-        for node in graph.node:
-            for body in subgraphs(node):
-                self._read(body)
-
-    def kind(self, name: str) -> str:
-        """A value's type as schemas write it, such as "tensor(float16)"; empty where it isn't known."""
-        if name in self.constants:
-            return _tensor_kind(self.constants[name].data_type)
-        value = self.values.get(name)
-        if value is None or value.type.WhichOneof("value") != "tensor_type":
-            return ""
-        return _tensor_kind(value.type.tensor_type.elem_type)
-
-    def integers(self, name: str) -> list[int] | None:
-        tensor = self.constants.get(name)
-        return None if tensor is None else [int(value) for value in np.ravel(numpy_helper.to_array(tensor))]
-
-    def shape(self, name: str) -> list[int | None] | None:
-        if name in self.constants:
-            return list(self.constants[name].dims)
-        value = self.values.get(name)
-        if value is None or not value.type.tensor_type.HasField("shape"):
-            return None
-        return [dim.dim_value if dim.HasField("dim_value") else None for dim in value.type.tensor_type.shape.dim]
-
-    def add(self, name: str, values: Sequence[int]) -> str:
-        taken = {tensor.name for tensor in self.proto.graph.initializer}
-        unique, number = name, 0
-        while unique in taken:
-            number += 1
-            unique = f"{name}_{number}"
-        self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(values, np.int64), unique))
-        return unique
-
-
-def _tensor_kind(data_type: int) -> str:
-    return f"tensor({TensorProto.DataType.Name(data_type).lower()})" if data_type else ""
-
-
-def _lower(node: NodeProto, present: int, target: int, context: _Context) -> str:
+def _lower(node: ir.Node, present: int, target: int, editor: Editor) -> str:
     """Rewrite one node in place; gives the reason it can't be, or ""."""
     try:
         now = get_schema(node.op_type, present, "")
@@ -163,134 +184,128 @@ def _lower(node: NodeProto, present: int, target: int, context: _Context) -> str
     except SchemaError:
         return f"came with opset {now.since_version}"
     rule = _RULES.get("Reduce" if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" else node.op_type)
-    reason = rule(node, context) if rule else ""
-    return reason or _fits(node, now, old) or _types_fit(node, old, context)
+    reason = rule(node, editor) if rule else ""
+    return reason or _fits(node, now, old) or _types_fit(node, old)
 
 
-def _types_fit(node: NodeProto, old: OpSchema, context: _Context) -> str:
+def _types_fit(node: ir.Node, old: OpSchema) -> str:
     """Why the older operator can't take the node's types, or give them; an empty string if it can."""
     allowed = {item.type_param_str: set(item.allowed_type_strs) for item in old.type_constraints}
-    for side, names, formal in (("input", node.input, old.inputs), ("output", node.output, old.outputs)):
-        for index, name in enumerate(names):
-            kind = context.kind(name) if name and formal else ""
-            wanted = formal[min(index, len(formal) - 1)].type_str if kind else ""
-            if kind and kind not in allowed.get(wanted, {wanted}):
-                return f"its {side} {name!r} is {kind}, which came later"
+    for side, values, formal in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
+        for index, value in enumerate(values):
+            if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType) or not formal:
+                continue
+            kind, wanted = f"tensor({value.dtype.name.lower()})", formal[min(index, len(formal) - 1)].type_str
+            if kind not in allowed.get(wanted, {wanted}):
+                return f"its {side} {value.name!r} is {kind}, which came later"
     return ""
 
 
-def _fits(node: NodeProto, now: OpSchema, old: OpSchema) -> str:
+def _fits(node: ir.Node, now: OpSchema, old: OpSchema) -> str:
     """Drop attributes the older operator lacks where they only repeat the default; refuse what it can't take."""
-    for attribute in list(node.attribute):
-        if attribute.name not in old.attributes:
-            default = now.attributes[attribute.name].default_value
-            value = helper.get_attribute_value(attribute)
-            neutral = attribute.name == "dilations" and set(value) == {1}  # its default isn't in the schema
-            if not neutral and (not default.type or helper.get_attribute_value(default) != value):
-                return f"the attribute {attribute.name} came with opset {now.since_version}"
-            node.attribute.remove(attribute)
-    if len(node.input) > old.max_input:
-        return f"has {len(node.input)} inputs, opset {old.since_version} takes {old.max_input}"
+    for name in [name for name in node.attributes if name not in old.attributes]:
+        default, value = now.attributes[name].default_value, attribute(node, name)
+        neutral = name == "dilations" and set(value) == {1}  # its default isn't in the schema
+        if not neutral and (not default.type or ir.serde.deserialize_attribute(default).value != value):
+            return f"the attribute {name} came with opset {now.since_version}"
+        node.attributes.pop(name)
+    if len(node.inputs) > old.max_input:
+        return f"has {len(node.inputs)} inputs, opset {old.since_version} takes {old.max_input}"
     return ""
 
 
-def _take(node: NodeProto, name: str, default: int) -> int:
+def _take(node: ir.Node, name: str, default: int) -> int:
     """The value of an integer attribute, which is removed."""
-    for attribute in list(node.attribute):
-        if attribute.name == name:
-            node.attribute.remove(attribute)
-            return int(attribute.i)
-    return default
+    value = attribute(node, name, default)
+    node.attributes.pop(name, None)
+    return int(value)
 
 
-def _text(node: NodeProto, name: str) -> str:
-    return next((attribute.s.decode() for attribute in node.attribute if attribute.name == name), "")
+def _integers(value: ir.Value | None) -> list[int] | None:
+    content = constant(value)
+    return None if content is None else [int(number) for number in np.ravel(content)]
 
 
-def _reduce(node: NodeProto, context: _Context) -> str:
+def _reduce(node: ir.Node, editor: Editor) -> str:
     """18: axes became an input."""
-    axes = context.integers(node.input[1]) if len(node.input) > 1 and node.input[1] else []
+    axes = _integers(operand(node, 1)) if operand(node, 1) is not None else []
     if axes is None:
         return "its axes aren't constant"
     empty_is_noop = _take(node, "noop_with_empty_axes", 0)
     if not axes and empty_is_noop:
         return "reduces no axis"
-    del node.input[1:]
+    node.resize_inputs(1)
     if axes:
-        node.attribute.append(helper.make_attribute("axes", axes))
+        node.attributes["axes"] = ir.AttrInt64s("axes", axes)
     return ""
 
 
-def _split(node: NodeProto, context: _Context) -> str:
+def _split(node: ir.Node, editor: Editor) -> str:
     """18: num_outputs, which also allows a smaller last part."""
     parts = _take(node, "num_outputs", 0)
-    if not parts or (len(node.input) > 1 and node.input[1]):
+    if not parts or operand(node, 1) is not None:
         return ""
-    axis = next((int(attribute.i) for attribute in node.attribute if attribute.name == "axis"), 0)
-    shape = context.shape(node.input[0])
-    size = shape[axis] if shape else None
+    shape = sizes(node.inputs[0])
+    size = shape[attribute(node, "axis", 0)] if shape else None
     if size is None:
         return f"splits a dynamic dimension into {parts}"
     part = -(-size // parts)
-    del node.input[1:]
-    node.input.append(context.add(f"{node.output[0]}_split", [part] * (parts - 1) + [size - part * (parts - 1)]))
+    lengths = [part] * (parts - 1) + [size - part * (parts - 1)]
+    node.resize_inputs(2)
+    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
     return ""
 
 
-def _pad(node: NodeProto, context: _Context) -> str:
+def _pad(node: ir.Node, editor: Editor) -> str:
     """18: axes; 19: the mode "wrap"."""
-    if _text(node, "mode") == "wrap":
+    if attribute(node, "mode") == "wrap":
         return 'its mode "wrap" came with opset 19'
-    if len(node.input) < 4 or not node.input[3]:
+    if operand(node, 3) is None:
         return ""
-    pads, axes, shape = context.integers(node.input[1]), context.integers(node.input[3]), context.shape(node.input[0])
+    pads, axes, shape = _integers(node.inputs[1]), _integers(node.inputs[3]), sizes(node.inputs[0])
     if pads is None or axes is None or shape is None:
         return "its pads or axes aren't constant"
     rank = len(shape)
     full = [0] * (2 * rank)
     for index, axis in enumerate(axes):
         full[axis % rank], full[axis % rank + rank] = pads[index], pads[index + len(axes)]
-    del node.input[3:]
-    node.input[1] = context.add(f"{node.output[0]}_pads", full)
-    while not node.input[-1]:
-        del node.input[-1]
+    node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_pads", full, np.int64))
+    node.resize_inputs(2 if node.inputs[2] is None else 3)
     return ""
 
 
-def _grid_sample(node: NodeProto, context: _Context) -> str:
+def _grid_sample(node: ir.Node, editor: Editor) -> str:
     """20: modes renamed, volumes."""
-    if (shape := context.shape(node.input[0])) is None or len(shape) != 4:
+    if (shape := sizes(node.inputs[0])) is None or len(shape) != 4:
         return "samples other than images of 4 dimensions, which came with opset 20"
-    for attribute in node.attribute:
-        if attribute.name == "mode":
-            attribute.s = {b"linear": b"bilinear", b"cubic": b"bicubic"}.get(attribute.s, attribute.s)
+    older = {"linear": "bilinear", "cubic": "bicubic"}.get(attribute(node, "mode", ""))
+    if older:
+        node.attributes["mode"] = ir.AttrString("mode", older)
     return ""
 
 
-def _scatter(node: NodeProto, context: _Context) -> str:
+def _scatter(node: ir.Node, editor: Editor) -> str:
     """18: reductions min and max."""
-    for attribute in node.attribute:
-        if attribute.name == "reduction" and attribute.s in (b"min", b"max"):
-            return f"the reduction {attribute.s.decode()} came with opset 18"
-    return ""
+    reduction = attribute(node, "reduction", "none")
+    return f"the reduction {reduction} came with opset 18" if reduction in ("min", "max") else ""
 
 
-def _resize(node: NodeProto, context: _Context) -> str:
+def _resize(node: ir.Node, editor: Editor) -> str:
     """19: half_pixel_symmetric."""
-    mode = _text(node, "coordinate_transformation_mode")
+    mode = attribute(node, "coordinate_transformation_mode", "")
     return f"its coordinate mode {mode} came with opset 19" if mode == "half_pixel_symmetric" else ""
 
 
-def _pool(node: NodeProto, context: _Context) -> str:
+def _pool(node: ir.Node, editor: Editor) -> str:
     """19 (AveragePool), 22 (MaxPool): with ceil_mode, a window that would start behind the data is left out."""
-    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    if not values.get("ceil_mode"):
+    if not attribute(node, "ceil_mode", 0):
         return ""
-    kernel, shape = values["kernel_shape"], context.shape(node.input[0])
+    kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])
     rank = len(kernel)
-    strides, dilations = values.get("strides", [1] * rank), values.get("dilations", [1] * rank)
-    pads = values.get("pads", [0] * 2 * rank)
-    for axis, size in enumerate(shape[2:] if shape else [None] * rank):
+    strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
+    pads = attribute(node, "pads", [0] * 2 * rank)
+    unknown: Sequence[int | None] = [None] * rank
+    for axis, size in enumerate(shape[2:] if shape else unknown):
         if size is None:
             return (
                 "rounds the size of its result up, which meant something else before, and its input's size is dynamic"
@@ -302,7 +317,7 @@ def _pool(node: NodeProto, context: _Context) -> str:
     return ""
 
 
-_RULES: dict[str, Callable[[NodeProto, _Context], str]] = {
+_RULES: dict[str, Callable[[ir.Node, Editor], str]] = {
     "Reduce": _reduce,
     "Split": _split,
     "Pad": _pad,

@@ -11,31 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import onnx
 import onnx_ir as ir
 
 from trtopt.core.options import named
 from trtopt.core.values import Kept, Override, Precision, overriding
-from trtopt.graph.view import constant, int_attribute, ints_attribute, is_float, linked, read_once, sizes
+from trtopt.graph.view import attribute, constant, constant_tensor, is_constant, is_float, operand, read_once, sizes
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
-SCALE_PRESERVING = frozenset(
-    (
-        "MaxPool",
-        "Reshape",
-        "Transpose",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Slice",
-        "Split",
-        "Pad",
-        "Resize",
-        "Identity",
-        "DepthToSpace",
-        "SpaceToDepth",
-    )
-)
+SCALE_PRESERVING = frozenset({
+    "MaxPool", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Slice", "Split", "Pad", "Resize", "Identity",
+    "DepthToSpace", "SpaceToDepth",
+})  # fmt: skip
+_ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
@@ -105,7 +92,7 @@ class _Search:
 
 
 def find_points(
-    proto: onnx.ModelProto,
+    model: ir.Model,
     precision: Precision = Precision.INT8,
     *,
     base: Precision = Precision.FP16,
@@ -113,7 +100,7 @@ def find_points(
     excluded: Mapping[str, str] | None = None,
     grouped: str = "",
 ) -> Points:
-    """Decide the Q/DQ placement for a folded graph (every node named, every weight constant).
+    """Decide the Q/DQ placement for a folded graph (every node named, every weight constant), which stays as it is.
 
     Args:
         precision: INT8 or FP8.
@@ -122,7 +109,7 @@ def find_points(
         excluded: operator → why the target can't run it quantized.
         grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can.
     """
-    model, barred = linked(proto), dict[str, str]()
+    barred = dict[str, str]()
     while True:
         search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred))
         giving = {str(node.name) for node in search.quantized if grouped and _gives_floats(search, node)}
@@ -145,7 +132,7 @@ def _searched(search: _Search) -> _Search:
 
 def _gives_floats(search: _Search, node: ir.Node) -> bool:
     """Whether it is a grouped convolution whose result, behind its activation if it has one, anybody reads unquantized."""
-    if node.op_type != "Conv" or int_attribute(node, "group", 1) == 1:
+    if node.op_type != "Conv" or attribute(node, "group", 1) == 1:
         return False
     value = node.outputs[0]
     while read_once(value) and (user := value.uses()[0].node).op_type in ("Relu", "Clip"):
@@ -168,26 +155,27 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     asked = _override(search, node)
     forced = asked is not None and asked.quantized
     kept_in = search.base
-    weight = constant(node.inputs[1])
+    tensor = constant_tensor(node.inputs[1])
+    weight = None if tensor is None else tuple(int(size) for size in tensor.shape.numpy())
     if asked is not None and not asked.quantized:
         reason, kept_in = f"`precision_override=` asks for {asked}", asked
     elif node.op_type in search.excluded:
         reason = search.excluded[node.op_type]
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
-    elif constant(node.inputs[0]) is not None:
+    elif is_constant(node.inputs[0]):
         reason = "its left operand is constant"
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
         instead = named("precision_override", [f"NAME={search.precision}"])
         reason = "" if forced else f"both operands are activations (attention): {_ATTENTION}{instead}"
-    elif weight.ndim < 2 or (node.op_type in ("Gemm", "MatMul") and weight.ndim != 2):
-        reason = f"its weight has rank {weight.ndim}; 2 is needed"
-    elif node.op_type == "Gemm" and int_attribute(node, "transA", 0):
+    elif len(weight) < 2 or (node.op_type in ("Gemm", "MatMul") and len(weight) != 2):
+        reason = f"its weight has rank {len(weight)}; 2 is needed"
+    elif node.op_type == "Gemm" and attribute(node, "transA", 0):
         reason = "Gemm with transA=1"
     else:
-        reason = "" if forced else _too_small(search.precision, node, weight.shape, first)
+        reason = "" if forced else _too_small(search.precision, node, weight, first)
     if reason:
         search.kept.append(Kept(str(node.name), node.op_type, kept_in, reason))
         return
@@ -196,39 +184,37 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     if weight is None:
         search.read(node, 1)
     else:
-        operand = node.inputs[1]
-        assert operand is not None
+        value = node.inputs[1]
+        assert value is not None
         axis = _channel_axis(node) if search.precision is Precision.INT8 else None  # FP8 weights: one scale a tensor
-        search.weights.append(Weight(str(node.name), 1, str(operand.name), axis))
+        search.weights.append(Weight(str(node.name), 1, str(value.name), axis))
 
 
 def _channel_axis(node: ir.Node) -> int | None:
     if node.op_type == "Conv":
         return 0
     if node.op_type == "ConvTranspose":
-        return 1 if int_attribute(node, "group", 1) == 1 else None
-    return 0 if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else 1
+        return 1 if attribute(node, "group", 1) == 1 else None
+    return 0 if node.op_type == "Gemm" and attribute(node, "transB", 0) else 1
 
 
 def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], first: bool) -> str:
     """Why quantizing doesn't pay for this layer, or an empty string."""
     useless = f"under {MIN_CHANNELS}, {str(precision).upper()} doesn't pay"
     if node.op_type == "Conv":
-        out_channels, in_channels = weight[0], weight[1] * int_attribute(node, "group", 1)
-        depthwise = int_attribute(node, "group", 1) > 1
+        out_channels, in_channels = weight[0], weight[1] * attribute(node, "group", 1)
+        depthwise = attribute(node, "group", 1) > 1
         shape = sizes(node.inputs[0])
         if shape is not None and len(shape) > 2 and all(size == 1 for size in shape[2:]):
             return "its input is 1×1 (squeeze-and-excite): memory-bound"
-        worthwhile = (
-            first and precision is Precision.INT8
-        )  # FP8 convolutions of fewer channels run in FP16 all the same
+        worthwhile = first and precision is Precision.INT8  # of FP8, those of fewer channels run in FP16 all the same
         if not worthwhile and not depthwise and min(out_channels, in_channels) < MIN_CHANNELS:
             return f"{in_channels} → {out_channels} channels: {useless}"
         return ""
     if node.op_type == "ConvTranspose":
-        channels = min(weight[0], weight[1] * int_attribute(node, "group", 1))
+        channels = min(weight[0], weight[1] * attribute(node, "group", 1))
         return f"{channels} channels: {useless}" if channels < MIN_CHANNELS else ""
-    k, n = (weight[1], weight[0]) if node.op_type == "Gemm" and int_attribute(node, "transB", 0) else weight[-2:]
+    k, n = (weight[1], weight[0]) if node.op_type == "Gemm" and attribute(node, "transB", 0) else weight[-2:]
     shape = sizes(node.inputs[0])
     rows = shape[:-1] if shape else (None,)
     if all(size == 1 for size in rows):
@@ -248,7 +234,7 @@ def _residuals(search: _Search) -> None:
     for node in search.model.graph:
         if node.op_type != "Add" or node.domain or _override(search, node) is not None:
             continue
-        branches = [value for value in node.inputs if value is not None and constant(value) is None]
+        branches = [value for value in node.inputs if value is not None and not is_constant(value)]
         if len(branches) != 2 or branches[0] is branches[1] or not all(map(is_float, branches)):
             continue
         if sizes(branches[0]) != sizes(branches[1]):  # a broadcast (squeeze-and-excite, bias), not a residual
@@ -286,8 +272,10 @@ def _poolings(search: _Search) -> None:
             return False
         if node.op_type != "ReduceMean":
             return True
-        given = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        axes = ints_attribute(node, "axes", [] if given is None else [int(axis) for axis in given.ravel()])
+        axes = attribute(node, "axes")
+        if axes is None:
+            content = constant(operand(node, 1))
+            axes = [] if content is None else content.ravel().tolist()
         return sorted(axis % 4 for axis in axes) == [2, 3]
 
     for node in search.model.graph:
@@ -296,12 +284,7 @@ def _poolings(search: _Search) -> None:
         value = node.inputs[0]
         assert value is not None
         source = value
-        while (producer := source.producer()) is not None and producer.op_type in (
-            "Relu",
-            "Clip",
-            "HardSwish",
-            "LeakyRelu",
-        ):
+        while (producer := source.producer()) is not None and producer.op_type in _ACTIVATIONS:
             first = producer.inputs[0]
             assert first is not None
             source = first
@@ -337,7 +320,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
             value = source
         if node is None or node.op_type != "Concat" or _override(search, node) is not None:
             continue
-        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and constant(item) is None]
+        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and not is_constant(item)]
         if len(slots) < 2:
             continue
         names = [str(item.name) for slot, item in enumerate(node.inputs) if slot in slots and item is not None]
@@ -357,9 +340,8 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
 def _preserves(node: ir.Node) -> bool:
     """Whether the node only moves or selects values, so that its input and output fit one scale."""
     if node.op_type == "Resize":
-        mode = node.attributes.get("mode")
-        return mode is None or mode.as_string() == "nearest"
+        return bool(attribute(node, "mode", "nearest") == "nearest")
     if node.op_type == "Pad":
-        mode, value = node.attributes.get("mode"), constant(node.inputs[2]) if len(node.inputs) > 2 else None
-        return (mode is None or mode.as_string() == "constant") and (value is None or not value.any())
+        value = constant(operand(node, 2))
+        return attribute(node, "mode", "constant") == "constant" and (value is None or not value.any())
     return node.op_type in SCALE_PRESERVING

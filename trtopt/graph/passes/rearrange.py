@@ -20,19 +20,19 @@ rounded largest one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from trtopt.core.values import Precision
-from trtopt.graph.passes.quantize import Writer, quantize_weight, weight_scales
-from trtopt.graph.view import constant, int_attribute, ints_attribute, linked, read_once, sizes
+from trtopt.graph.passes.quantize import FLOATS, Writer, quantize_weight, weight_scales
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.view import attribute, constant, operand, read_once, sizes
 
 VECTOR = 32  # channels that TensorRT's INT8 format keeps together: at a multiple of them Concat needs no copy
 FEW = 4  # input channels: TensorRT has that one kernel for images; nobody has looked at wider ones
@@ -40,35 +40,26 @@ _ONE = [1, 1]
 _QUANTIZED = ("DequantizeLinear", "QuantizeLinear")  # from a reader back to what was quantized
 
 
-def rearrange(
-    proto: onnx.ModelProto, folded: onnx.ModelProto, fixed: Collection[str] = ()
-) -> tuple[onnx.ModelProto, dict[str, str]]:
-    """A copy of `proto` in that form; `proto` itself where there is nothing to do.
+def rearrange(model: ir.Model, fixed: Collection[str] = ()) -> PassResult:
+    """Bring what `insert_qdq` made, FP32-typed and INT8, into that form.
 
     Args:
-        proto: what `insert_qdq` made: FP32-typed, INT8.
-        folded: what it made it of; weights to be quantized anew come from there.
         fixed: names of nodes that must stay as they are.
-
-    Returns:
-        The graph, and: name of a skip's convolution → of the one that computes it now.
     """
-    model = linked(proto)
     writer = Writer(model, Precision.INT8)
     nodes = [node for node in model.graph if node.name not in fixed]
-    apart = [node for node in nodes if node.op_type == "MaxPool" and _keep_apart(writer, node)]
-    convolutions = (node for node in ir.from_proto(folded).graph if node.op_type == "Conv")
-    floats = {str(node.name): node for node in convolutions if node.name not in fixed}
-    merged: dict[str, str] = {}
+    changes: dict[str, str] = {}
+    for pool in (node for node in nodes if node.op_type == "MaxPool"):
+        if _keep_apart(writer, pool):
+            changes[str(pool.name)] = str(pool.name)
     for add in (node for node in nodes if node.op_type == "Add"):
-        if (found := _branches(add, floats)) is not None:
-            main, skip = found
+        if (branches := _branches(add, fixed)) is not None:
+            main, skip = branches
             _merge(writer, add, main, skip)
-            merged[str(skip.conv.name)] = str(main.conv.name)
-    if not merged and not apart:
-        return proto, merged
-    RemoveUnusedNodesPass()(model)
-    return ir.to_proto(model), merged
+            changes[str(skip.conv.name)] = str(main.conv.name)
+    if changes:
+        RemoveUnusedNodesPass()(model)
+    return PassResult(model, changes)
 
 
 def _made_for_one(value: ir.Value | None) -> ir.Node | None:
@@ -108,12 +99,12 @@ class _Branch:
         return np.asarray(constant(self.dequantize.inputs[1]), np.float32)
 
 
-def _branches(add: ir.Node, floats: Mapping[str, ir.Node]) -> tuple[_Branch, _Branch] | None:
+def _branches(add: ir.Node, fixed: Collection[str]) -> tuple[_Branch, _Branch] | None:
     """The convolutions that compute the operands, if they can become one: the block's last, and its skip's."""
     if add.outputs[0].is_graph_output():
         return None
     for block, beside in (add.inputs, reversed(add.inputs)):
-        main, skip = _branch(_behind(block), floats), _branch(_behind(beside, *_QUANTIZED), floats)
+        main, skip = _branch(_behind(block), fixed), _branch(_behind(beside, *_QUANTIZED), fixed)
         if main is None or skip is None or main.strides != _ONE:
             continue
         if _behind(main.conv.inputs[0], *_QUANTIZED) is not None:  # what others read too, Concat would have to copy
@@ -121,22 +112,21 @@ def _branches(add: ir.Node, floats: Mapping[str, ir.Node]) -> tuple[_Branch, _Br
     return None
 
 
-def _branch(conv: ir.Node | None, floats: Mapping[str, ir.Node]) -> _Branch | None:
-    before = floats.get(str(conv.name)) if conv is not None and conv.op_type == "Conv" else None
-    if conv is None or before is None:
+def _branch(conv: ir.Node | None, fixed: Collection[str]) -> _Branch | None:
+    if conv is None or conv.op_type != "Conv" or conv.name in fixed:
         return None
-    dequantize, stored = (_made_by(value, "DequantizeLinear") for value in conv.inputs[:2])
-    if dequantize is None or stored is None or sizes(dequantize.inputs[1]) != ():
+    dequantize, codes = (_made_by(value, "DequantizeLinear") for value in conv.inputs[:2])
+    if dequantize is None or codes is None or FLOATS not in codes.meta or sizes(dequantize.inputs[1]) != ():
         return None
-    weight = constant(before.inputs[1])
+    weight = constant(codes.meta[FLOATS])
     assert weight is not None  # it was quantized
-    if weight.shape[1] % VECTOR or weight.shape[2:] != (1, 1) or int_attribute(conv, "group", 1) != 1:
+    if weight.shape[1] % VECTOR or weight.shape[2:] != (1, 1) or attribute(conv, "group", 1) != 1:
         return None
-    added = before.inputs[2] if len(before.inputs) > 2 else None
+    added = operand(conv, 2)
     bias = np.zeros(len(weight), np.float32) if added is None else constant(added)
-    if bias is None or any(ints_attribute(conv, "pads", [0])):
+    if bias is None or any(attribute(conv, "pads", [0])):
         return None
-    strides = ints_attribute(conv, "strides", _ONE)
+    strides = attribute(conv, "strides", _ONE)
     return _Branch(conv, dequantize, np.asarray(weight, np.float32), np.asarray(bias, np.float32), strides)
 
 
@@ -144,10 +134,10 @@ def _merge(writer: Writer, add: ir.Node, main: _Branch, skip: _Branch) -> None:
     name, scale = str(main.conv.name), main.scale
 
     def put(op: str, inputs: list[ir.Value | None], what: str, **attributes: Any) -> ir.Value:
-        value = ir.Value(name=writer.fresh(f"{name}_{what}"), type=ir.TensorType(ir.DataType.FLOAT))
-        wished = name if op == "Conv" else writer.fresh(f"{value.name}/{op}")
-        writer.graph.insert_before(add, ir.node(op, inputs, attributes, outputs=[value], name=wished))
-        return value
+        own = name if op == "Conv" else ""
+        node = writer.node(op, inputs, f"{name}_{what}", ir.DataType.FLOAT, name=own, **attributes)
+        writer.graph.insert_before(add, node)
+        return node.outputs[0]
 
     read = put("DequantizeLinear", [skip.dequantize.inputs[0], *main.dequantize.inputs[1:]], "shortcut")
     if skip.strides != _ONE:
@@ -155,9 +145,9 @@ def _merge(writer: Writer, add: ir.Node, main: _Branch, skip: _Branch) -> None:
     both = writer.pair(put("Concat", [main.conv.inputs[0], read], "both", axis=1), scale)
     weight = np.concatenate([main.weight, skip.weight * (skip.scale / scale)], 1)
     scales = weight_scales(weight, 0, Precision.INT8)
-    stored = writer.dequantize(f"{name}_merged", quantize_weight(weight, scales, 0, Precision.INT8), scales, 0)
-    bias = writer.initializer(f"{name}_bias", main.bias + skip.bias)
-    result = put("Conv", [both, stored, bias], "merged", kernel_shape=_ONE)
+    codes = writer.dequantize(f"{name}_merged", quantize_weight(weight, scales, 0, Precision.INT8), scales, 0)
+    bias = writer.constant(f"{name}_bias", main.bias + skip.bias)
+    result = put("Conv", [both, codes, bias], "merged", kernel_shape=_ONE)
     add.outputs[0].replace_all_uses_with(result)
     writer.graph.remove(add, safe=True)  # the old convolutions go with all that nobody reads any more
 
@@ -175,8 +165,7 @@ def _keep_apart(writer: Writer, pool: ir.Node) -> bool:
         value is None
         or conv is None
         or conv.op_type != "Conv"
-        or len(users) != 1
-        or users[0].op_type != "QuantizeLinear"
+        or [user.op_type for user in users] != ["QuantizeLinear"]
     ):
         return False
     channels, scale = sizes(conv.inputs[0]), constant(users[0].inputs[1])
@@ -192,21 +181,14 @@ def _keep_apart(writer: Writer, pool: ir.Node) -> bool:
 
 def _reached(pool: ir.Node) -> list[int] | None:
     """Its padding without what no window reaches; None where that is all of it, or isn't known."""
-    shape, pads, windows = (
-        sizes(pool.inputs[0]),
-        ints_attribute(pool, "pads", []),
-        ints_attribute(pool, "kernel_shape", []),
-    )
+    shape, pads, windows = sizes(pool.inputs[0]), attribute(pool, "pads", []), attribute(pool, "kernel_shape", [])
     axes = len(windows)
-    if shape is None or len(shape) != axes + 2 or len(pads) != 2 * axes or int_attribute(pool, "ceil_mode", 0):
+    if shape is None or len(shape) != axes + 2 or len(pads) != 2 * axes or attribute(pool, "ceil_mode", 0):
         return None
-    automatic = pool.attributes.get("auto_pad")
-    if (automatic and automatic.as_string() != "NOTSET") or any(
-        size != 1 for size in ints_attribute(pool, "dilations", [])
-    ):
+    if attribute(pool, "auto_pad", "NOTSET") != "NOTSET" or any(size != 1 for size in attribute(pool, "dilations", [])):
         return None
     found = list(pads)
-    for axis, (size, window, stride) in enumerate(zip(shape[2:], windows, ints_attribute(pool, "strides", [1] * axes))):
+    for axis, (size, window, stride) in enumerate(zip(shape[2:], windows, attribute(pool, "strides", [1] * axes))):
         if size is None:
             return None
         left = (pads[axis] + size + pads[axes + axis] - window) % stride

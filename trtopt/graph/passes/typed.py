@@ -20,9 +20,21 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
-from trtopt.graph.passes.opset import upgraded
-from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.view import constant, fresh_names, int_attribute, is_float, linked, outer_values, read_once, subgraphs
+from trtopt.graph.passes.result import PassResult
+from trtopt.graph.view import (
+    STANDARD,
+    Editor,
+    attribute,
+    constant,
+    constant_tensor,
+    drop_unread,
+    is_constant,
+    is_float,
+    opset_of,
+    outer_values,
+    read_once,
+    subgraphs,
+)
 
 FP16_MAX = 65504.0
 # Beyond these a constant means "minus infinity" (attention masks), not a quantity: models write -3.4e38, -1e9, -1e12.
@@ -50,20 +62,11 @@ _OVERFLOWS = {
 }
 # Refused in that type by the parser or builder of TensorRT-RTX 1.7, each tried alone.
 _WITHOUT = {
-    Precision.BF16: frozenset(
-        (
-            "HardSwish",
-            "Mish",
-            "LpNormalization",
-            "GlobalLpPool",
-            "MeanVarianceNormalization",
-            "Shrink",
-            "ConvTranspose",
-            "GRU",
-        )
-    ),
-    Precision.FP16: frozenset(("Celu", "TensorScatter")),
-}
+    Precision.BF16: {
+        "HardSwish", "Mish", "LpNormalization", "GlobalLpPool", "MeanVarianceNormalization", "Shrink", "ConvTranspose", "GRU",
+    },
+    Precision.FP16: {"Celu", "TensorScatter"},
+}  # fmt: skip
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _CONTROL_FLOW = ("If", "Loop", "Scan")
@@ -85,50 +88,43 @@ _IR_TYPES = {
 }
 
 
-class Typed(NamedTuple):
-    """What `to_typed` gives.
-
-    Attributes:
-        proto: the typed graph.
-        kept: nodes that were kept FP32, each with its reason.
-        reduced: names of the nodes of the main graph that compute in the reduced type.
-    """
-
-    proto: onnx.ModelProto
-    kept: tuple[Kept, ...] = ()
-    reduced: frozenset[str] = frozenset()
+def typed_opset(base: Precision, quantized: bool) -> int:
+    """The first opset whose operators can have the type: Conv and pooling BF16, Q/DQ scales of FP16; 1 where any can."""
+    if base is Precision.BF16:
+        return 22
+    return 19 if quantized and base is not Precision.FP32 else 1
 
 
-def keep_fp32(proto: onnx.ModelProto, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
+def keep_fp32(model: ir.Model, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
     """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
 
     For weakly typed builds, which choose among the types that TensorRT has for a layer: what ONNX says of them doesn't count.
     """
-    return tuple(_kept(linked(proto), base, overrides, typed=False).values())
+    return tuple(_kept(model, base, overrides, typed=False).values())
 
 
 def to_typed(
-    proto: onnx.ModelProto, base: Precision, *, io_fp32: bool = True, overrides: Sequence[Override] = ()
-) -> Typed:
-    """A copy of `proto` whose FP32 tensors are `base`, with FP32 kept where `keep_fp32` says.
+    model: ir.Model, base: Precision, *, io_fp32: bool = True, overrides: Sequence[Override] = ()
+) -> PassResult:
+    """Make the FP32 tensors of a graph `base`, with FP32 kept where `keep_fp32` says, and where ONNX or TensorRT has no other.
 
     Args:
-        proto: FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need).
-        base: FP16 or BF16; FP32 returns the graph as it is.
+        model: an FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need), at
+            opset `typed_opset` or newer.
+        base: FP16 or BF16; FP32 leaves the graph as it is.
         io_fp32: leave the network's inputs and outputs FP32, with casts inside.
+
+    Returns:
+        what changed are the nodes of the main graph that compute in the reduced type.
     """
     if base is Precision.FP32:
-        return Typed(proto)
-    if base is Precision.BF16:
-        proto = upgraded(proto, 22)  # first opset whose Conv and pooling take BF16
-    elif is_quantized(proto):
-        proto = upgraded(proto, 19)  # first opset whose Q/DQ take FP16 scales
-    model = linked(proto)
-    model.opset_imports.setdefault("", _CAST_OPSET)
+        return PassResult(model)
+    if not opset_of(model):
+        model.opset_imports[""] = _CAST_OPSET
     kept = _kept(model, base, overrides, typed=True)
     typing = _Typing(model, base, io_fp32, kept)
     typing.apply()
-    return Typed(ir.to_proto(model), tuple(kept.values()), frozenset(typing.reduced))
+    return PassResult(model, {name: name for name in sorted(typing.reduced)}, tuple(kept.values()))
 
 
 def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, typed: bool) -> dict[str, Kept]:
@@ -227,7 +223,7 @@ def _slots(node: ir.Node, opsets: Mapping[str, int]) -> _Slots | None:
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
     """Why the node's FP32 results can't be of type `base`, or an empty string."""
     slots = _slots(node, opsets)
-    if slots is None or node.domain not in ("", "ai.onnx"):
+    if slots is None or node.domain not in STANDARD:
         return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
     if any(value is not None and not isinstance(value.type, (ir.TensorType, type(None))) for value in node.inputs):
         return "works on sequences, which TensorRT hasn't"
@@ -250,16 +246,14 @@ def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.flo
 
     None: they aren't constant, or FP16 can't hold them.
     """
-    mode = node.attributes.get("training_mode")
-    if len(node.outputs) > 1 or (mode is not None and mode.as_int()):
+    if len(node.outputs) > 1 or attribute(node, "training_mode", 0):
         return None
     constants = [constant(value) for value in node.inputs[1:5]]
     if len(constants) < 4 or any(content is None for content in constants):
         return None
     gain, bias, mean, variance = (np.asarray(content, np.float64) for content in constants)
-    attribute = node.attributes.get("epsilon")
     with np.errstate(all="ignore"):
-        factor = gain / np.sqrt(variance + (1e-5 if attribute is None else attribute.as_float()))
+        factor = gain / np.sqrt(variance + attribute(node, "epsilon", 1e-5))
         summand = bias - mean * factor
     if not (np.abs(factor) <= FP16_MAX).all() or not (np.abs(summand) <= FP16_MAX).all():
         return None
@@ -284,7 +278,7 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
     integers: set[ir.Value] = set()
     floats: set[ir.Node] = set()
     for node in graph:
-        varying = [value for value in node.inputs if value is not None and constant(value) is None]
+        varying = [value for value in node.inputs if value is not None and not is_constant(value)]
         from_floats = [value for value in varying if is_float(value)]
         if node.op_type in ("Shape", "Size") or (
             varying and all(value in integers or value.producer() in floats for value in varying)
@@ -302,15 +296,16 @@ def _largest_constant(node: ir.Node) -> float:
         if slot in _PINNED_SLOTS.get(node.op_type, ()) or not is_float(value):
             continue
         content = constant(value)
-        if content is not None and content.size:
-            numbers = content.astype(np.float32)
+        if content is None or not content.size:
+            continue
+        numbers = content.astype(np.float32, copy=False)
+        if not max(numbers.max(), -numbers.min()) <= FP16_MAX:  # so large, or not a number: without what isn't meant
             counted = np.isfinite(numbers) & (numbers > MASK) & (numbers < SENTINEL)
-            magnitudes = np.abs(numbers[counted])
-            largest = max(largest, float(magnitudes.max(initial=0.0)))
+            largest = max(largest, float(np.abs(numbers[counted]).max(initial=0.0)))
     return largest
 
 
-class _Typing:
+class _Typing(Editor):
     """Assigns a type to every value, then writes casts and converted constants.
 
     Attributes:
@@ -319,11 +314,10 @@ class _Typing:
     """
 
     def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
-        self.model, self.graph, self.io_fp32, self.kept = model, model.graph, io_fp32, kept
+        super().__init__(model)
+        self.opsets, self.io_fp32, self.kept = model.opset_imports, io_fp32, kept
         self.precision, self.base = base, _IR_TYPES[base]
-        self.fresh = fresh_names(model.graph)
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
-        self.converted: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self.narrow: set[ir.Value] = set()
         self.reduced: set[str] = set()
 
@@ -339,10 +333,7 @@ class _Typing:
         for index, value in enumerate(outputs):
             if self.io_fp32 and value in narrowed and value in self.narrow:
                 self._keep_output(index, value, ir.DataType.FLOAT)
-        for name in [
-            name for name, value in self.graph.initializers.items() if not value.uses() and not value.is_graph_output()
-        ]:
-            del self.graph.initializers[name]
+        drop_unread(self.graph)
 
     def _narrow(self, value: ir.Value) -> None:
         value.dtype = self.base
@@ -363,12 +354,12 @@ class _Typing:
         if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
             return self.base
         # What makes integers or truths of FP32 values (sizes, counts, comparisons) must see them unrounded.
-        varying = [value for value in node.inputs if self._flexible(value) and constant(value) is None]
+        varying = [value for value in node.inputs if self._flexible(value) and not is_constant(value)]
         return ir.DataType.FLOAT if not varying or any(map(_is_fp32, varying)) else self.base
 
     def _node(self, node: ir.Node) -> None:
         wanted = self._type_of(node)
-        slots = _slots(node, self.model.opset_imports)
+        slots = _slots(node, self.opsets)
         if node.op_type in _CONTROL_FLOW:
             self._body(node)
         if node.op_type == "BatchNormalization" and wanted is not ir.DataType.FLOAT:
@@ -383,7 +374,7 @@ class _Typing:
             if needed is self.base:
                 followed.add(kind)
             if value.dtype is not needed or value.is_initializer():
-                node.replace_input_with(slot, self._as(value, needed, node))
+                node.replace_input_with(slot, self._as(value, needed))
         if followed:
             self.reduced.add(str(node.name))
         if wanted is ir.DataType.FLOAT:
@@ -396,7 +387,7 @@ class _Typing:
             self._narrow(node.outputs[0])
         elif slots is not None:
             if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
-                followed |= {slots.outputs[0]} if followed and not int_attribute(node, "output_dtype", 0) else set()
+                followed |= {slots.outputs[0]} if followed and not attribute(node, "output_dtype", 0) else set()
             for output, kind in zip(node.outputs, slots.outputs):
                 if _is_fp32(output) and kind in followed:
                     self._narrow(output)
@@ -408,18 +399,15 @@ class _Typing:
             return
         factor, summand = found
         for slot, content in enumerate((factor, summand, np.zeros_like(factor), np.ones_like(factor)), 1):
-            name = self.fresh(f"{node.name}_{('scale', 'shift', 'mean', 'variance')[slot - 1]}")
-            tensor = ir.tensor(content, name=name)
-            value = ir.Value(name=name, const_value=tensor, type=ir.TensorType(tensor.dtype), shape=tensor.shape)
-            self.graph.register_initializer(value)
-            node.replace_input_with(slot, value)
+            what = ("scale", "shift", "mean", "variance")[slot - 1]
+            node.replace_input_with(slot, self.constant(f"{node.name}_{what}", content))
         node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.0)
 
     def _body(self, node: ir.Node) -> None:
         """Bodies keep reading FP32: outer values that changed type are cast back for them."""
         for value in list(outer_values(node)):
             if value in self.narrow:
-                replacement = self._as(value, ir.DataType.FLOAT, node)
+                replacement = self._as(value, ir.DataType.FLOAT)
                 for graph in subgraphs(node):
                     for inner in ir.traversal.RecursiveGraphIterator(graph):
                         for slot, item in enumerate(inner.inputs):
@@ -427,59 +415,53 @@ class _Typing:
                                 inner.replace_input_with(slot, replacement)
 
     def _constant_node(self, node: ir.Node, wanted: ir.DataType) -> None:
-        attribute = node.attributes.get("value")
-        if attribute is not None:
-            content = attribute.as_tensor().numpy().astype(np.float32)
+        held = node.attributes.get("value")
+        if held is not None:
+            content = held.as_tensor().numpy().astype(np.float32)
         elif node.op_type == "ConstantOfShape":
             content = np.zeros(1, np.float32)
         else:
-            given = constant(node.outputs[0])
-            assert given is not None
-            content = given.astype(np.float32)
+            array = constant(node.outputs[0])
+            assert array is not None
+            content = array.astype(np.float32)
         for name in [name for name in node.attributes if name.startswith("value")]:
             node.attributes.pop(name)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, wanted), dtype=wanted))
 
-    def _as(self, value: ir.Value, wanted: ir.DataType, reader: ir.Node) -> ir.Value:
-        """`value` in another type: a converted constant, or a cast shared by its readers."""
-        if value.is_initializer():
-            return value if value.dtype is wanted else self._initializer(value, wanted)
+    def _as(self, value: ir.Value, wanted: ir.DataType) -> ir.Value:
+        """`value` in another type: a converted constant, or a cast; shared by its readers."""
+        if value.is_initializer() and value.dtype is wanted:
+            return value
         key = (value, wanted)
         if key not in self.casts:
-            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
-            output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
-            cast = ir.Node(
-                "", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast"
-            )
-            producer = value.producer()
-            if producer is not None:
-                self.graph.insert_after(producer, [cast])
+            name = f"{value.name}_{wanted.name.lower()}"
+            if value.is_initializer():
+                tensor = constant_tensor(value)
+                assert tensor is not None
+                self.casts[key] = self.initializer(name, _converted(tensor, wanted))
             else:
-                self.graph.insert_before(self.graph[0], [cast])
-            self.casts[key] = output
+                cast = self.node("Cast", [value], name, wanted, value.shape, to=int(wanted))
+                self.put_behind(value, [cast])
+                self.casts[key] = cast.outputs[0]
         return self.casts[key]
-
-    def _initializer(self, value: ir.Value, wanted: ir.DataType) -> ir.Value:
-        key = (value, wanted)
-        if key not in self.converted:
-            assert value.const_value is not None
-            name = self.fresh(f"{value.name}_{wanted.name.lower()}")
-            content = value.const_value.numpy()
-            tensor = ir.tensor(_narrowed(content.astype(np.float32), wanted), dtype=wanted, name=name)
-            copy = ir.Value(name=name, const_value=tensor, type=ir.TensorType(wanted), shape=tensor.shape)
-            self.graph.register_initializer(copy)
-            self.converted[key] = copy
-        return self.converted[key]
 
     def _keep_output(self, index: int, value: ir.Value, wanted: ir.DataType) -> None:
         """Cast back behind the producer, under the output's own name."""
-        name, producer = str(value.name), value.producer()
-        assert producer is not None
+        name = str(value.name)
         value.name = self.fresh(f"{name}_{self.base.name.lower()}")
         output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
-        cast = ir.Node("", "Cast", [value], [ir.AttrInt64("to", int(wanted))], outputs=[output], name=f"{name}/Cast")
-        self.graph.insert_after(producer, [cast])
+        cast = self.node("Cast", [value], output, name=f"{name}/Cast", to=int(wanted))
+        self.put_behind(value, [cast])
         self.graph.outputs[index] = output
+
+
+def _converted(tensor: ir.TensorProtocol, wanted: ir.DataType) -> ir.LazyTensor:
+    """A constant in another type, converted when it is written: of large models not all fit into memory in both."""
+
+    def convert() -> ir.TensorProtocol:
+        return ir.tensor(_narrowed(tensor.numpy().astype(np.float32), wanted), dtype=wanted)
+
+    return ir.LazyTensor(convert, wanted, ir.Shape(tensor.shape))
 
 
 def _narrowed(content: NDArray[np.float32], wanted: ir.DataType) -> NDArray[np.generic]:

@@ -1,6 +1,6 @@
 """Weights that stay in their file until somebody reads them: of ResNet-50's 102 MB, 0.7 MB are parsed.
 
-A stored weight is an initializer without content, with ONNX's own external reference: the absolute path of the file that
+A lazy weight is an initializer without content, with ONNX's own external reference: the absolute path of the file that
 holds it (the model's own, too, inside its message), an offset and a length. Copying weights takes most of the time of reading
 and folding a model, where memory is new to the process; see `trtopt.graph.io.load_model`.
 """
@@ -22,7 +22,7 @@ Spans = dict[int, tuple[int, int]]
 _GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14  # field numbers in onnx.proto
 _STAMP = "checksum"  # the entry of a reference that holds the file's size and time of change when it was made
 _NUMBER = 10  # bytes of the longest number in a message
-_PIECE = 1 << 20  # bytes: read and hand on, from memory that is in use already
+_CHUNK = 1 << 20  # bytes: read and hand on, from memory that is in use already
 
 
 class Content:
@@ -127,14 +127,14 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def refer(tensor: TensorProto, file: BinaryIO, offset: int, length: int) -> None:
+def make_lazy(tensor: TensorProto, file: BinaryIO, offset: int, length: int) -> None:
     """Let a weight be `length` bytes of an open file."""
     tensor.ClearField("raw_data")
     location = str(Path(file.name).absolute())
-    point(tensor, location=location, offset=offset, length=length, **{_STAMP: _stamp(file)})
+    set_external(tensor, location=location, offset=offset, length=length, **{_STAMP: _stamp(file)})
 
 
-def point(tensor: TensorProto, **entries: str | int) -> None:
+def set_external(tensor: TensorProto, **entries: str | int) -> None:
     """Write ONNX's external reference: `location` and, where they matter, `offset`, `length`…"""
     tensor.data_location = TensorProto.EXTERNAL
     del tensor.external_data[:]
@@ -142,30 +142,30 @@ def point(tensor: TensorProto, **entries: str | int) -> None:
         tensor.external_data.add(key=key, value=str(value))
 
 
-def is_stored(tensor: TensorProto) -> bool:
-    """Whether `refer` made it so: what models themselves refer to is relative to them."""
+def is_lazy(tensor: TensorProto) -> bool:
+    """Whether `make_lazy` made it so: what models themselves make_lazy to is relative to them."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return False
     return any(entry.key == "location" and Path(entry.value).is_absolute() for entry in tensor.external_data)
 
 
-def attach(tensor: TensorProto) -> None:
-    """Give a stored weight its content."""
-    content = b"".join(map(bytes, pieces(tensor)))
+def read_in(tensor: TensorProto) -> None:
+    """Give a lazy weight its content."""
+    content = b"".join(map(bytes, chunks(tensor)))
     tensor.ClearField("data_location")
     del tensor.external_data[:]
     tensor.raw_data = content
 
 
-def pieces(tensor: TensorProto) -> Iterator[memoryview]:
-    """The content of a stored weight, in order; each piece is gone when the next one is asked for.
+def chunks(tensor: TensorProto) -> Iterator[memoryview]:
+    """The content of a lazy weight, in order; each chunk is gone when the next one is asked for.
 
     Raises:
         InvalidModel: the file isn't what it was when the model was read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     path, left = Path(entries["location"]), int(entries["length"])
-    buffer = memoryview(bytearray(min(_PIECE, left)))
+    buffer = memoryview(bytearray(min(_CHUNK, left)))
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(int(entries["offset"]))

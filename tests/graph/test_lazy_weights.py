@@ -16,9 +16,9 @@ from onnx import ModelProto, TensorProto, numpy_helper
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import InvalidModel
 from trtopt.graph.io import load_model, save_model
+from trtopt.graph.lazy_weights import is_lazy, parse_light
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.proto import LARGE, fingerprint, in_memory, to_array
-from trtopt.graph.stored import is_stored, parse_light
 
 ROWS = 512  # of the MatMul's weight: 1 MB
 
@@ -30,8 +30,8 @@ def network() -> ModelProto:
     return model(nodes, inputs={"x": ["batch", ROWS]}, outputs={"y": ["batch", 256]}, weights=weights)
 
 
-def stored(proto: ModelProto) -> list[str]:
-    return [tensor.name for tensor in proto.graph.initializer if is_stored(tensor)]
+def lazy_names(proto: ModelProto) -> list[str]:
+    return [tensor.name for tensor in proto.graph.initializer if is_lazy(tensor)]
 
 
 @pytest.fixture(params=["inside", "beside"])
@@ -47,7 +47,7 @@ def test_a_lazy_model_is_the_same_model(path: Path, tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     eager, lazy = load_model(path.name), load_model(path.name, lazy=True)
     monkeypatch.chdir("/")
-    assert stored(lazy.proto) == ["w", "w2"] and stored(eager.proto) == []
+    assert lazy_names(lazy.proto) == ["w", "w2"] and lazy_names(eager.proto) == []
     assert lazy.proto.ByteSize() < LARGE
     assert (lazy.inputs, lazy.outputs, lazy.opset) == (eager.inputs, eager.outputs, eager.opset)
     assert lazy.fingerprint == eager.fingerprint == fingerprint(in_memory(lazy.proto))
@@ -71,7 +71,7 @@ def test_folding_gives_the_same(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert whole == eager and same == report
     monkeypatch.setattr("trtopt.graph.passes.fold.HEAVY", 0)
     light, again = fold(load_model(path, lazy=True).proto)
-    assert stored(light) == ["w", "w2"]
+    assert lazy_names(light) == ["w", "w2"]
     assert in_memory(light) == eager and again == report
 
 
