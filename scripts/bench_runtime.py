@@ -292,9 +292,9 @@ class Bench:
             grown = session.memory().gpu - held.gpu
             note("memory that the session holds", f"{session.memory().gpu} bytes, {grown:+d}", "flat", grown <= 0)
         with watchdog(PATIENCE, "pipelined loop", show):
-            best, lanes = self._pipelined(path, mix)
+            best, slots = self._pipelined(path, mix)
         at_least(
-            f"8 threads against the best pipelined loop ({best:.0f} calls/s, {lanes} lanes)", found.rate / best, 0.95
+            f"8 threads against the best pipelined loop ({best:.0f} calls/s, {slots} slots)", found.rate / best, 0.95
         )
         self._abuse(path, name, output, mix)
 
@@ -353,10 +353,10 @@ class Bench:
             made += [Bare(self.cuda, engine, shapes) for _ in range(count - len(made))]
             pipelined(made, order, 500)
             rate, wrong = pipelined(made, order, min(8000, 8 * self.calls))
-            note(f"pipelined loop, one thread, {count} lanes", f"{rate:.0f} calls/s", f"{wrong} wrong", wrong == 0)
+            note(f"pipelined loop, one thread, {count} slots", f"{rate:.0f} calls/s", f"{wrong} wrong", wrong == 0)
             best = max(best, (rate, count))
-        for lane in made:
-            lane.close()
+        for slot in made:
+            slot.close()
         return best
 
     def _abuse(self, path: Path, name: str, output: str, mix: Any) -> None:
@@ -372,7 +372,7 @@ class Bench:
             note("threads killed in the middle of calls", said, "none wrong", found.right and found.killed > 0)
             self._errors(found)
             found = load.threads(8, 200)
-            said = f"{found.calls} calls, {found.wrong} wrong, {session.memory().lanes} lanes"
+            said = f"{found.calls} calls, {found.wrong} wrong, {session.memory().slots} slots"
             note("after that", said, "1600, none", found.right and found.calls == 1600)
             self._errors(found)
         for finish in (False, True):

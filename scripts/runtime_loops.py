@@ -174,28 +174,28 @@ def in_rounds(ways: Mapping[str, Callable[[], object]], rounds: int, calls: int,
     return {name: statistics.median(kept) / 1e3 for name, kept in times.items()}
 
 
-def pipelined(lanes: Sequence[Bare], mix: Sequence[tuple[NDArray[Any], NDArray[Any]]], calls: int) -> tuple[float, int]:
-    """One thread, lanes in turn: calls a second, and how many results weren't exactly what the mix says.
+def pipelined(slots: Sequence[Bare], mix: Sequence[tuple[NDArray[Any], NDArray[Any]]], calls: int) -> tuple[float, int]:
+    """One thread, slots in turn: calls a second, and how many results weren't exactly what the mix says.
 
     Args:
         mix: inputs and their results, taken again and again in order.
     """
-    launch, cuda = lanes[0].cuda.cudaGraphLaunch, lanes[0].cuda
-    waiting: list[tuple[Shape, NDArray[Any]] | None] = [None] * len(lanes)
+    launch, cuda = slots[0].cuda.cudaGraphLaunch, slots[0].cuda
+    waiting: list[tuple[Shape, NDArray[Any]] | None] = [None] * len(slots)
     wrong = 0
     start = time.perf_counter()
-    turns = itertools.cycle(range(len(lanes)))
+    turns = itertools.cycle(range(len(slots)))
     for (array, expected), index in zip(itertools.islice(itertools.cycle(mix), calls), turns):
-        lane = lanes[index]
+        slot = slots[index]
         before = waiting[index]
         if before is not None:
-            checked(cuda.cudaStreamSynchronize(lane.stream))
-            wrong += not np.array_equal(lane.results[before[0]].copy(), before[1])
-        np.copyto(lane.places[array.shape], array)
-        launch(lane.whole[array.shape], lane.stream)
+            checked(cuda.cudaStreamSynchronize(slot.stream))
+            wrong += not np.array_equal(slot.results[before[0]].copy(), before[1])
+        np.copyto(slot.places[array.shape], array)
+        launch(slot.whole[array.shape], slot.stream)
         waiting[index] = (array.shape, expected)
-    for lane, before in zip(lanes, waiting):
+    for slot, before in zip(slots, waiting):
         if before is not None:
-            lane.synchronize()
-            wrong += not np.array_equal(lane.results[before[0]].copy(), before[1])
+            slot.synchronize()
+            wrong += not np.array_equal(slot.results[before[0]].copy(), before[1])
     return calls / (time.perf_counter() - start), wrong

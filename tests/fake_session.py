@@ -1,4 +1,4 @@
-"""Sessions on a fake GPU (tests/fake_cuda.py), for tests: engines of one sum, arrays in its memory, busy lanes."""
+"""Sessions on a fake GPU (tests/fake_cuda.py), for tests: engines of one sum, arrays in its memory, busy slots."""
 
 from __future__ import annotations
 
@@ -154,14 +154,14 @@ def in_threads(count: int, work: Callable[[int], None]) -> list[BaseException]:
 
 @contextmanager
 def busy(session: Session) -> Iterator[None]:
-    """Another thread holds the session's one lane."""
+    """Another thread holds the session's one slot."""
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        lane = session._lanes.take()
+        slot = session._slots.take()
         held.set()
         done.wait(30)
-        session._lanes.give(lane)
+        session._slots.give(slot)
 
     thread = threading.Thread(target=hold)
     thread.start()

@@ -125,7 +125,7 @@ def test_the_walk_goes_through_results_aliases_properties_and_methods() -> None:
     assert {"BuildResult", "Kept", "Precision", "Table", "TableEntry", "Histogram"} <= names("build")
     assert {"TensorInfo", "ExportComparison"} <= names("export")
     assert len([value for value in PUBLIC.values() if inspect.isfunction(value)]) >= 12
-    assert {"Bound", "Timing", "MemoryReport"} <= {found.__name__ for found in _reached(trtopt.Session)}
+    assert {"BoundCall", "Timing", "MemoryReport"} <= {found.__name__ for found in _reached(trtopt.Session)}
 
 
 def test_every_error_is_public() -> None:

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from trtopt.linting.checker import CheckReport as CheckReport, check as check
     from trtopt.linting.rules import Finding as Finding
     from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
-    from trtopt.runtime.bound import Bound as Bound
+    from trtopt.runtime.bound_call import BoundCall as BoundCall
     from trtopt.runtime.inference import (
         OutputSummary as OutputSummary,
         Ranked as Ranked,
@@ -154,7 +154,7 @@ _HOMES = {
     "linting.checker": ("CheckReport", "check"),
     "linting.rules": ("Finding",),
     "runtime.batcher": ("Batcher", "BatcherStats"),
-    "runtime.bound": ("Bound",),
+    "runtime.bound_call": ("BoundCall",),
     "runtime.inference": ("OutputSummary", "Ranked", "RunResult", "run"),
     "runtime.predictions": ("Prediction",),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),

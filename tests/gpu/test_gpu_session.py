@@ -111,7 +111,7 @@ def test_threads_mix_shapes_and_mistakes(gpu: Device, builds: Builds, inputs: In
             assert not thread.is_alive()
         assert wrong == []
         rows.append(
-            ("session, 8 threads", f"{session.memory().lanes} lanes", f"{session.memory().gpu >> 20} MiB on the GPU")
+            ("session, 8 threads", f"{session.memory().slots} slots", f"{session.memory().gpu >> 20} MiB on the GPU")
         )
 
 

@@ -560,13 +560,13 @@ def test_close_finishes_what_was_accepted_and_refuses_the_rest(cuda: FakeCuda, o
             with pytest.raises(DeviceError, match=CLOSED):
                 call(sample(1))
         batcher.close()
-        assert session.memory().pinned == sum(lane_pinned(session))
+        assert session.memory().pinned == sum(slot_pinned(session))
 
 
-def lane_pinned(session: Session) -> list[int]:
-    """Bytes of page-locked memory that the session's own lanes hold."""
-    lanes = [lane for free in session._lanes._free for lane in free]
-    return [held.nbytes for lane in lanes for held in lane.bindings.host.values()]  # type: ignore[attr-defined]
+def slot_pinned(session: Session) -> list[int]:
+    """Bytes of page-locked memory that the session's own slots hold."""
+    slots = [slot for free in session._slots._free for slot in free]
+    return [held.nbytes for slot in slots for held in slot.contexts.host.values()]  # type: ignore[attr-defined]
 
 
 def test_close_without_finishing_cancels(cuda: FakeCuda, open_session: Open) -> None:

@@ -54,11 +54,11 @@ def test_bare_calls(engine: Any) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_pipelined_loop_checks_every_result(engine: Any, count: int) -> None:
     mix = _arrays(1, 4, 8, 4)
-    lanes = [loops.Bare(engine.cuda, engine, [(1, 3), (4, 3), (8, 3)]) for _ in range(count)]
-    rate, wrong = loops.pipelined(lanes, mix, 23)
+    slots = [loops.Bare(engine.cuda, engine, [(1, 3), (4, 3), (8, 3)]) for _ in range(count)]
+    rate, wrong = loops.pipelined(slots, mix, 23)
     assert rate > 0 and wrong == 0
     mix[1] = (mix[1][0], mix[1][1] + 1)
-    assert loops.pipelined(lanes, mix, 23)[1] == 6  # calls 1, 5, 9, 13, 17 and 21
+    assert loops.pipelined(slots, mix, 23)[1] == 6  # calls 1, 5, 9, 13, 17 and 21
 
 
 def test_rounds_take_turns() -> None:

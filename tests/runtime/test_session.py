@@ -115,7 +115,7 @@ def test_a_model_that_can_not_be_captured_runs_all_the_same(cuda: FakeCuda, open
     with open_session(adding_engine(cuda, capturable=False)) as session:
         for seed in range(6):
             check_run(session, inputs_of(4, seed))
-        assert "plain enqueues" in session._lanes._free[0][0].bindings.note
+        assert "plain enqueues" in session._slots._free[0][0].contexts.note
         assert (session.stats().graphs, session.stats().replays) == (0, 0)
     assert cuda.calls.count("cudaStreamBeginCapture") == 1
 
@@ -126,7 +126,7 @@ def test_contexts_that_can_not_share_a_profile_are_one(cuda: FakeCuda, open_sess
         assert "PROFILE_SHARING" in session.notes[0]
         for seed, batch in enumerate((4, 4, 4, 2, 2, 2, 4, 4, 16, 4)):
             check_run(session, inputs_of(batch, seed))
-        assert session.memory().lanes == 1
+        assert session.memory().slots == 1
         assert session.stats().replays > 0
         assert session.stats().contexts == 1
 
@@ -375,7 +375,7 @@ def test_a_bound_call_reads_and_writes_the_same_arrays(cuda: FakeCuda, open_sess
         check_run(session, second)
         check_run(session, second)
         np.testing.assert_array_equal(kept.numpy(), first["x"] + first["row"])
-        assert session.memory().lanes == 2
+        assert session.memory().slots == 2
         del x, row, kept, results, bound
 
 
@@ -530,7 +530,7 @@ def test_torch_tensors_in_and_out(cuda: FakeCuda, open_session: Open) -> None:
 
 def test_a_refused_launch_is_an_error_and_the_next_call_works(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
-        context = session._lanes._free[0][0].bindings._loose.context
+        context = session._slots._free[0][0].contexts._fallback.context
         context.execute_async_v3 = lambda stream: False
         with pytest.raises(EngineError, match="couldn't enqueue"):
             session.run(inputs_of(2))
@@ -551,7 +551,7 @@ def test_memory_is_bounded_and_reported(cuda: FakeCuda, open_session: Open) -> N
         report = session.memory()
         assert 4096 < report.gpu <= 64 << 10
         assert report.limit == 64 << 10
-        assert json.loads(json.dumps(report.describe()))["lanes"] == 1
+        assert json.loads(json.dumps(report.describe()))["slots"] == 1
     with pytest.raises(DeviceError, match=r"more bytes of GPU memory are needed; this session has .* of at most 100"):
         open_session(adding_engine(cuda), memory=100)
 

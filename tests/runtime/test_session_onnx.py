@@ -181,17 +181,17 @@ class _Held:
     """Makes the session's runner wait, so that a queue fills up surely."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from trtopt.runtime.onnx_lane import OnnxLane
+        from trtopt.runtime.onnx_slot import OnnxSlot
 
         self.begun, self.go = threading.Event(), threading.Event()
-        real = OnnxLane.run
+        real = OnnxSlot.run
 
-        def run(lane: Any, *arguments: Any) -> Any:
+        def run(slot: Any, *arguments: Any) -> Any:
             self.begun.set()
             assert self.go.wait(60)
-            return real(lane, *arguments)
+            return real(slot, *arguments)
 
-        monkeypatch.setattr(OnnxLane, "run", run)
+        monkeypatch.setattr(OnnxSlot, "run", run)
 
 
 def test_a_full_queue_is_told(lite0: Path, batch: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,11 +36,11 @@ from fake_session import (
 from trtopt.core.errors import Busy, DeviceError, UsageError
 from trtopt.cuda.arrays import start
 from trtopt.cuda.driver import Driver, address_of
-from trtopt.runtime.fixed import fix
-from trtopt.runtime.lane import Lane
+from trtopt.runtime.bound_call import prepare_call
 from trtopt.runtime.session import Session
+from trtopt.runtime.slot import Slot
+from trtopt.runtime.slot_pool import SlotPool
 from trtopt.runtime.stretch import available
-from trtopt.runtime.turns import Turns
 
 
 def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open_session: Open) -> None:
@@ -54,7 +54,7 @@ def test_threads_run_side_by_side_and_every_result_is_right(cuda: FakeCuda, open
                         session.run({"x": np.zeros((1, 3))})
 
         assert in_threads(8, work) == []
-        assert session.memory().lanes <= 3
+        assert session.memory().slots <= 3
 
 
 def test_contexts_are_made_and_first_run_one_at_a_time(
@@ -92,7 +92,7 @@ def test_contexts_are_made_and_first_run_one_at_a_time(
                 check_run(session, inputs_of(1 + (seed + call) % 3, seed))
 
         assert in_threads(4, work) == []
-        assert session.memory().lanes > 1
+        assert session.memory().slots > 1
     assert most == [1]
 
 
@@ -111,29 +111,29 @@ def test_an_exception_thrown_into_a_thread_mid_call_costs_no_context(
 
     with open_session(adding_engine(cuda), contexts=1) as session:
         check_run(session, inputs_of(4))
-        lane = session._lanes._free[0][0]
-        finish = type(lane)._finish
+        slot = session._slots._free[0][0]
+        finish = type(slot)._finish
 
         def stopped(self: Any, *arguments: Any) -> Any:
             raise Stop
 
-        monkeypatch.setattr(type(lane), "_finish", stopped)
+        monkeypatch.setattr(type(slot), "_finish", stopped)
         with pytest.raises(Stop):
             session.run(inputs_of(4))
-        monkeypatch.setattr(type(lane), "_finish", finish)
+        monkeypatch.setattr(type(slot), "_finish", finish)
         for seed in range(3):
             check_run(session, inputs_of(4, seed))
 
 
-def test_a_lane_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
+def test_a_slot_lost_with_its_thread_is_found_again(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=1) as session:
-        thread = threading.Thread(target=session._lanes.take)  # ends without giving back
+        thread = threading.Thread(target=session._slots.take)  # ends without giving back
         thread.start()
         thread.join()
         check_run(session, inputs_of(2))
-        session._lanes.take()  # as if an exception had struck right after it
+        session._slots.take()  # as if an exception had struck right after it
         check_run(session, inputs_of(2))
-        session._lanes.take()
+        session._slots.take()
 
 
 def test_submit_gives_futures_and_holds_back_when_full(cuda: FakeCuda, open_session: Open) -> None:
@@ -296,14 +296,14 @@ def test_binding_while_the_session_closes(cuda: FakeCuda, open_session: Open, mo
     first = session.bind(inputs_of(2))
     closer = threading.Thread(target=session.close)
 
-    def fix_slowly(*arguments: Any) -> Any:
-        fixed = fix(*arguments)
+    def prepare_slowly(*arguments: Any) -> Any:
+        prepared = prepare_call(*arguments)
         closer.start()
         while first._call.__name__ != "_closed":  # `close` has ended the bound calls that it knew of
             time.sleep(0.001)
-        return fixed
+        return prepared
 
-    monkeypatch.setattr("trtopt.runtime.session.fix", fix_slowly)
+    monkeypatch.setattr("trtopt.runtime.session.prepare_call", prepare_slowly)
     with pytest.raises(DeviceError, match="closed"):
         session.bind(inputs_of(2))
     closer.join(10)
@@ -332,13 +332,13 @@ def test_waiting_calls_are_served_in_their_order(cuda: FakeCuda, open_session: O
         for number in range(6):
 
             def work(number: int = number) -> None:
-                mine = session._lanes.take()
+                mine = session._slots.take()
                 order.append(number)
-                session._lanes.give(mine)
+                session._slots.give(mine)
 
             threads.append(threading.Thread(target=work))
             threads[-1].start()
-            while session._lanes.waiting <= number:
+            while session._slots.waiting <= number:
                 time.sleep(0.001)
         holding.__exit__(None, None, None)
         for thread in threads:
@@ -363,7 +363,7 @@ def test_launches_that_keep_the_gil_fall_back_on_those_that_do_not(
 
     asked: list[str] = []
     none, _kept = driver(cuda, [], False)
-    monkeypatch.setattr("trtopt.runtime.lane.available", lambda: False)
+    monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     with open_session(large_engine(cuda)) as session:
         hold(session, replace(none, launch=launch, upload=upload), 1)
         x = session.pinned("x", (2, 40_000))
@@ -440,7 +440,7 @@ def test_threads_copy_launch_and_wait_without_the_gil(
         assert asked.count("wait") == (asked.count("launch") if works else 0)
         with pytest.raises(UsageError):
             session.run({"x": np.zeros((9, 40_000), np.float32)})
-        monkeypatch.setattr(Lane, "wait", _broken)
+        monkeypatch.setattr(Slot, "wait", _broken)
         with pytest.raises(DeviceError):
             session.run({"x": np.zeros((1, 40_000), np.float32)})
 
@@ -483,7 +483,7 @@ def test_calls_leave_the_threads_current_device_as_it_was(
     if stretch:
         request.getfixturevalue("stretches")
     else:
-        monkeypatch.setattr("trtopt.runtime.lane.available", lambda: False)
+        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
     with open_session(large_engine(cuda), contexts=3) as session:
         hold(session, held, 3)
 
@@ -609,11 +609,11 @@ def test_the_engine_goes_while_its_device_is_current(cuda: FakeCuda, open_sessio
 
 
 def hold(session: Session, held: Driver, contexts: int) -> None:
-    """Give the session's GPU driver's functions, and lanes that know of them."""
+    """Give the session's GPU driver's functions, and slots that know of them."""
     at = session._gpus[0].device.cuda
     at.driver, at.context = held, held.current()
-    session._lanes.close()  # made before
-    session._lanes = Turns(lambda number: session._gpus[0].lane(), contexts, owned=True)
+    session._slots.close()  # made before
+    session._slots = SlotPool(lambda number: session._gpus[0].slot(), contexts, owned=True)
 
 
 def _broken(*_: Any) -> None:

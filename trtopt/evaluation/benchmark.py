@@ -111,7 +111,7 @@ class BenchReport:
         said = [f"{self.engine}: {self.truth}"] if self.truth else []
         said += [f"{self.gpu}; {clock}" if self.gpu else str(clock) for clock in self.clocks[:1]]
         held = f"{self.memory.gpu / 2**20:.1f} MiB on the GPU and {self.memory.pinned / 2**20:.1f} MiB pinned"
-        said.append(f"memory: {held} for {self.memory.lanes} lanes, weights of {self.memory.plan / 2**20:.1f} MiB")
+        said.append(f"memory: {held} for {self.memory.slots} slots, weights of {self.memory.plan / 2**20:.1f} MiB")
         said.append(f"inputs: {self.inputs}")
         said += [f"{row.runner}, batch {row.batch}: {row.note}" for row in self.rows if row.note]
         return said + [f"note: {text}" for text in self.notes]

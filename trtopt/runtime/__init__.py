@@ -1,1 +1,1 @@
-"""Running engines: the CUDA device layer, lanes and what they need."""
+"""Running engines: the CUDA device layer, slots and what they need."""

@@ -29,7 +29,7 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
 from trtopt.core.values import ShapeRange, parse_seconds
 from trtopt.cuda.arrays import View, like_host, start, view
 from trtopt.cuda.tensors import Shape, Tensor, check_array, x
-from trtopt.runtime.bindings import MAPPED, as_bytes
+from trtopt.runtime.contexts import MAPPED
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import Stretch, available, copying
 
@@ -704,8 +704,15 @@ def _copied(rows: Array) -> Array:
     if rows.nbytes > MAPPED:
         return rows.copy()
     copied = np.empty(rows.shape, rows.dtype)
-    as_bytes(copied)[:] = as_bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
+    _bytes(copied)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
     return copied
+
+
+def _bytes(array: Array) -> memoryview:
+    try:
+        return array.data.cast("B")
+    except (TypeError, ValueError):  # nothing in it, or a type such as bfloat16, which buffers don't know
+        return array.reshape(-1).view(np.uint8).data
 
 
 def _own(error: BaseException) -> BaseException:

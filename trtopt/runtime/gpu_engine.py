@@ -12,8 +12,8 @@ from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Signature, signature
 from trtopt.engine.manifest import Manifest
-from trtopt.runtime.lane import Lane
-from trtopt.runtime.turns import CLOSED
+from trtopt.runtime.slot import Slot
+from trtopt.runtime.slot_pool import CLOSED
 from trtopt.trt import Generation, LoadedEngine, host_code_refused, plan_header, select
 
 
@@ -73,10 +73,10 @@ def open_gpus(
 
 
 class GpuEngine:
-    """An engine on one GPU: its weights, and what lanes are made of.
+    """An engine on one GPU: its weights, and what slots are made of.
 
     Args:
-        graphs: shapes that keep a context and CUDA graphs of their own, in each lane.
+        graphs: shapes that keep a context and CUDA graphs of their own, in each slot.
         limit: bytes of GPU memory for scratch and buffers; None: what there is.
         trust_host_code: let the plan run the machine code that it carries for the host, if any.
 
@@ -125,11 +125,11 @@ class GpuEngine:
             contexts.clear()
         return shares
 
-    def lane(self) -> Lane:
+    def slot(self) -> Slot:
         if self._loaded is None:
             raise DeviceError(CLOSED)
         with self.device.current():
-            return Lane(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+            return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""

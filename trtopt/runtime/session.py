@@ -3,7 +3,7 @@
     with trtopt.Session("resnet50.engine") as session:
         logits = session.run({"input": images})["logits"]
 
-A call takes a lane (stream, contexts, buffers; `trtopt.runtime.lane`) for itself, so calls from several threads run side
+A call takes a slot (stream, contexts, buffers; `trtopt.runtime.slot`) for itself, so calls from several threads run side
 by side and share the engine's weights.
 """
 
@@ -32,14 +32,13 @@ from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
 from trtopt.data.decoding import pixels
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, load_manifest
-from trtopt.runtime.bindings import Source
-from trtopt.runtime.bound import Bound
-from trtopt.runtime.fixed import fix
+from trtopt.runtime.bound_call import BoundCall, prepare_call
+from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
-from trtopt.runtime.lane import Lane, check_out
 from trtopt.runtime.predictions import Prediction, best
-from trtopt.runtime.timing import Timing, time_lane
-from trtopt.runtime.turns import CLOSED, Turns
+from trtopt.runtime.slot import Slot, check_out
+from trtopt.runtime.slot_pool import CLOSED, SlotPool
+from trtopt.runtime.timing import Timing, time_slot
 
 _PLAIN = {np.ndarray}
 BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
@@ -50,18 +49,18 @@ class MemoryReport:
     """Bytes that a session holds.
 
     Attributes:
-        gpu: scratch memory, inputs and results, over all lanes and GPUs; without the weights.
+        gpu: scratch memory, inputs and results, over all slots and GPUs; without the weights.
         pinned: page-locked host memory.
         plan: the plan file, which the weights are most of; once on each GPU.
         limit: of `gpu` on each GPU; None: not limited.
-        lanes: how many calls can run at the same time with what is there now.
+        slots: how many calls can run at the same time with what is there now.
     """
 
     gpu: int
     pinned: int
     plan: int
     limit: int | None
-    lanes: int
+    slots: int
 
     def describe(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,10 +71,10 @@ class SessionStats:
     """What a session's calls did since it was opened, and what it keeps for them; zeros without a GPU.
 
     Attributes:
-        contexts: execution contexts that are there now, over all lanes and GPUs.
+        contexts: execution contexts that are there now, over all slots and GPUs.
         graphs: CUDA graphs that are kept now for calls of `run`.
         replays: calls that were one replay of a CUDA graph; the others were enqueued. Calls of `bind` aren't counted.
-        waits: calls that found every lane in use and queued for one.
+        waits: calls that found every slot in use and queued for one.
         evictions: contexts and graphs that were given up for another shape or other addresses. Where this grows with the
             calls, open the session with more `graphs`.
     """
@@ -87,7 +86,7 @@ class SessionStats:
     evictions: int
 
 
-class _Lane(Protocol):
+class _Slot(Protocol):
     own: int  # handle of its stream
 
     def run(
@@ -116,7 +115,7 @@ class Session:
             every thread that calls: those beyond only wait, and handing contexts over takes time (H200, EfficientNet-Lite0:
             12 threads on 8 contexts made two thirds of the calls that they made on 16).
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
-        graphs: shapes that keep a context and CUDA graphs of their own, in each lane; 0: no CUDA graphs.
+        graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
             library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
@@ -178,7 +177,7 @@ class Session:
             self._use_gpus(*opened, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
-        weakref.finalize(self, after_capture, [self._lanes, self._gpus].clear)
+        weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
         self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
         self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
@@ -191,8 +190,8 @@ class Session:
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
         self._workers: ThreadPoolExecutor | None = None
-        self._places: Turns[int] | None = None
-        self._bound: weakref.WeakSet[Bound] = weakref.WeakSet()
+        self._places: SlotPool[int] | None = None
+        self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
     def _open_onnx(self, contexts: int) -> None:
@@ -206,11 +205,11 @@ class Session:
                 )
             self.manifest.check_plan(self.engine)
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
-        from trtopt.runtime.onnx_lane import OnnxLane  # loads onnx, which a service on a GPU doesn't need
+        from trtopt.runtime.onnx_slot import OnnxSlot  # loads onnx, which a service on a GPU doesn't need
 
-        lane = OnnxLane(graph, self.manifest)
-        self._signature = lane.signature
-        self._lanes: Turns[_Lane] = Turns(lambda number: lane, 1)
+        slot = OnnxSlot(graph, self.manifest)
+        self._signature = slot.signature
+        self._slots: SlotPool[_Slot] = SlotPool(lambda number: slot, 1)
 
     def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
         self.backend, self._gpus = family, gpus
@@ -223,9 +222,9 @@ class Session:
                 "without PROFILE_SHARING_0806); trtopt build makes engines that share"
             )
         # Not a method: the session would be in a cycle, and stay until the garbage collector comes.
-        make = functools.partial(_lane, gpus)
-        self._lanes = Turns(make, contexts * len(gpus), groups=len(gpus), owned=True)
-        self._lanes.give(self._lanes.take())  # the first lane is made now: what can't work fails here
+        make = functools.partial(_slot, gpus)
+        self._slots = SlotPool(make, contexts * len(gpus), groups=len(gpus), owned=True)
+        self._slots.give(self._slots.take())  # the first slot is made now: what can't work fails here
 
     # Running -------------------------------------------------------------------------------------------------------
 
@@ -271,26 +270,26 @@ class Session:
             self._signature.check_names(inputs)
         if stream is None and out is None and {*map(type, given)} == _PLAIN:
             shapes = self._accept(given)
-            lane = self._lanes.take(None, timeout)
+            slot = self._slots.take(None, timeout)
             try:
-                return lane.run(given, shapes)
+                return slot.run(given, shapes)
             finally:
-                self._lanes.give(lane)
+                self._slots.give(slot)
         if out is not None and type(out) is not dict:
             check_mapping("out", out)
         handle = None if stream is None else stream_handle(stream)
-        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        slot = self._slots.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            target = lane.own if handle is None else handle
+            target = slot.own if handle is None else handle
             arrays = [view(array, target) for array in given]
             shapes = self._accept(arrays)
             results: dict[str, Source] | None = None
             if out:
                 results = {name: view(array, target, write=True) for name, array in out.items()}
                 check_out(self._signature, results, out)
-            found = lane.run(arrays, shapes, results, handle, given[0] if given else None)
+            found = slot.run(arrays, shapes, results, handle, given[0] if given else None)
         finally:
-            self._lanes.give(lane)
+            self._slots.give(slot)
         if out:
             found.update(out)
         return found
@@ -302,7 +301,7 @@ class Session:
         out: Mapping[str, Any] | None = None,
         stream: Any = None,
         timeout: float | None = None,
-    ) -> Bound:
+    ) -> BoundCall:
         """Prepare inference on arrays that stay where they are; calling the result runs it, at the cost of a graph replay.
 
         Args:
@@ -318,40 +317,43 @@ class Session:
         """
         self._alive()
         if not self._gpus:
-            results = self.run(inputs, out=out, stream=stream)
-            return Bound(lambda: self._again(inputs, results), results, "ONNX Runtime runs it", inputs, lambda: None)
+            outputs = self.run(inputs, out=out, stream=stream)
+            return BoundCall(
+                lambda: self._again(inputs, outputs), outputs, "ONNX Runtime runs it", inputs, lambda: None
+            )
         self._signature.check_names(inputs)
         check_mapping("out", {} if out is None else out)
         handle = None if stream is None else stream_handle(stream)
         given = [inputs[name] for name in self._names]
-        lane = self._lanes.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
+        slot = self._slots.take(self._nearby(given, out) if len(self._gpus) > 1 else None, timeout)
         try:
-            assert isinstance(lane, Lane)
-            target = lane.own if handle is None else handle
+            assert isinstance(slot, Slot)
+            target = slot.own if handle is None else handle
             arrays = [view(array, target) for array in given]
             shapes = self._accept(arrays)
-            places = {name: view(array, target, write=True) for name, array in (out or {}).items()}
-            check_out(self._signature, places, out or {})
-            with lane.device.current():
-                fixed = fix(lane, arrays, shapes, places, handle, given[0] if given else None)
-            release = self._lanes.keep(lane)
+            results = {name: view(array, target, write=True) for name, array in (out or {}).items()}
+            check_out(self._signature, results, out or {})
+            with slot.device.current():
+                call, made, note, held = prepare_call(
+                    slot, arrays, shapes, results, handle, given[0] if given else None
+                )
+            release = self._slots.keep(slot)
         except BaseException:
-            self._lanes.give(lane)
+            self._slots.give(slot)
             raise
-        results = {**fixed.results, **(out or {})}
-        bound = Bound(fixed.call, results, fixed.note, (fixed.kept, given, out), release)
+        bound = BoundCall(call, {**made, **(out or {})}, note, (held, given, out), release)
         with self._opening:
             if not self._closing:
                 self._bound.add(bound)
                 return bound
-        bound.close()  # `close` has looked for bound calls already, and waits for this one's lane
+        bound.close()  # `close` has looked for bound calls already, and waits for this one's slot
         raise DeviceError(CLOSED)
 
     def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         self.run(inputs, out=results)
 
-    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Lane], bool] | None:
-        """Which lanes a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
+    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Slot], bool] | None:
+        """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
         wanted = next(
             (found for array in (*given, *(out or {}).values()) if (found := gpu_of(array)) is not None), None
         )
@@ -359,7 +361,7 @@ class Session:
             return None
         if wanted not in [gpu.device.info.ordinal for gpu in self._gpus]:
             raise UsageError(f"an input lies on GPU {wanted}, which this session doesn't use")
-        return lambda lane: isinstance(lane, Lane) and lane.device.info.ordinal == wanted
+        return lambda slot: isinstance(slot, Slot) and slot.device.info.ordinal == wanted
 
     def _accept(self, arrays: Sequence[Source]) -> tuple[Shape, ...]:
         """Check types, ranks and shapes; the last two only when they weren't seen before."""
@@ -414,7 +416,7 @@ class Session:
         return await asyncio.wrap_future(self._start(places.collect(waiter), places, workers, inputs))
 
     def _start(
-        self, place: int, places: Turns[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
+        self, place: int, places: SlotPool[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
     ) -> Future[dict[str, Any]]:
         try:
             future = workers.submit(self.run, inputs)
@@ -426,13 +428,13 @@ class Session:
         future.add_done_callback(lambda _: places.give(place))
         return future
 
-    def _background(self) -> tuple[Turns[int], ThreadPoolExecutor]:
+    def _background(self) -> tuple[SlotPool[int], ThreadPoolExecutor]:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
             if self._workers is None or self._places is None:
-                self._places = Turns(lambda number: number, self._queue)
-                self._workers = ThreadPoolExecutor(self._lanes.most, thread_name_prefix="trtopt-session")
+                self._places = SlotPool(lambda number: number, self._queue)
+                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix="trtopt-session")
             return self._places, self._workers
 
     def run_images(
@@ -562,18 +564,18 @@ class Session:
             pinned=sum(gpu.memory.pinned_bytes for gpu in self._gpus),
             plan=self._plan_bytes,
             limit=self._limit,
-            lanes=self._lanes.items,
+            slots=self._slots.items,
         )
 
     def stats(self) -> SessionStats:
         """What its calls did so far; after `close`, only `waits`. From any thread, also while calls run."""
-        lanes = [lane for lane in self._lanes.all() if isinstance(lane, Lane)]
+        slots = [slot for slot in self._slots.all() if isinstance(slot, Slot)]
         return SessionStats(
-            contexts=sum(lane.bindings.contexts for lane in lanes),
-            graphs=sum(lane.bindings.graphs for lane in lanes),
-            replays=sum(lane.replays for lane in lanes),
-            waits=self._lanes.waits,
-            evictions=sum(lane.bindings.evictions for lane in lanes),
+            contexts=sum(slot.contexts.contexts for slot in slots),
+            graphs=sum(slot.contexts.graphs for slot in slots),
+            replays=sum(slot.replays for slot in slots),
+            waits=self._slots.waits,
+            evictions=sum(slot.contexts.evictions for slot in slots),
         )
 
     def time(self, inputs: Mapping[str, Any], iterations: int = 100, warmup: int = 10) -> Timing:
@@ -587,14 +589,14 @@ class Session:
         self._signature.check_names(inputs)
         arrays = [np.asarray(inputs[name]) for name in self._names]
         shapes = self._accept(arrays)
-        lane = self._lanes.take()
+        slot = self._slots.take()
         try:
-            if not isinstance(lane, Lane):
+            if not isinstance(slot, Slot):
                 raise UsageError("times of an engine need a GPU; this session runs in ONNX Runtime")
-            with lane.device.current():
-                return time_lane(lane, arrays, shapes, iterations, warmup)
+            with slot.device.current():
+                return time_slot(slot, arrays, shapes, iterations, warmup)
         finally:
-            self._lanes.give(lane)
+            self._slots.give(slot)
 
     def close(self, finish: bool = True) -> None:
         """Free everything. Calls that run are waited for. A second call does nothing.
@@ -617,9 +619,9 @@ class Session:
         for bound in bound_calls:
             bound.close()
         del bound_calls
-        lanes = self._lanes.close(finish)
-        while lanes:
-            lanes.pop().close()
+        slots = self._slots.close(finish)
+        while slots:
+            slots.pop().close()
         for gpu in self._gpus:  # only these have the engine now, so that it goes while its GPU is current
             self.notes += gpu.close()
 
@@ -640,8 +642,8 @@ class Session:
             )
 
 
-def _lane(gpus: Sequence[GpuEngine], number: int) -> _Lane:
-    return gpus[number % len(gpus)].lane()
+def _slot(gpus: Sequence[GpuEngine], number: int) -> _Slot:
+    return gpus[number % len(gpus)].slot()
 
 
 def _bytes(memory: str | int | None) -> int | None:

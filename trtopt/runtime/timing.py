@@ -14,9 +14,8 @@ import numpy as np
 
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.bindings import Source
-from trtopt.runtime.fixed import bare
-from trtopt.runtime.lane import Lane
+from trtopt.runtime.contexts import RESIDENT, STAGED, Source
+from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
 _QUEUED = 64  # timed launches in flight; far below the driver's queue, beyond which a launch would block
@@ -58,16 +57,16 @@ class Timing:
         return asdict(self)
 
 
-def time_lane(
-    lane: Lane, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
+def time_slot(
+    slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...], iterations: int = 100, warmup: int = 10
 ) -> Timing:
     """Measure inference alone on `arrays`, which are copied to the GPU once."""
-    launch, graph, note = bare(lane, arrays, shapes)
-    stream = lane.stream
+    launch, graph, note = _bare(slot, arrays, shapes)
+    stream = slot.stream
     for _ in range(warmup):
         launch()
     stream.synchronize()
-    events: list[Event] = [lane.device.event() for _ in range(min(iterations, _QUEUED) + 1)]
+    events: list[Event] = [slot.device.event() for _ in range(min(iterations, _QUEUED) + 1)]
     gpu: list[float] = []
     try:
         while len(gpu) < iterations:
@@ -88,6 +87,23 @@ def time_lane(
         stream.synchronize()
         host.append((time.perf_counter() - start) * 1e3)
     return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)
+
+
+def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
+    """Copy the inputs in, and give a function that launches the inference alone, with results left in the slot's GPU memory;
+    whether that is a CUDA graph, and if not, why."""
+    slot.settle(None)
+    bound = slot.contexts.bind(arrays, shapes)
+    locations = slot.uploaded(arrays, slot.locate(bound, arrays, slot.own), slot.own)
+    slot.contexts.enqueue(bound, arrays, (*locations, *[STAGED] * len(bound.outputs)), slot.own)
+    slot.stream.synchronize()
+    inside = [RESIDENT if location == STAGED else location for location in locations]
+    for tensor, shape in zip(slot.signature.outputs, bound.outputs):
+        inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
+    graph, note = slot.contexts.captured(bound, arrays, tuple(inside))
+    if graph is None:
+        return (lambda: slot.contexts.enqueue(bound, arrays, tuple(inside), slot.own)), False, note
+    return (lambda: graph.launch(slot.stream)), True, ""
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:

@@ -1,19 +1,17 @@
-"""Execution contexts with their shapes set, the buffers they read and write, and the CUDA graphs captured from them.
+"""The context cache: execution contexts with their shapes set, the buffers they use, and the CUDA graphs captured from them.
 
 Every shape that comes again gets an execution context of its own, which never changes its shape, and CUDA graphs captured
-from it: a graph may refer to what its context keeps for the shape. The contexts of a lane never run at the same time, so
-they share one block of scratch memory (TensorRT allows that). Shapes seen for the first time run on one loose context by a
+from it: a graph may refer to what its context keeps for the shape. The contexts of a slot never run at the same time, so
+they share one block of scratch memory (TensorRT allows that). Shapes seen for the first time run on one fallback context by a
 plain enqueue, which TensorRT needs before a capture anyway.
-
-Measured on an H200 with TensorRT 8.6 (EfficientNet-Lite0, one image): a context 3.4 ms and 0.5 MiB, a capture 0.3 ms, a
-replay 187 us, and 8 us less per call when a small output is written to pinned host memory by the GPU itself.
 """
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -30,28 +28,21 @@ from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
 Key = tuple[tuple[Shape, ...], tuple[bytes, ...]]
-Places = tuple[int, ...]  # where each input and output is: its address on the GPU, STAGED or COPIED
+# Where each input and output lies: an address in GPU memory of the caller's; STAGED: in pinned memory of ours, copied inside
+# the graph; RESIDENT: in GPU memory of ours, copied there before; less: minus the address of pinned memory of the
+# caller's, copied inside the graph. Plain integers, since each call looks its graph up by them.
+Locations = tuple[int, ...]
+STAGED, RESIDENT = 0, -1
 
 MAPPED = 64 << 10  # bytes: results up to this are written by the GPU straight into pinned host memory
 _AT_ONCE = 64 << 20  # bytes: buffers up to this are made for the profile's largest shape, so that they never move
-_REMEMBERED = 64  # shapes seen once
-_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes place for another
-_ADDRESSES = 4  # graphs for each shape, on average
+_REMEMBERED = 64  # shapes and locations seen once
+_LATELY = 16  # calls for each shape or graph that is kept, before one of them makes room for another
+_GRAPHS = 4  # for each shape, on average
 # Held while contexts are made and set up, run for the first time and captured: TensorRT doesn't say that this may be done side
 # by side, and some of it keeps Python's GIL. Under compute-sanitizer 8.6 stood still for good, one thread in a context's first
 # run and one making another context.
 _SLOWLY = threading.RLock()
-# Not in GPU memory of the caller's: in pinned memory of ours, copied from there or to there inside the graph; or in GPU memory
-# of ours, copied there before. Less than these: minus the address of pinned memory of the caller's, copied inside the graph.
-STAGED, COPIED = 0, -1
-
-
-def as_bytes(array: NDArray[Any]) -> memoryview:
-    """To copy without letting Python's GIL go, as NumPy does: where threads queue for it, that takes longer than the copy."""
-    try:
-        return array.data.cast("B")
-    except (TypeError, ValueError):  # nothing in it, or a type such as bfloat16, which buffers don't know
-        return array.reshape(-1).view(np.uint8).data
 
 
 @dataclass(slots=True)
@@ -64,7 +55,7 @@ class Replay:
 
 
 @dataclass(slots=True)
-class Binding:
+class BoundContext:
     """A context with its shapes set. `outputs`: None where a shape depends on the data."""
 
     context: Any
@@ -75,31 +66,71 @@ class Binding:
     results: tuple[tuple[str, Shape, np.dtype[Any]], ...] = ()  # name, shape and type of outputs of known shape
     staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
     landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
-    backs: tuple[memoryview | None, ...] = ()  # the same as bytes, of small ones
-    staged: Places = ()  # `STAGED` for each output
-    fresh: tuple[None, ...] = ()  # no array given, for each output
+    staged: Locations = ()  # `STAGED` for each output
     warm: bool = False  # enqueued once since the shapes were set
     epoch: int = -1
     used: int = 0  # the number of the call that used it last
-    addresses: dict[str, int] = field(default_factory=dict)
-    graphs: dict[Places, Replay | None] = field(default_factory=dict)  # None: capturing failed
-    seen: set[Places] = field(default_factory=set)
-    apart: set[Places] = field(default_factory=set)  # whose inputs and outputs don't overlap
+    addresses: dict[str, int] = field(default_factory=dict)  # as the context knows them
+    graphs: dict[Locations, Replay | None] = field(default_factory=dict)  # None: capturing failed
+    seen: set[Locations] = field(default_factory=set)
+    separate: set[Locations] = field(default_factory=set)  # whose inputs and outputs don't overlap
     allocators: dict[str, Any] = field(default_factory=dict)  # TensorRT keeps a bare pointer to each
 
+    def forget(self) -> None:
+        """Free its graphs."""
+        for replay in self.graphs.values():
+            if replay is not None:
+                replay.graph.free()
+        for known in (self.graphs, self.seen, self.separate):
+            known.clear()
 
-class Bindings:
-    """Those of one lane, for its stream.
+
+class _LeastRecentlyUsed:
+    """The rule for contexts and for graphs: at most `most` are kept, and a new one replaces the one used longest ago.
+
+    But one that was used in the last 16 calls for each that is kept stays, and the new one isn't kept: where more shapes take
+    turns than there is room for, replacing them all the time would cost more than it gains.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._full = 0  # calls: until then none can go. (To look for one takes ten microseconds.)
+
+    def changed(self) -> None:
+        """One was dropped."""
+        self._full = 0
+
+    def makes_room(self, calls: int, kept: Callable[[], Iterable[tuple[int, Callable[[], object]]]]) -> bool:
+        """Whether one more can be kept, the one used longest ago being dropped if need be.
+
+        Args:
+            kept: gives, for each, the number of the call that used it last, and what drops it.
+        """
+        if calls < self._full:
+            return False
+        items = list(kept())
+        if len(items) >= self.most:
+            used, drop = min(items, key=lambda item: item[0])
+            if calls - used < _LATELY * self.most:
+                self._full = used + _LATELY * self.most
+                return False
+            drop()
+        return True
+
+
+class ContextCache:
+    """The contexts of one slot, for its stream.
 
     Args:
         graphs: the most shapes with a context and CUDA graphs of their own; 0: plain enqueues only.
-        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the loose one only.
+        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
 
     Attributes:
         gpu, host: tensor name → its memory on the GPU, and its page-locked memory.
         allocated: outputs whose shape depends on the data → their shape in the last call.
         note: why the last capture failed.
         reads_shapes: an input gives a shape: TensorRT reads it on the host.
+        evictions: contexts and graphs that were replaced.
     """
 
     def __init__(
@@ -115,7 +146,7 @@ class Bindings:
     ) -> None:
         self._device, self._stream, self._cuda = device, stream, device.cuda
         self._loaded, self._signature, self._memory = loaded, signature, memory
-        self._most, self._shares = graphs, shares
+        self._shares = shares
         kinds = self._cuda.functions.cudaMemcpyKind
         self._to_gpu, self._to_host = kinds.cudaMemcpyHostToDevice, kinds.cudaMemcpyDeviceToHost
         self.reads_shapes = any(item.on_host for item in signature.inputs)
@@ -125,26 +156,26 @@ class Bindings:
         self.host: dict[str, HostBuffer] = {}
         self.allocated: dict[str, Shape] = {}
         self._seen: OrderedDict[Key, None] = OrderedDict()
-        self._fixed: dict[Key, Binding] = {}
+        self._kept: dict[Key, BoundContext] = {}
+        self._for_contexts, self._for_graphs = _LeastRecentlyUsed(graphs), _LeastRecentlyUsed(_GRAPHS * graphs)
         self._unsized: set[str] = set()  # outputs whose shape depends on the data
         self._roomy: set[int] = set()
-        self._full = 0  # calls: until then no graph makes place for another, and to look takes ten microseconds
         with _SLOWLY:
-            self._loose: Binding | None = self._context()
+            self._fallback: BoundContext | None = self._context()
         self.note = ""
         self.calls = self.evictions = 0
 
-    def _context(self) -> Binding:
-        return Binding(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
+    def _context(self) -> BoundContext:
+        return BoundContext(self._loaded.context(self._scratch.handle, self._scratch.nbytes))
 
-    def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> Binding:
+    def bind(self, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> BoundContext:
         """A context set up for these shapes and values."""
         values: tuple[bytes, ...] = ()
         if self.reads_shapes:
             pairs = zip(self._signature.inputs, arrays)
             values = tuple(np.asarray(array).tobytes() for tensor, array in pairs if tensor.on_host)
         key = shapes, values
-        bound = self._fixed.get(key)
+        bound = self._kept.get(key)
         self.calls += 1
         if bound is None or bound.key != key or bound.epoch != self._epoch:
             with _SLOWLY, self._device.current():
@@ -154,48 +185,52 @@ class Bindings:
         bound.used = self.calls
         return bound
 
-    def _another(self, key: Key) -> Binding:
-        """The loose context; or, for a shape that comes again, one that stays with it."""
+    def _another(self, key: Key) -> BoundContext:
+        """The fallback; or, for a shape that comes again, one that stays with it."""
         again = key in self._seen or not self._signature.dynamic
         self._seen[key] = None
         self._seen.move_to_end(key)
         if len(self._seen) > _REMEMBERED:
             self._seen.popitem(last=False)
-        if again and self._shares and self._most and self._place_for_one_more():
-            fixed, self._loose = (self._loose, None) if self._loose_serves(key) else (None, self._loose)
-            self._fixed[key] = fixed = fixed or self._context()
-            return fixed
-        if self._loose is None:
-            self._loose = self._context()
-        return self._loose
+        wanted = again and self._shares and self._for_contexts.most
+        if wanted and self._for_contexts.makes_room(self.calls, self._contexts_by_use):
+            bound, self._fallback = self._fallback, None
+            if bound is None or bound.key not in (key, None):  # the fallback serves another shape
+                bound, self._fallback = self._context(), bound
+            self._kept[key] = bound
+            return bound
+        if self._fallback is None:
+            self._fallback = self._context()
+        return self._fallback
 
-    def _loose_serves(self, key: Key) -> bool:
-        return self._loose is not None and self._loose.key in (key, None)
+    def _contexts_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
+        return [(bound.used, functools.partial(self._evict, self._kept, key)) for key, bound in self._kept.items()]
 
-    def _place_for_one_more(self) -> bool:
-        """Whether another shape may stay. One that was used lately isn't put out: that would cost more than it gains."""
-        if len(self._fixed) < self._most:
-            return True
-        key, oldest = min(self._fixed.items(), key=lambda item: item[1].used)
-        if self.calls - oldest.used < _LATELY * self._most:
-            return False
+    def _graphs_by_use(self) -> Iterable[tuple[int, Callable[[], None]]]:
+        return [
+            (replay.used, functools.partial(self._evict, bound.graphs, locations))
+            for bound in self._kept.values()
+            for locations, replay in bound.graphs.items()
+            if replay is not None
+        ]
+
+    def _evict(self, kept: dict[Any, Any], key: Any) -> None:
+        """Drop a context or a graph."""
         self._device.synchronize()  # it may still run, on a stream of the caller's too
-        self._drop(self._fixed.pop(key))
+        dropped = kept.pop(key)
+        if isinstance(dropped, Replay):
+            dropped.graph.free()
+        else:
+            self._forget(dropped)
         self.evictions += 1
-        return True
 
-    def _drop(self, bound: Binding) -> None:
-        self._full = 0
-        for replay in bound.graphs.values():
-            if replay is not None:
-                replay.graph.free()
-        bound.graphs.clear()
-        bound.seen.clear()
-        bound.apart.clear()
+    def _forget(self, bound: BoundContext) -> None:
+        self._for_graphs.changed()
+        bound.forget()
 
-    def _set_up(self, bound: Binding, key: Key, arrays: Sequence[Source]) -> None:
+    def _set_up(self, bound: BoundContext, key: Key, arrays: Sequence[Source]) -> None:
         bound.key = None  # until it is complete: an error on the way must not leave half of it in force
-        self._drop(bound)
+        self._forget(bound)
         bound.addresses.clear()
         bound.warm = False
         shapes, context = key[0], bound.context
@@ -239,20 +274,14 @@ class Bindings:
             None if shape is None else self.host[tensor.name].array(tensor.dtype, shape)
             for tensor, shape in zip(outputs, found)
         )
-        bound.backs = tuple(
-            None if array is None or array.nbytes > MAPPED else as_bytes(array) for array in bound.landing
-        )
         known = zip(outputs, found)
         bound.results = tuple((tensor.name, shape, tensor.dtype) for tensor, shape in known if shape is not None)
-        bound.staged, bound.fresh = (STAGED,) * len(outputs), (None,) * len(outputs)
+        bound.staged = (STAGED,) * len(outputs)
 
-    def _allocate(self, bound: Binding, tensor: Tensor) -> None:
+    def _allocate(self, bound: BoundContext, tensor: Tensor) -> None:
         """Let TensorRT ask for the memory of an output whose shape depends on the data."""
-
-        buffers, memory = (
-            self.gpu,
-            self._memory,
-        )  # not self: in a cycle, contexts would go when the garbage collector comes
+        # Not self: in a cycle, contexts would go when the garbage collector comes.
+        buffers, memory = self.gpu, self._memory
 
         def reallocate(name: str, nbytes: int, alignment: int) -> int:
             held = buffers.get(name)
@@ -311,10 +340,10 @@ class Bindings:
 
     def _moved(self) -> None:
         self._epoch += 1
-        for bound in self._fixed.values():
-            self._drop(bound)
+        for bound in self._kept.values():
+            self._forget(bound)
 
-    def _address(self, bound: Binding, name: str, address: int) -> None:
+    def _address(self, bound: BoundContext, name: str, address: int) -> None:
         if bound.addresses.get(name) != address:
             if not bound.context.set_tensor_address(name, address):
                 raise EngineError(f"TensorRT refused the address of {name!r}; its log says why")
@@ -322,47 +351,47 @@ class Bindings:
 
     @property
     def contexts(self) -> int:
-        return len(self._fixed) + (self._loose is not None)
+        return len(self._kept) + (self._fallback is not None)
 
     @property
     def graphs(self) -> int:
         """CUDA graphs that are kept. Any thread may ask."""
-        kept = (*list(self._fixed.values()), *([loose] if (loose := self._loose) else []))
+        kept = (*list(self._kept.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound in kept for replay in list(bound.graphs.values()))
 
     # Launching -----------------------------------------------------------------------------------------------------
 
-    def enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
+    def enqueue(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
         """Copies in, the inference, copies out: given to `target`."""
         if bound.warm:
-            self._enqueue(bound, arrays, places, target)
+            self._enqueue(bound, arrays, locations, target)
             return
         with _SLOWLY:
-            self._enqueue(bound, arrays, places, target)
+            self._enqueue(bound, arrays, locations, target)
         bound.warm = True
 
-    def _enqueue(self, bound: Binding, arrays: Sequence[Source], places: Places, target: int) -> None:
+    def _enqueue(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations, target: int) -> None:
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        if places not in bound.apart:
-            self._check_apart(bound, arrays, places)
-        for tensor, array, place in zip(inputs, arrays, places):
+        if locations not in bound.separate:
+            self._check_overlap(bound, arrays, locations)
+        for tensor, array, location in zip(inputs, arrays, locations):
             if tensor.on_host:
                 self._address(bound, tensor.name, self.host[tensor.name].handle)
-            elif place > 0:
-                self._address(bound, tensor.name, place)
+            elif location > 0:
+                self._address(bound, tensor.name, location)
             else:
                 inside = self.gpu[tensor.name].handle
                 self._address(bound, tensor.name, inside)
-                if place != COPIED:
-                    source = -place or self.host[tensor.name].handle
+                if location != RESIDENT:
+                    source = -location or self.host[tensor.name].handle
                     self._copy(inside, source, tensor.nbytes(array.shape), self._to_gpu, target)
         back: list[tuple[Tensor, int]] = []
-        for tensor, shape, place in zip(outputs, bound.outputs, places[len(inputs) :]):
+        for tensor, shape, location in zip(outputs, bound.outputs, locations[len(inputs) :]):
             if shape is None:
                 continue
             size = tensor.nbytes(shape)
-            if place:
-                self._address(bound, tensor.name, place)
+            if location:
+                self._address(bound, tensor.name, location)
             elif self._mapped(tensor, size):
                 self._address(bound, tensor.name, self.host[tensor.name].handle)
             else:
@@ -387,76 +416,56 @@ class Bindings:
         for tensor, size in back:
             self._copy(self.host[tensor.name].handle, self.gpu[tensor.name].handle, size, self._to_host, target)
 
-    def _check_apart(self, bound: Binding, arrays: Sequence[Source], places: Places) -> None:
+    def _check_overlap(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> None:
         """Raise UsageError where TensorRT would write a result over an input that it still reads."""
         inputs, outputs = self._signature.inputs, self._signature.outputs
-        for result, size, place in zip(outputs, bound.sizes, places[len(inputs) :]):
-            for tensor, array, address in zip(inputs, arrays, places):
-                over = place < address + tensor.nbytes(array.shape) and address < place + size
-                if place > 0 and address > 0 and over and not self._loaded.aliases(tensor.name, result.name):
+        for result, size, location in zip(outputs, bound.sizes, locations[len(inputs) :]):
+            for tensor, array, address in zip(inputs, arrays, locations):
+                over = location < address + tensor.nbytes(array.shape) and address < location + size
+                if location > 0 and address > 0 and over and not self._loaded.aliases(tensor.name, result.name):
                     raise UsageError(
                         f"out[{result.name!r}] and input {tensor.name!r} lie in the same GPU memory: TensorRT would write "
                         "over what it still reads; give an array of its own"
                     )
-        if len(bound.apart) > _REMEMBERED:
-            bound.apart.clear()
-        bound.apart.add(places)
+        if len(bound.separate) > _REMEMBERED:
+            bound.separate.clear()
+        bound.separate.add(locations)
 
     def _copy(self, to: int, source: int, nbytes: int, kind: Any, target: int) -> None:
         if nbytes:
             self._cuda("cudaMemcpyAsync", to, source, nbytes, kind, target)
 
-    def _worth(self, bound: Binding, places: Places) -> bool:
+    def _worth(self, bound: BoundContext, locations: Locations) -> bool:
         """Whether to capture now: a shape that stays, run once before, at addresses that came before."""
-        if not self._most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
+        if not self._for_contexts.most or not bound.warm or None in bound.outputs or self._loaded.captures_itself:
             return False
-        foreign = any(place > 0 or place < COPIED for place in places)
-        if not foreign or places in bound.seen:
-            return bound is not self._loose or not self._shares
+        foreign = any(location > 0 or location < RESIDENT for location in locations)
+        if not foreign or locations in bound.seen:
+            return bound is not self._fallback or not self._shares
         if len(bound.seen) > _REMEMBERED:
             bound.seen.clear()
-        bound.seen.add(places)
+        bound.seen.add(locations)
         return False
 
-    def replay(self, bound: Binding, arrays: Sequence[Source], places: Places) -> Replay | None:
-        """The CUDA graph for these places; a new one, if they are worth it and there is room."""
-        if (known := bound.graphs.get(places)) is not None:
+    def replay(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> Replay | None:
+        """The CUDA graph for these locations; a new one, if they are worth it and there is room."""
+        if (known := bound.graphs.get(locations)) is not None:
             known.used = self.calls
             return known
-        if places in bound.graphs or not self._worth(bound, places) or not self._graph_for_one_more():
+        if (
+            locations in bound.graphs
+            or not self._worth(bound, locations)
+            or not self._for_graphs.makes_room(self.calls, self._graphs_by_use)
+        ):
             return None
-        graph, note = self.captured(bound, arrays, places)
+        graph, note = self.captured(bound, arrays, locations)
         if graph is None:
-            self.note, bound.graphs[places] = note, None
+            self.note, bound.graphs[locations] = note, None
             return None
-        replay = bound.graphs[places] = Replay(graph, graph.raw, graph.handle, self.calls)
+        replay = bound.graphs[locations] = Replay(graph, graph.raw, graph.handle, self.calls)
         return replay
 
-    def _graph_for_one_more(self) -> bool:
-        """One shape may meet many addresses. A graph that was used lately isn't put out, as with contexts."""
-        if self.calls < self._full:
-            return False
-        most = _ADDRESSES * self._most
-        kept = [
-            (replay.used, bound, places)
-            for bound in self._fixed.values()
-            for places, replay in bound.graphs.items()
-            if replay is not None
-        ]
-        if len(kept) < most:
-            return True
-        used, bound, places = min(kept, key=lambda item: item[0])
-        if self.calls - used < _LATELY * most:
-            self._full = used + _LATELY * most
-            return False
-        old = bound.graphs.pop(places)
-        assert old is not None
-        self._device.synchronize()
-        old.graph.free()
-        self.evictions += 1
-        return True
-
-    def captured(self, bound: Binding, arrays: Sequence[Source], places: Places) -> tuple[Graph | None, str]:
+    def captured(self, bound: BoundContext, arrays: Sequence[Source], locations: Locations) -> tuple[Graph | None, str]:
         """A CUDA graph of a call; or why there is none."""
         if self._loaded.captures_itself:
             return None, "plain enqueues: TensorRT-RTX captures graphs itself"
@@ -464,17 +473,17 @@ class Bindings:
             return None, "plain enqueues: an output's shape depends on data"
         try:
             with _SLOWLY, self._device.capturing:
-                return self._stream.capture(lambda: self._enqueue(bound, arrays, places, self._stream.handle)), ""
+                return self._stream.capture(lambda: self._enqueue(bound, arrays, locations, self._stream.handle)), ""
         except (DeviceError, EngineError) as error:
             return None, f"plain enqueues: capturing a CUDA graph failed: {error}"
 
     def close(self) -> None:
         """Free everything; nothing of it may run any more."""
-        for bound in (*self._fixed.values(), *([self._loose] if self._loose else [])):
-            self._drop(bound)
+        for bound in (*self._kept.values(), *([self._fallback] if self._fallback else [])):
+            self._forget(bound)
             bound.context = None  # before what it points to
-        self._fixed.clear()
-        self._loose = None
+        self._kept.clear()
+        self._fallback = None
         for held in (*self.gpu.values(), *self.host.values(), self._scratch):
             held.free()
         self.gpu.clear()

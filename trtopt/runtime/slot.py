@@ -1,4 +1,4 @@
-"""A lane: one stream with contexts and buffers of its own, on which one call at a time runs."""
+"""A slot: one stream with contexts and buffers of its own, on which one call at a time runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
-from trtopt.runtime.bindings import COPIED, STAGED, Binding, Bindings, Replay, Source, as_bytes
+from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Replay, Source
 from trtopt.runtime.stretch import Prepared, Row, available, calling, prepare, same
 from trtopt.trt.plans import LoadedEngine
 
@@ -27,12 +27,12 @@ _KNOWN = 256  # arrays whose address is remembered: to look whose memory it is t
 PINNED = 64 << 10  # bytes: from this on it is worth asking whether an input already lies in pinned memory
 
 
-class Lane:
+class Slot:
     """Runs an engine on one stream; used by one thread at a time.
 
     Args:
         graphs: the most shapes with a context and CUDA graphs of their own; 0: plain enqueues only.
-        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the loose one only.
+        shares: several contexts may use one profile (`LoadedEngine.shares_profiles`); else there is the fallback only.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Lane:
         self._driver = device.cuda.driver
         self._stretches = self._driver is not None and available()  # whole calls without the GIL
         self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
-        self._behind: int | None = None  # a caller's stream on which this lane's last call may still run
+        self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
         self._dirty = False  # a call ended early: its work may still run
-        self.shared = False  # somebody else launched from it (`trtopt.runtime.fixed`)
-        self.bindings = Bindings(device, self.stream, loaded, signature, memory, graphs=graphs, shares=shares)
+        self.shared = False  # somebody else launched from it (`trtopt.runtime.bound_call`)
+        self.contexts = ContextCache(device, self.stream, loaded, signature, memory, graphs=graphs, shares=shares)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._done))
         self.replays = 0
 
@@ -80,7 +80,7 @@ class Lane:
         """
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
-        bound = self.bindings.bind(arrays, shapes)
+        bound = self.contexts.bind(arrays, shapes)
         found = None
         if stream is None:
             again = self._again if example is None or View not in map(type, arrays) else self._again_on_gpu
@@ -92,7 +92,7 @@ class Lane:
 
     def _again(
         self,
-        bound: Binding,
+        bound: BoundContext,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         example: Any,
@@ -102,47 +102,37 @@ class Lane:
 
         Returns: None if this is no such call, or the stretch failed: then the other way says why, or works.
         """
-        if self.bindings.reads_shapes or (out and not _fits(bound, out)):
+        if not self._stretches or self.contexts.reads_shapes or (out and not _fits(bound, out)):
             return None
-        places: list[int] = []
+        locations: list[int] = []
         copies: list[Copy] = []
         for array, staging in zip(arrays, bound.staging):
             if isinstance(array, View) or not array.flags.c_contiguous:
                 return None
             if array.base is not None and array.nbytes >= PINNED and (address := self.pinned_at(array)):
-                places.append(-address)
+                locations.append(-address)
             else:
-                places.append(STAGED)
+                locations.append(STAGED)
                 copies.append((staging, array))
-        replay = bound.graphs.get((*places, *bound.staged))
+        replay = bound.graphs.get((*locations, *bound.staged))
         if replay is None:
             return None
         self._dirty = True
-        if not self._stretches:
-            for to, source in copies:
-                np.copyto(to, source)
-            self.launch(replay.raw, replay.address, self._raw, self.own)
-            found = {name: _result(out, name, shape, dtype) for name, shape, dtype in bound.results}
-            targets = [None if back is None else as_bytes(value) for value, back in zip(found.values(), bound.backs)]
-            self.wait(self._raw, self.own)
-            for value, target, landing, back in zip(found.values(), targets, bound.landing, bound.backs):
-                if target is not None and back is not None:
-                    target[:] = back
-                elif landing is not None:
-                    np.copyto(value, landing)
-        else:
-            prepared = replay.prepared or self._prepare(replay, bound, copies)
-            words, found = prepared.stretch.words, {}
-            for word, (_, source) in zip(prepared.sources, copies):
-                words[word] = start(source)
-            for word, (name, shape, dtype) in zip(prepared.targets, bound.results):
-                value = found[name] = np.empty(shape, dtype) if out is None else _result(out, name, shape, dtype)
-                words[word] = start(value)
-            if prepared.stretch.run():
-                self.settle(None)
-                return None
+        prepared = replay.prepared or self._prepare(replay, bound, copies)
+        words = prepared.stretch.words
+        found: dict[str, Any] = {}
+        for word, (_, source) in zip(prepared.sources, copies):
+            words[word] = start(source)
+        for word, (name, shape, dtype) in zip(prepared.targets, bound.results):
+            given = None if out is None else out.get(name)
+            value: Any = np.empty(shape, dtype) if given is None else given
+            found[name] = value
+            words[word] = start(value)
+        if prepared.stretch.run():
+            self.settle(None)
+            return None
         self._dirty = False
-        replay.used = self.bindings.calls
+        replay.used = self.contexts.calls
         self.replays += 1
         if example is not None:
             for name in found.keys() - (out or {}).keys():
@@ -151,7 +141,7 @@ class Lane:
 
     def _again_on_gpu(
         self,
-        bound: Binding,
+        bound: BoundContext,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         example: Any,
@@ -160,21 +150,21 @@ class Lane:
         driver, own = self._driver, self.own
         if out or (driver is not None and driver.current() != self._cuda.context):
             return None
-        places: list[int] = []
+        locations: list[int] = []
         for array in arrays:
             if type(array) is not View or array.ordinal != self._ordinal:
                 return None
             if array.stream is not None and array.stream != own and not self.device.idle(array.stream):
                 self.follow(array.stream, own)
-            places.append(array.address)
+            locations.append(array.address)
         blocks = []
         for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
             if shape is None or tensor.on_host:
                 return None
             block = self.blocks.take(size, own)
             blocks.append(block)
-            places.append(block.address)
-        replay = bound.graphs.get(tuple(places))
+            locations.append(block.address)
+        replay = bound.graphs.get(tuple(locations))
         if replay is None:
             return None
         self._dirty = True
@@ -185,11 +175,11 @@ class Lane:
             found[name] = value if example is None else like(example, value)
         self.wait(self._raw, own)
         self._dirty = False
-        replay.used = self.bindings.calls
+        replay.used = self.contexts.calls
         self.replays += 1
         return found
 
-    def _prepare(self, replay: Replay, bound: Binding, copies: Sequence[Copy]) -> Prepared:
+    def _prepare(self, replay: Replay, bound: BoundContext, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound.landing if source is not None]
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
@@ -211,7 +201,7 @@ class Lane:
 
     def _run(
         self,
-        bound: Binding,
+        bound: BoundContext,
         arrays: Sequence[Source],
         out: Mapping[str, Source] | None,
         stream: int | None,
@@ -220,8 +210,8 @@ class Lane:
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
         on_gpu = View in map(type, arrays)
-        found = self.place(bound, arrays, target)
-        results: Sequence[Block | Source | None] = bound.fresh
+        found = self.locate(bound, arrays, target)
+        results: Sequence[Block | Source | None] = [None] * len(bound.outputs)
         waits = True
         if out is None and not on_gpu:
             found += bound.staged
@@ -229,25 +219,25 @@ class Lane:
             waits = stream is None or min(found, default=1) <= STAGED
             results = self._targets(bound, out, on_gpu, target)
             for result in results:
-                place = STAGED if result is None or isinstance(result, np.ndarray) else result.address
-                waits = waits or place == STAGED
-                found.append(place)
-        places = tuple(found)
-        replay = self.bindings.replay(bound, arrays, places)
-        if replay is None and min(places, default=0) < COPIED:
-            places = self.uploaded(arrays, places, target)
-            replay = self.bindings.replay(bound, arrays, places)
+                location = STAGED if result is None or isinstance(result, np.ndarray) else result.address
+                waits = waits or location == STAGED
+                found.append(location)
+        locations = tuple(found)
+        replay = self.contexts.replay(bound, arrays, locations)
+        if replay is None and min(locations, default=0) < RESIDENT:
+            locations = self.uploaded(arrays, locations, target)
+            replay = self.contexts.replay(bound, arrays, locations)
         if replay is not None:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
         else:
-            self.bindings.enqueue(bound, arrays, places, target)
+            self.contexts.enqueue(bound, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
         return self._finish(bound, results, raw, target, waits, example)
 
     def _targets(
-        self, bound: Binding, out: Mapping[str, Source] | None, on_gpu: bool, target: int
+        self, bound: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
     ) -> list[Block | Source | None]:
         """Where each result goes. None: an array in host memory, still to be made."""
         results: list[Block | Source | None] = []
@@ -272,7 +262,7 @@ class Lane:
 
     def _finish(
         self,
-        bound: Binding,
+        bound: BoundContext,
         results: Sequence[Block | Source | None],
         raw: Any,
         target: int,
@@ -295,7 +285,7 @@ class Lane:
                     value.written(free, None if free is None else self._ready(value.address, free))
             else:
                 if landing is None:
-                    landing = self.bindings.host[tensor.name].array(tensor.dtype, self.bindings.allocated[tensor.name])
+                    landing = self.contexts.host[tensor.name].array(tensor.dtype, self.contexts.allocated[tensor.name])
                     if result is not None:
                         check_shape(tensor, result, landing.shape)
                 value = np.empty(landing.shape, tensor.dtype) if result is None else result
@@ -336,34 +326,34 @@ class Lane:
             self._cuda("cudaStreamWaitEvent", self._raw if stream is None else stream, self._done.raw, 0)
             self._behind = None
 
-    def place(self, bound: Binding, arrays: Sequence[Source], target: int) -> list[int]:
+    def locate(self, bound: BoundContext, arrays: Sequence[Source], target: int) -> list[int]:
         """Bring the inputs on their way: for each its address on the GPU, `STAGED`, or minus its address in pinned memory."""
-        places: list[int] = []
+        locations: list[int] = []
         for tensor, array, staging in zip(self.signature.inputs, arrays, bound.staging):
             if isinstance(array, View):
                 if tensor.on_host:
                     raise wanted_on_host(tensor)
                 if array.stream is not None or array.ordinal != self._ordinal:
                     self.order(array, target)
-                places.append(array.address)
+                locations.append(array.address)
             elif not tensor.on_host and array.nbytes >= PINNED and (address := self.pinned_at(array)):
-                places.append(-address)
+                locations.append(-address)
             else:
                 np.copyto(staging, array)
-                places.append(STAGED)
-        return places
+                locations.append(STAGED)
+        return locations
 
-    def uploaded(self, arrays: Sequence[Source], places: Sequence[int], target: int) -> tuple[int, ...]:
-        """The places after a copy of what lies in pinned memory of the caller's: a graph for each address there is made only
+    def uploaded(self, arrays: Sequence[Source], locations: Sequence[int], target: int) -> tuple[int, ...]:
+        """The locations after a copy of what lies in pinned memory of the caller's: a graph for each address there is made only
         where addresses come again."""
-        found = list(places)
+        found = list(locations)
         for index, (tensor, array) in enumerate(zip(self.signature.inputs, arrays)):
-            if found[index] < COPIED:
+            if found[index] < RESIDENT:
                 assert isinstance(array, np.ndarray)
-                inside, address, size = self.bindings.gpu[tensor.name].address, -found[index], array.nbytes
+                inside, address, size = self.contexts.gpu[tensor.name].address, -found[index], array.nbytes
                 if self._driver is None or target != self.own or self._driver.upload(inside, address, size, target):
                     self._cuda("cudaMemcpyAsync", inside, address, size, self._to_gpu, target)
-                found[index] = COPIED
+                found[index] = RESIDENT
         return tuple(found)
 
     def pinned_at(self, array: NDArray[Any]) -> int:
@@ -394,7 +384,7 @@ class Lane:
             self.follow(array.stream, target)
 
     def after(self, streams: Sequence[int]) -> None:
-        """What the lane's own stream is given from now on comes after what those have to do by now."""
+        """What the slot's own stream is given from now on comes after what those have to do by now."""
         with self.device.current():  # whose default stream is meant
             for stream in streams:
                 if not self.device.idle(stream):
@@ -439,7 +429,7 @@ class Lane:
         with self.device.current():
             self.settle(None)
             self.stream.synchronize()
-            self.bindings.close()
+            self.contexts.close()
             self._done.free()
             self.stream.free()
 
@@ -451,18 +441,12 @@ def _follow_default(device: Device, done: Event, stream: int) -> None:
         device.cuda("cudaStreamWaitEvent", stream, done.raw, 0)
 
 
-def _fits(bound: Binding, out: Mapping[str, Source]) -> bool:
+def _fits(bound: BoundContext, out: Mapping[str, Source]) -> bool:
     """Whether results can be copied as they are into those arrays of the caller's."""
     given = [(out[name], shape) for name, shape, _ in bound.results if name in out]
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in given
     )
-
-
-def _result(out: Mapping[str, Source] | None, name: str, shape: Shape, dtype: np.dtype[Any]) -> Any:
-    """The caller's array for a result, or a new one."""
-    given = out.get(name) if out else None
-    return np.empty(shape, dtype) if given is None else given
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:

@@ -1,4 +1,4 @@
-"""The stand-in for a lane where there is no GPU: the same graph in ONNX Runtime, behind the same interface."""
+"""The stand-in for a slot where there is no GPU: the same graph in ONNX Runtime, behind the same interface."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 
 
-class OnnxLane:
+class OnnxSlot:
     """Runs an ONNX file on the CPU, node by node as it is written (Q/DQ included).
 
     Args:
@@ -50,7 +50,7 @@ class OnnxLane:
         stream: int | None = None,
         example: Any = None,
     ) -> dict[str, Any]:
-        """As `Lane.run`, for arrays in host memory."""
+        """As `Slot.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
             raise UsageError("backend='onnxruntime' runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:

@@ -43,13 +43,13 @@ class Waiter(Generic[T]):
         self.thread = _here.thread
 
 
-class Turns(Generic[T]):
+class SlotPool(Generic[T]):
     """A pool of `most` items at the most, made by `make` when all there are are taken.
 
     Items go straight from who gives one back to who has waited longest, so nobody is overtaken.
 
     Args:
-        groups: items with the same number modulo this belong together, as lanes on one GPU; whoever needs one gets it from the
+        groups: items with the same number modulo this belong together, as slots on one GPU; whoever needs one gets it from the
             group that has most free, so that none is idle while another is busy.
         owned: an item stays with the thread that took it. Then one that got lost, because an exception was thrown into its
             thread at the wrong moment, is found again: when the thread is gone, or asks for another one.

@@ -1,4 +1,4 @@
-"""Turns: items taken by threads that end, or that are interrupted, come back."""
+"""SlotPool: items taken by threads that end, or that are interrupted, come back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from trtopt.core.errors import Busy, DeviceError
-from trtopt.runtime.turns import Turns
+from trtopt.runtime.slot_pool import SlotPool
 
 
 def _in_a_thread(work: object) -> None:
@@ -17,8 +17,8 @@ def _in_a_thread(work: object) -> None:
     thread.join()
 
 
-def _turns(most: int = 1, *, owned: bool = True) -> Turns[str]:
-    return Turns(lambda number: f"item {number}", most, owned=owned)
+def _turns(most: int = 1, *, owned: bool = True) -> SlotPool[str]:
+    return SlotPool(lambda number: f"item {number}", most, owned=owned)
 
 
 def test_what_a_thread_that_ended_still_held_is_found() -> None:
@@ -38,7 +38,7 @@ def test_what_a_thread_lost_is_its_own_when_it_asks_again() -> None:
 
 
 def test_an_item_comes_from_the_group_that_has_most_free() -> None:
-    turns = Turns(lambda number: number, 6, groups=2)
+    turns = SlotPool(lambda number: number, 6, groups=2)
     items = [turns.take() for _ in range(6)]
     for item in (0, 1, 3, 5):  # as after a burst: of the even ones two are busy
         turns.give(item)
@@ -55,7 +55,7 @@ def test_an_item_comes_from_the_group_that_has_most_free() -> None:
 
 
 def test_one_of_another_group_is_handed_out_where_only_that_will_do() -> None:
-    turns = Turns(lambda number: number, 4, groups=2)
+    turns = SlotPool(lambda number: number, 4, groups=2)
     for item in [turns.take() for _ in range(4)]:
         turns.give(item)
     assert [turns.take(lambda item: item % 2 == 1) for _ in range(2)] == [3, 1]
@@ -71,7 +71,7 @@ def test_an_item_that_was_being_made_is_not_counted() -> None:
         return f"item {number}"
 
     interrupted: list[BaseException] = [KeyboardInterrupt()]
-    turns = Turns(make, 1, owned=True)
+    turns = SlotPool(make, 1, owned=True)
     with pytest.raises(KeyboardInterrupt):
         turns.take()
     assert turns.take() == "item 0"

@@ -1,0 +1,223 @@
+"""Bound calls: a session's call on arrays that stay where they are. Everything that can be is done once, before the first."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DeviceError, UsageError
+from trtopt.cuda.arrays import View, like, like_host, start
+from trtopt.cuda.device import after_capture
+from trtopt.cuda.tensors import Shape
+from trtopt.runtime.contexts import STAGED, Source
+from trtopt.runtime.slot import Copy, Slot, check_shape, read_on, wanted_on_host
+from trtopt.runtime.stretch import Stretch, copying
+
+
+class BoundCall:
+    """Inference on the same arrays again and again: `session.bind(…)` made it, and calling it runs it.
+
+        with session.bind({"input": frame}) as step:
+            while capture(frame):
+                show(step()["logits"])
+
+    Nothing is checked or looked up any more, so a call costs what replaying a CUDA graph costs. Until `close` it holds one of
+    the session's contexts. Calls from several threads come one after the other.
+
+    Attributes:
+        outputs: output name → the array that every call writes.
+        note: why calls replay no CUDA graph; empty if they do.
+    """
+
+    def __init__(
+        self, call: Callable[[], None], outputs: Mapping[str, Any], note: str, kept: Any, release: Callable[[], None]
+    ) -> None:
+        self.outputs, self.note = outputs, note
+        self._call, self._kept, self._lock = call, kept, threading.Lock()
+        self._finalizer = weakref.finalize(self, after_capture, release)
+        self._finalizer.atexit = False
+        _bound.add(self)
+
+    def __call__(self) -> Mapping[str, Any]:
+        """Infer once, on what the input arrays hold now.
+
+        Returns: `outputs`. They are ready, unless `bind` got a stream and every array is in GPU memory: then they will be,
+        in the order of that stream.
+
+        Raises:
+            DeviceError: a CUDA call failed, this or its session is closed, or this process was forked from the one that bound.
+            EngineError: TensorRT couldn't run it.
+        """
+        with self._lock:
+            self._call()
+        return self.outputs
+
+    def close(self) -> None:
+        """Give the context back. The arrays keep what they hold. A second call does nothing."""
+        with self._lock:
+            self._call, self._kept = _closed, None
+        self._finalizer()
+
+    def __enter__(self) -> BoundCall:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def prepare_call(
+    slot: Slot,
+    arrays: Sequence[Source],
+    shapes: tuple[Shape, ...],
+    out: Mapping[str, Source] | None = None,
+    stream: int | None = None,
+    example: Any = None,
+) -> tuple[Callable[[], None], dict[str, Any], str, Any]:
+    """A call on these very arrays, read and written where they lie; nobody else may use the slot meanwhile.
+
+    Without `stream`, a call comes after what the legacy default stream, and the streams that made the arrays, have to do by
+    then; and it waits for the results, as one with arrays in host memory does.
+
+    Args: as `Slot.run`.
+
+    Returns: the call; output name → the array that each call writes; why it is no CUDA graph; what must live as long as it.
+
+    Raises:
+        UsageError: an output's shape depends on the data.
+    """
+    slot.settle(None)
+    slot.shared = True
+    bound = slot.contexts.bind(arrays, shapes)
+    if None in bound.outputs:
+        raise UsageError("the shape of an output depends on the data, so its array can't stay the same: use run()")
+    own, raw = (slot.own, slot.stream.raw) if stream is None else (stream, stream)
+    if stream is not None:
+        read_on(stream, arrays)
+    found, copies_in, makers = _inputs(slot, arrays, bound.staging, own)
+    results: dict[str, Any] = {}
+    copies_out: list[Copy] = []
+    on_gpu = View in map(type, arrays)
+    for tensor, shape, size, landing in zip(slot.signature.outputs, bound.outputs, bound.sizes, bound.landing):
+        assert shape is not None
+        assert landing is not None
+        given = out.get(tensor.name) if out else None
+        if given is not None:
+            check_shape(tensor, given, shape)
+        if isinstance(given, View):
+            slot.order(given, own)
+            found.append(given.address)
+            results[tensor.name] = given.owner
+        elif given is None and on_gpu and not tensor.on_host:
+            block = slot.blocks.take(size, own)
+            found.append(block.address)
+            if stream is not None:
+                block.streams.add(stream)
+            value: Any = slot.wrap(tensor, block, shape, None)
+            results[tensor.name] = value if example is None else like(example, value)
+        else:
+            found.append(STAGED)
+            array = np.empty(shape, tensor.dtype) if given is None else given
+            copies_out.append((array, landing))
+            results[tensor.name] = array if example is None or given is not None else like_host(example, array)
+    for target, source in copies_in:
+        np.copyto(target, source)
+    locations = tuple(found)
+
+    def enqueue() -> None:
+        slot.contexts.enqueue(bound, arrays, locations, own)
+
+    enqueue()  # TensorRT wants one before a capture
+    slot.device.cuda("cudaStreamSynchronize", raw)
+    graph, note = slot.contexts.captured(bound, arrays, locations)
+    others = tuple(makers - {own}) if stream is None else ()
+    waits = bool(stream is None or copies_in or copies_out)
+    launched, address = (None, 0) if graph is None else (graph.raw, graph.handle)
+    stretch = _stretch(slot, others, address, copies_in, copies_out) if graph is not None and own == slot.own else None
+
+    def call() -> None:
+        if stretch is not None and not stretch.run():
+            return
+        if others:
+            slot.after(others)
+        for target, source in copies_in:
+            np.copyto(target, source)
+        if launched is None:
+            with slot.device.current():
+                enqueue()
+        else:
+            slot.launch(launched, address, raw, own)
+        if waits:
+            slot.wait(raw, own)
+        for target, source in copies_out:
+            np.copyto(target, source)
+
+    return call, results, note, (graph, arrays, out)
+
+
+def _inputs(
+    slot: Slot, arrays: Sequence[Source], staging: Sequence[NDArray[Any]], own: int
+) -> tuple[list[int], list[Copy], set[int]]:
+    """Where each input is; what to copy into pinned memory at each call; the streams that may make the arrays."""
+    locations: list[int] = []
+    copies: list[Copy] = []
+    makers = set()
+    for tensor, array, target in zip(slot.signature.inputs, arrays, staging):
+        if isinstance(array, View):
+            if tensor.on_host:
+                raise wanted_on_host(tensor)
+            makers |= {1, array.stream or 1}
+            slot.order(array, own)
+            locations.append(array.address)
+        elif not tensor.on_host and (address := slot.pinned_at(array)):
+            locations.append(-address)
+        else:
+            copies.append((target, array))
+            locations.append(STAGED)
+    return locations, copies, makers
+
+
+def _stretch(
+    slot: Slot, others: Sequence[int], graph: int, copies_in: Sequence[Copy], copies_out: Sequence[Copy]
+) -> Stretch | None:
+    """The whole of a call in one stretch; None where there can be none, or an array isn't contiguous."""
+    work = slot.work(graph, others)
+    if not work or not all(array.flags.c_contiguous for pair in (*copies_in, *copies_out) for array in pair):
+        return None
+    copies = (
+        [copying(start(to), start(source), source.nbytes) for to, source in pairs] for pairs in (copies_in, copies_out)
+    )
+    before, after = copies
+    return Stretch([*before, *work, *after])
+
+
+def _closed() -> None:
+    raise DeviceError("this bound call is closed, or its session is; bind the arrays again")
+
+
+_bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    raise DeviceError(
+        "this call was bound before the process forked, and its session doesn't survive that: open one in the child, or start "
+        "workers with multiprocessing's 'spawn'"
+    )
+
+
+def _refuse_in_child() -> None:
+    """At the fork, so that calls needn't ask where they are."""
+    for bound in tuple(_bound):
+        bound._call, bound._lock = _forked, threading.Lock()  # a thread that isn't here may have had the lock
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_refuse_in_child)
