@@ -701,10 +701,11 @@ def _wake(futures: Sequence[asyncio.Future[None]]) -> None:
 
 
 def _copied(rows: Array) -> Array:
+    copied: Array = np.empty(rows.shape, rows.dtype)
     if rows.nbytes > MAPPED:
-        return rows.copy()
-    copied = np.empty(rows.shape, rows.dtype)
-    _bytes(copied)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
+        np.copyto(copied, rows)
+    else:
+        _bytes(copied)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
     return copied
 
 

@@ -98,7 +98,7 @@ def raise_opset(model: ir.Model, minimum: int) -> PassResult:
     """
     from onnxscript.version_converter import convert_version
 
-    version = opset_of(model)
+    version = opset_of(model) or 1
     if version >= minimum:
         return PassResult(model)
     before = {node: str(node.name) for node in model.graph}
