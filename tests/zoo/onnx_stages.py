@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import onnx_tests
 
 PARTS = 32
+# Operators written out by their definition fold alike with constants as without: `scripts/onnx_tests` tries those, too.
+WHICH = {"plain": "", "const": r"^(?!.*expanded)"}
 
 
 def wrong(variant: str, part: int, folder: Path) -> list[str]:
@@ -19,7 +21,7 @@ def wrong(variant: str, part: int, folder: Path) -> list[str]:
     backend = "rtx" if any(generation.family == "rtx" for generation in installed()) else "auto"
     found, count = [], 0
     with one_process():
-        for case in onnx_tests.cases(variant, part, PARTS):
+        for case in onnx_tests.cases(variant, part, PARTS, WHICH[variant]):
             count += 1
             cleaned = folder / f"{count}.onnx"
             said, _ = onnx_tests.checked(case, cleaned, backend)
