@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import onnx.inliner
 from numpy.typing import NDArray
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import all_nodes, opset_version, tensor_info, whole_copy
+from trtopt.graph.proto import Links, all_nodes, opset_version, tensor_info, to_array, whole_copy
 from trtopt.graph.synthetic import is_numeric, synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
@@ -70,17 +70,11 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
 
 def _drawn(proto: ModelProto) -> int:
     """How many operators draw random numbers; a Dropout does in training."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    count = 0
-    for node in all_nodes(proto.graph):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
+    links, count = Links(proto.graph), 0
+    for node in links.nodes:
         if node.op_type == "Dropout":  # nothing where the mode is off, or the ratio 0
-            ratio, mode = (*node.input[1:3], "", "")[:2] if len(node.input) > 2 else ("", "")
-            off = [
-                name for name in (ratio, mode) if name in constants and not numpy_helper.to_array(constants[name]).any()
-            ]
-            count += bool(mode) and not off
+            said = [links.constants[name] for name in node.input[1:3] if name in links.constants]
+            count += bool("".join(node.input[2:])) and all(to_array(tensor).any() for tensor in said)
         else:
             count += node.op_type in _RANDOM
     return count

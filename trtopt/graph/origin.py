@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.values import Issue
-from trtopt.graph.proto import all_nodes, node_label, subgraphs
+from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
 _FAR = 64  # steps from a node to a tensor of the model, at most
 
@@ -27,11 +27,8 @@ class Origins:
         self._tensors = {value.name for value in original.graph.input} | {
             name for node in nodes for name in node.output
         }
-        self._nodes = {node.name: node for node in all_nodes(made.graph)}
-        self._users: dict[str, list[NodeProto]] = {}
-        for node in self._nodes.values():
-            for name in node.input:
-                self._users.setdefault(name, []).append(node)
+        self._links = Links(made.graph)
+        self._nodes = {node.name: node for node in self._links.nodes}
 
     def of(self, name: str) -> str:
         """Where a node comes from, such as "gives 'Y'"; empty where the model has a node or tensor of that name."""
@@ -46,7 +43,7 @@ class Origins:
         """Tensors of the model that are computed from a node's results, nearest first."""
         level, seen = [node], set[str]()
         for _ in range(_FAR):
-            level = [user for item in level for name in item.output for user in self._users.get(name, ())]
+            level = [user for item in level for name in item.output for user in self._links.readers.get(name, ())]
             level = [item for item in level if item.name not in seen]
             seen.update(item.name for item in level)
             for item in level:

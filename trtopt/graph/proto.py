@@ -126,11 +126,11 @@ def opset_version(proto: ModelProto) -> int:
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """The bodies of If, Loop and Scan."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
+    for item in node.attribute:
+        if item.type == AttributeProto.GRAPH:
+            yield item.g
+        elif item.type == AttributeProto.GRAPHS:
+            yield from item.graphs
 
 
 def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
@@ -139,6 +139,43 @@ def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
         yield node
         for body in subgraphs(node):
             yield from all_nodes(body)
+
+
+def all_graphs(graph: GraphProto | FunctionProto) -> Iterator[GraphProto]:
+    """The graph itself, then the bodies in it."""
+    if isinstance(graph, GraphProto):
+        yield graph
+    for node in graph.node:
+        for body in subgraphs(node):
+            yield from all_graphs(body)
+
+
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """An attribute's value; `default` where the node has none of that name."""
+    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+class Links:
+    """Who makes and who reads the tensors of a graph, bodies included.
+
+    Attributes:
+        nodes: as `all_nodes`.
+        makers: tensor → the node that gives it.
+        readers: tensor → the nodes that read it, as often as they do.
+        constants: tensor → its content: initializers, and the tensors of Constant nodes.
+    """
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.nodes = list(all_nodes(graph))
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.readers: dict[str, list[NodeProto]] = {}
+        for node in self.nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.constants = {tensor.name: tensor for body in all_graphs(graph) for tensor in body.initializer}
+        for node in self.nodes:
+            if node.op_type == "Constant" and (tensor := attribute(node, "value", None)) is not None:
+                self.constants[node.output[0]] = tensor
 
 
 def dtype_name(data_type: int) -> str:
@@ -231,16 +268,13 @@ def unique(wished: str, taken: set[str]) -> str:
 
 
 def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:
-    """Initializers first."""
-    if isinstance(graph, GraphProto):
-        yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            yield from attribute.tensors
-        for body in subgraphs(node):
-            yield from all_tensors(body)
+    """Initializers of the graph itself first."""
+    for body in all_graphs(graph):
+        yield from body.initializer
+    for item in (item for node in all_nodes(graph) for item in node.attribute):
+        if item.type == AttributeProto.TENSOR:
+            yield item.t
+        yield from item.tensors
 
 
 def node_label(node: NodeProto) -> str:

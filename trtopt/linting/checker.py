@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from trtopt import trt
+from trtopt.core.documents import plain
 from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.core.files import check_writable
 from trtopt.core.options import taking
@@ -97,21 +98,8 @@ class CheckReport:
         return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "ok": self.ok,
-            "findings": [finding.to_json() for finding in self.findings],
-            "inputs": [asdict(info) for info in self.inputs],
-            "outputs": [asdict(info) for info in self.outputs],
-            "opset": self.opset,
-            "fingerprint": self.fingerprint,
-            "folding": self.folding.to_json() if self.folding else None,
-            "parser": self.parser,
-            "fixed": str(self.fixed) if self.fixed else None,
-            "verified": self.verified,
-            "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
-            "nodes": [node.to_json() for node in self.nodes],
-        }
+        folding = self.folding.to_json() if self.folding else None
+        return {**plain(self), "ok": self.ok, "folding": folding, "shapes": plain(self.shapes._asdict())}
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.findings), self.summary])

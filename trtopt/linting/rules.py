@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import choice
-from trtopt.graph.proto import all_nodes, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.proto import Links, attribute, dtype_name, opset_version, tensor_info, to_array
 
 LEVELS = ("error", "warning", "info")
 FP16_MAX = 65504.0
@@ -213,28 +213,19 @@ def find(proto: ModelProto) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
-class _Graph:
+class _Graph(Links):
     """What rules ask of a model."""
 
     def __init__(self, proto: ModelProto) -> None:
+        super().__init__(proto.graph)
         self.proto = proto
-        self.nodes: list[NodeProto] = list(all_nodes(proto.graph))
-        self.initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self.producer = {name: node for node in self.nodes for name in node.output if name}
-        self.users: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self.users.setdefault(name, []).append(node)
-        self.inputs = [value for value in proto.graph.input if value.name not in self.initializers]
+        self.inputs = [value for value in proto.graph.input if value.name not in self.constants]
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        tensor, node = self.initializers.get(name), self.producer.get(name)
-        if tensor is None and node is not None:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                tensor = node.attribute[0].t
-            elif node.op_type == "DequantizeLinear":
-                tensor = self.initializers.get(node.input[0])
-        return None if tensor is None else to_array(tensor)
+        """What a tensor holds; of a dequantized weight the codes."""
+        if (node := self.makers.get(name)) is not None and node.op_type == "DequantizeLinear":
+            name = node.input[0]
+        return to_array(self.constants[name]) if name in self.constants else None
 
     def weight(self, node: NodeProto) -> NDArray[Any] | None:
         return self.constant(node.input[1]) if len(node.input) > 1 else None
@@ -242,10 +233,13 @@ class _Graph:
     def of(self, *ops: str) -> list[NodeProto]:
         return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD_DOMAINS]
 
-    def readers(self, tensor: str) -> list[tuple[str, str]]:
+    def read_by(self, tensor: str) -> list[tuple[str, str]]:
         """Name and operator of the nodes that read a tensor; its own name where none does."""
-        readers = [(node.name or tensor, node.op_type) for node in self.users.get(tensor, ())]
+        readers = [(node.name or tensor, node.op_type) for node in self.readers.get(tensor, ())]
         return list(dict.fromkeys(readers)) or [(tensor, "")]
+
+    def followed(self, node: NodeProto, *ops: str) -> bool:
+        return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def tensors(self, *types: int) -> Iterator[tuple[TensorProto, NDArray[Any]]]:
         """The constants of these types, with what they hold."""
@@ -285,13 +279,13 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
 def _constants(graph: _Graph) -> Iterator[Finding]:
     tensors = graph.proto.graph.initializer
     if doubles := [tensor for tensor in tensors if tensor.data_type == TensorProto.DOUBLE]:
-        yield _said("double-weights", *graph.readers(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
+        yield _said("double-weights", *graph.read_by(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
     for tensor in tensors:
         kind = dtype_name(tensor.data_type)
         if kind == "string" or kind.startswith("complex"):
-            yield _said("unsupported-type:constant", *graph.readers(tensor.name)[0], name=tensor.name, kind=kind)
+            yield _said("unsupported-type:constant", *graph.read_by(tensor.name)[0], name=tensor.name, kind=kind)
     for tensor, values in graph.tensors(TensorProto.INT64, TensorProto.UINT64):
-        node, op = graph.readers(tensor.name)[0]
+        node, op = graph.read_by(tensor.name)[0]
         outside = values[np.abs(values.astype(np.float64)) > INT32_MAX]
         if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
             yield _said("int64-constant", node, op, name=tensor.name, value=int(outside.flat[0]))
@@ -300,7 +294,7 @@ def _constants(graph: _Graph) -> Iterator[Finding]:
 def _weights(graph: _Graph) -> Iterator[Finding]:
     """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
     for tensor, values in graph.tensors(TensorProto.FLOAT):
-        node, op = graph.readers(tensor.name)[0]
+        node, op = graph.read_by(tensor.name)[0]
         if not values.size or _spoiled(values):
             continue
         if (largest := _largest(values)) > FP16_MAX:
@@ -322,7 +316,7 @@ def damaged(proto: ModelProto) -> Iterator[Finding]:
 def _damaged(graph: _Graph) -> Iterator[Finding]:
     for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         if _spoiled(values.astype(np.float32, copy=False)):
-            node, op = graph.readers(tensor.name)[0]
+            node, op = graph.read_by(tensor.name)[0]
             finding = _said("non-finite-weight", node, op, name=tensor.name)
             yield replace(finding, level="error") if op in WEIGHTED else finding
 
@@ -347,8 +341,8 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
     graph, findings = _Graph(proto), list[Finding]()
     for tensor, values in graph.tensors(TensorProto.FLOAT):
-        if tensor.name in graph.users and _largest(values) > FP16_MAX:
-            for node, op in graph.readers(tensor.name):
+        if tensor.name in graph.readers and _largest(values) > FP16_MAX:
+            for node, op in graph.read_by(tensor.name):
                 findings += _beyond_fp16(tensor.name, values, node, op)
     return tuple(findings)
 
@@ -365,16 +359,13 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
 
 
 def _structure(graph: _Graph) -> Iterator[Finding]:
-    def followed(node: NodeProto, *ops: str) -> bool:
-        return any(user.op_type in ops for user in graph.users.get(node.output[0], []))
-
     squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
-    yield from _several([node for node in squares if followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
+    yield from _several([node for node in squares if graph.followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
     after_conv = {node.output[0] for node in graph.of("Conv", "ConvTranspose")}
     norms = [node for node in graph.of("BatchNormalization") if node.input[0] in after_conv]
     yield from _several(norms, "batchnorm-not-folded")
     for node in graph.of("Pad"):
-        if followed(node, "Conv"):
+        if graph.followed(node, "Conv"):
             why = "its amounts aren't constant" if graph.weight(node) is None else "only zeros in height and width fold"
             yield _said("pad-before-conv", node.name, "Pad", why=why)
 
@@ -382,24 +373,19 @@ def _structure(graph: _Graph) -> Iterator[Finding]:
 def _int8(graph: _Graph) -> Iterator[Finding]:
     between, dynamic, narrow, zero, spread = (list[NodeProto]() for _ in range(5))
     for node in graph.of("QuantizeLinear"):
-        source = graph.producer.get(node.input[0])
-        if source is None or source.op_type not in ("Conv", "ConvTranspose"):
-            continue
-        pairs = [name for dequantize in graph.users.get(node.output[0], []) for name in dequantize.output]
-        if any(user.op_type in ACTIVATIONS for name in pairs for user in graph.users.get(name, [])):
-            between.append(node)
+        maker, pairs = graph.makers.get(node.input[0]), graph.readers.get(node.output[0], [])
+        if maker is not None and maker.op_type in ("Conv", "ConvTranspose"):
+            between += [node] * any(graph.followed(pair, *ACTIVATIONS) for pair in pairs)
     first = next(iter(graph.of("Conv")), None)
     for node in graph.of("Conv", "ConvTranspose", "Gemm"):
         weight = graph.weight(node)
         if weight is None:
-            maker = graph.producer.get(node.input[1])
+            maker = graph.makers.get(node.input[1])
             if maker is None or maker.op_type not in ("DequantizeLinear", "Constant"):
                 dynamic.append(node)
             continue
-        if node.op_type == "Conv" and node is not first and weight.ndim > 2:
-            group = next((int(item.i) for item in node.attribute if item.name == "group"), 1)
-            if group == 1 and min(weight.shape[:2]) < 4:
-                narrow.append(node)
+        if node.op_type == "Conv" and node is not first and weight.ndim > 2 and attribute(node, "group", 1) == 1:
+            narrow += [node] * bool(min(weight.shape[:2]) < 4)
         if node.op_type == "Conv" and weight.dtype.kind == "f" and weight.size:
             amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)
             if not amax.all():
@@ -420,7 +406,7 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)
-        tensor = graph.initializers.get(node.input[0])
+        tensor = graph.constants.get(node.input[0])
         if node.op_type == "DequantizeLinear" and tensor is not None and tensor.data_type == TensorProto.INT32:
             biases.append(node)
     yield from _several(asymmetric, "qdq-zero-point")
