@@ -24,6 +24,7 @@ from onnx import (
     helper,
     numpy_helper,
 )
+from onnx.defs import SchemaError, get_schema
 
 from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
@@ -118,6 +119,14 @@ def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
             yield node.output[0], NodeProto.FromString(node.SerializeToString())
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
+
+
+def schema_of(op: str, opset: int, domain: str = "") -> Any:
+    """ONNX's `OpSchema` of an operator; None: it has none of that name there."""
+    try:
+        return get_schema(op, opset, domain)
+    except SchemaError:
+        return None
 
 
 def opset_version(proto: ModelProto) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.lazy_weights import is_lazy
-from trtopt.graph.proto import infer_shapes, tensor_chunks, to_array, unique
+from trtopt.graph.proto import infer_shapes, schema_of, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
 STANDARD = ("", "ai.onnx")
@@ -79,6 +80,35 @@ def _strange(proto: onnx.ModelProto) -> str:
 def opset_of(model: ir.Model) -> int:
     """The version of the default operator set; 0 where none is imported."""
     return next((version for domain, version in model.opset_imports.items() if domain in STANDARD), 0)
+
+
+class Slots(NamedTuple):
+    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+
+    def takes(self, kind: str, dtype: ir.DataType) -> bool:
+        name = f"tensor({dtype.name.lower()})"
+        return name in self.allowed.get(kind, (kind,))
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(domain: str, op: str, opset: int, inputs: int, outputs: int) -> Slots | None:
+    if (schema := schema_of(op, opset, domain)) is None:
+        return None
+
+    def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
+        return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
+
+    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+    return Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
+
+
+def slots(node: ir.Node, opset: int) -> Slots | None:
+    """What the schema of its operator says at that version of its domain; None: ONNX has no such operator."""
+    return _slots(node.domain, node.op_type, opset, len(node.inputs), len(node.outputs))
 
 
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:

@@ -28,7 +28,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
@@ -82,10 +82,8 @@ class CheckReport:
     @property
     def summary_lines(self) -> tuple[str, ...]:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
-        text = ", ".join(
-            f"{count} {level}{'s' if count != 1 and level != 'info' else ''}" for level, count in counts.items()
-        )
-        text = f"{self.model}: {text}; parser asked: {self.parser or 'none'}"
+        numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
+        text = f"{self.model}: {', '.join(numbers)}; parser asked: {self.parser or 'none'}"
         if self.folding:
             text += f"; {self.folding}"
         if self.fixed:
@@ -141,8 +139,16 @@ def check(request: CheckRequest) -> CheckReport:
     folded, folding = fold(loaded.proto, reporter=reporter)
     findings += _folding(folding)
     findings += find(folded)
-    generation, reason = _generation(request.backend)
-    findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
+    generation, reason = None, ""
+    try:
+        generation = trt.select(request.backend)
+    except NoBackend as error:
+        if request.backend != "auto":
+            raise
+        reason = str(error)
+    can = generation.capabilities if generation else None
+    limit = can.max_opset if can else None
+    findings += opset_findings(folded, limit, str(generation))
     with reporter.phase("ask the parser"):
         asked, refused, values = _ask(generation, reason, loaded.proto, folded)
     findings += refused
@@ -156,7 +162,6 @@ def check(request: CheckRequest) -> CheckReport:
     written, verified = None, None
     if request.fix is not None:
         with reporter.phase("clean and compare"):
-            limit = generation.capabilities.max_opset if generation else None
             problems, verified = _fix(loaded, folded, Path(request.fix), limit, profiles)
             findings += problems
             written = None if any(item.level == "error" for item in problems) else Path(request.fix)
@@ -172,13 +177,8 @@ def check(request: CheckRequest) -> CheckReport:
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
-        nodes=_nodes(folded, generation) if request.nodes else (),
+        nodes=listed(to_ir(folded), *((can.float_only, can.grouped) if can else ())) if request.nodes else (),
     )
-
-
-def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
-    can = generation.capabilities if generation else None
-    return listed(to_ir(folded), can.float_only, can.grouped) if can else listed(to_ir(folded))
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:
@@ -188,22 +188,11 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
     if norms := removed.get("BatchNormalization"):
         yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
     if report.problem:
-        yield Finding(
-            "warning", "folding-incomplete", "", "", report.warning, "it is built as it is; please report the model"
-        )
+        hint = "it is built as it is; please report the model"
+        yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
     if report.changed:
-        yield Finding(
-            "info", "foldable", "", "", str(report), "building does this by itself; `fix=OUT` writes the result"
-        )
-
-
-def _generation(backend: str) -> tuple[trt.Generation | None, str]:
-    try:
-        return trt.select(backend), ""
-    except NoBackend as error:
-        if backend != "auto":
-            raise
-        return None, str(error)
+        hint = "building does this by itself; `fix=OUT` writes the result"
+        yield Finding("info", "foldable", "", "", str(report), hint)
 
 
 def _ask(
@@ -215,7 +204,7 @@ def _ask(
     """
     if generation is None:
         return False, [_not_asked(reason)], {}
-    graph, notes = folded, _Cautions()
+    graph, notes = folded, _Texts()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable_model(graph, generation.capabilities.max_opset)
     with scratch() as folder:
@@ -235,20 +224,12 @@ def _ask(
     hint = "replace it, build with another `backend=`, or move that part outside the engine"
     refused = []
     for issue in issues:
-        origin = origins.of(issue.node)
-        text = f"{issue.reason} ({origin})" if origin else issue.reason
-        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, f"{generation}: {text}", hint))
-    written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
-    wanted = [
-        Finding(
-            "info",
-            "shape-input",
-            name,
-            "",
-            "its values decide shapes inside, so `shapes=` bounds them, not its own shape",
-        )
-        for name, _ in values
-    ]
+        origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
+        text = f"{generation}: {issue.reason}{origin}"
+        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
+    written = [Finding("info", "written-out", "", "", text) for text in notes.texts]
+    text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
+    wanted = [Finding("info", "shape-input", name, "", text) for name, _ in values]
     return True, [*refused, *written, *wanted], dict(values)
 
 
@@ -256,16 +237,16 @@ def _not_asked(reason: str) -> Finding:
     return Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
 
 
-class _Cautions(Reporter):
+class _Texts(Reporter):
+    """What is said, for findings of their own."""
+
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.notes: list[str] = []
 
     def warn(self, text: str) -> None:
         self.texts.append(text)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    note = warn
 
 
 def _request(
@@ -276,15 +257,14 @@ def _request(
         line = suggested_shapes(model.inputs, profiles[0])
         yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:
-        cautions = _Cautions()
+        cautions = _Texts()
         try:
             generation.refuse(BuildSpec(targets=targets), cautions)
         except UnsupportedRequest as error:
             yield Finding("error", "target", "", "", str(error))
+        int8 = BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True)
         with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
-            generation.refuse(
-                BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True), cautions
-            )
+            generation.refuse(int8, cautions)
         for text in dict.fromkeys(cautions.texts):
             yield Finding("warning", "target", "", "", text)
 
@@ -293,8 +273,8 @@ def _fix(
     model: Model, folded: ModelProto, output: Path, limit: int | None, profiles: Sequence[Profile]
 ) -> tuple[list[Finding], bool]:
     """Write the cleaned model if it computes the same; findings, and whether that was tried."""
-    cleaned = whole_copy(folded)
-    findings = []
+    cleaned, findings, verified = whole_copy(folded), list[Finding](), True
+    lost = "report the model; build it as it is"
     try:
         cleaned = readable_model(cleaned, limit)
     except ModelError as error:
@@ -302,36 +282,25 @@ def _fix(
     _bound_slices(cleaned)
     if problem := invalid(cleaned):
         text = f"the cleaned model isn't valid ({problem}); it wasn't written"
-        return [*findings, Finding("error", "fix-invalid", "", "", text, "report the model; build it as it is")], True
+        return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True
     try:
-        gap = _unchanged(model, cleaned, profiles)
-    except MissingDependency as error:
-        findings.append(Finding("warning", "fix-not-verified", "", "", f"the cleaned model wasn't compared: {error}"))
-        verified = False
-    except ModelError as error:
-        text = f"the cleaned model wasn't compared: the original wasn't run ({str(error)[:200]})"
-        findings.append(Finding("warning", "fix-not-verified", "", "", text, "give `shapes=`"))
-        verified = False
-    else:
-        verified = True
-        if gap:
+        if gap := _unchanged(model, cleaned, profiles):
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
-            return [
-                *findings,
-                Finding("error", "fix-changed-outputs", "", "", text, "report the model; build it as it is"),
-            ], True
+            return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True
+    except (MissingDependency, ModelError) as error:
+        missing, verified = isinstance(error, MissingDependency), False
+        why, hint = (error, "") if missing else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
+        text = f"the cleaned model wasn't compared: {why}"
+        findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
     return findings, verified
 
 
 def _bound_slices(proto: ModelProto) -> None:
     """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
-    users: dict[str, set[str]] = {}
-    for node in proto.graph.node:
-        for name in node.input:
-            users.setdefault(name, set()).add(node.op_type)
+    readers = Links(proto.graph).readers
     for tensor in proto.graph.initializer:
-        if users.get(tensor.name) == {"Slice"}:
+        if {node.op_type for node in readers.get(tensor.name, ())} == {"Slice"}:
             values = numpy_helper.to_array(tensor)
             bounded = np.clip(values, -INT32_MAX, INT32_MAX)
             if not np.array_equal(values, bounded):

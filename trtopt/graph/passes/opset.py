@@ -12,23 +12,25 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
-from onnx.defs import OpSchema, SchemaError, get_schema
+from onnx.defs import OpSchema
 
 from trtopt.core.errors import ModelError, UnsupportedOperator
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.values import Issue
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import LARGE, infer_shapes, name_nodes, opset_version, skeleton
+from trtopt.graph.proto import LARGE, infer_shapes, name_nodes, opset_version, schema_of, skeleton
 from trtopt.graph.view import (
     STANDARD,
     Editor,
+    Slots,
     attribute,
     constant,
     drop_unread,
     operand,
     opset_of,
     sizes,
+    slots,
     to_ir,
     to_proto,
 )
@@ -36,7 +38,7 @@ from trtopt.graph.view import (
 _BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 _ONNXSCRIPT = 18  # the oldest that onnxscript's converter knows
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
-_IR = {opset: ir for ir, opset in ((7, 14), (8, 18), (9, 20), (10, 22))}
+_IR = {14: 7, 18: 8, 20: 9, 22: 10}  # the newest opset → the IR version that it came with
 
 
 def lower_opset(model: ir.Model, target: int) -> PassResult:
@@ -59,7 +61,7 @@ def lower_opset(model: ir.Model, target: int) -> PassResult:
     for domain in STANDARD:
         if domain in model.opset_imports:
             model.opset_imports[domain] = target
-    model.ir_version = min(model.ir_version, next((ir for opset, ir in sorted(_IR.items()) if target <= opset), 10))
+    model.ir_version = min(model.ir_version, next((version for opset, version in _IR.items() if target <= opset), 10))
     drop_unread(model.graph)
     return PassResult(model, {str(node.name): str(node.name) for node in nodes})
 
@@ -173,31 +175,25 @@ def _widen_slopes(proto: ModelProto) -> None:
 
 def _lower(node: ir.Node, present: int, target: int, editor: Editor) -> str:
     """Rewrite one node in place; gives the reason it can't be, or ""."""
-    try:
-        now = get_schema(node.op_type, present, "")
-    except SchemaError:
+    now, old = schema_of(node.op_type, present), schema_of(node.op_type, target)
+    if now is None:
         return "isn't a standard operator"
     if now.since_version <= target:
         return ""
-    try:
-        old = get_schema(node.op_type, target, "")
-    except SchemaError:
+    if old is None:
         return f"came with opset {now.since_version}"
     rule = _RULES.get("Reduce" if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" else node.op_type)
     reason = rule(node, editor) if rule else ""
-    return reason or _fits(node, now, old) or _types_fit(node, old)
+    return reason or _fits(node, now, old) or _types_fit(node, slots(node, target))
 
 
-def _types_fit(node: ir.Node, old: OpSchema) -> str:
+def _types_fit(node: ir.Node, old: Slots | None) -> str:
     """Why the older operator can't take the node's types, or give them; an empty string if it can."""
-    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in old.type_constraints}
-    for side, values, formal in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
-        for index, value in enumerate(values):
-            if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType) or not formal:
-                continue
-            kind, wanted = f"tensor({value.dtype.name.lower()})", formal[min(index, len(formal) - 1)].type_str
-            if kind not in allowed.get(wanted, {wanted}):
-                return f"its {side} {value.name!r} is {kind}, which came later"
+    assert old is not None
+    for side, values, kinds in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
+        for value, kind in zip(values, kinds):
+            if value is not None and isinstance(value.type, ir.TensorType) and not old.takes(kind, value.type.dtype):
+                return f"its {side} {value.name!r} is tensor({value.type.dtype.name.lower()}), which came later"
     return ""
 
 
