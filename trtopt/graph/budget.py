@@ -23,23 +23,12 @@ SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join
 LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slice, where more means "to the end"
 WINDOW = 64  # numbers of a pooling window
-_LOOPING = (
-    "GatherElements",
-    "RoiAlign",
-    "ImageDecoder",
-    "TfIdfVectorizer",
-)  # by values: an index of 2⁶² is wrapped step by step
+# By values: an index of 2⁶² is wrapped step by step.
+_LOOPING = ("GatherElements", "RoiAlign", "ImageDecoder", "TfIdfVectorizer")
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
-_PASSING = (
-    "Abs",
-    "Cast",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-)  # with what libraries know of a shape
+# With what libraries know of a shape.
+_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 # What the reference evaluator gives to NumPy whole.
 _QUICK = frozenset(

@@ -17,18 +17,9 @@ _SHORT = 64  # numbers of a constant that may be a shape
 _LONG = 1 << 12  # numbers that no shape has
 _ELEMENTWISE = ("Add", "Sub", "Mul")
 _PASSING = ("Cast", "Squeeze", "Unsqueeze", "Identity")
-_SIZED = (
-    "CenterCropPad",
-    "ConstantOfShape",
-    "Expand",
-    "OneHot",
-    "Pad",
-    "Range",
-    "Reshape",
-    "Resize",
-    "Tile",
-    "Upsample",
-)
+_SIZED = {
+    "CenterCropPad", "ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Reshape", "Resize", "Tile", "Upsample",
+}  # fmt: skip
 _Shape = tuple[int | None, ...]
 
 

@@ -17,15 +17,9 @@ from trtopt.graph.proto import Links, all_graphs, all_nodes, dtype_name, infer_s
 _QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))
 _MOVING = ("Concat", "Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape")
 # A Clip's bounds become its own numbers; the parser refuses integer arithmetic itself.
-_OWN_REFUSALS = (
-    "Constant",
-    "Clip",
-    "QLinearConv",
-    "QLinearMatMul",
-    "ConvInteger",
-    "MatMulInteger",
-    "DynamicQuantizeLinear",
-)
+_OWN_REFUSALS = {
+    "Constant", "Clip", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear",
+}  # fmt: skip
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
 _OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"

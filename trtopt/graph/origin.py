@@ -68,8 +68,6 @@ class Origins:
         flow = [node for node in self._nodes.values() if any(subgraphs(node))]
         if named or not flow:
             return text
-        told = [
-            f"{node.op_type} that {origin}" if (origin := self.of(node.name)) else node_label(node) for node in flow[:3]
-        ]
-        some = ", ".join(told) + (", …" if len(flow) > 3 else "")
+        origins = [f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow[:3]]
+        some = ", ".join(origins) + (", …" if len(flow) > 3 else "")
         return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: export it with that decided"

@@ -42,7 +42,9 @@ def parse(given: Given) -> dict[str, Kind]:
     """
     kinds: dict[str, Kind] = {}
     texts = [given] if isinstance(given, str) else given
-    for name, kind in given.items() if isinstance(given, Mapping) else map(_pair, texts):
+    for name, kind in given.items() if isinstance(given, Mapping) else (text.rpartition("=")[::2] for text in texts):
+        if not name:
+            raise UsageError(f"`output_kind=` {kind!r} can't be read; write NAME=KIND, KIND one of {', '.join(Kind)}")
         if str(kind) not in list(Kind):
             raise UsageError(
                 f"`output_kind=['{name}={kind}']`: {str(kind)!r} isn't a kind; allowed: {', '.join(Kind)}"
@@ -52,13 +54,6 @@ def parse(given: Given) -> dict[str, Kind]:
             raise UsageError(f"`output_kind=` names the output {name!r} twice; give it one kind")
         kinds[name] = Kind(str(kind))
     return kinds
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, kind = text.rpartition("=")
-    if not name:
-        raise UsageError(f"`output_kind=` {text!r} can't be read; write NAME=KIND, KIND one of {', '.join(Kind)}")
-    return name, kind
 
 
 def _meant(before: str, word: str, known: Iterable[str], after: str = "") -> str:
@@ -370,10 +365,9 @@ class _Graph:
         return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
-        node = self.made.get(name)
-        while node is not None and node.op_type in ("Cast", "Identity"):
-            node = self.made.get(node.input[0])
-        return "" if node is None else node.op_type
+        while (node := self.made.get(name)) is not None and node.op_type in ("Cast", "Identity"):
+            name = node.input[0]
+        return "" if node is None else str(node.op_type)
 
     def _sums(self, name: str) -> bool:
         """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""

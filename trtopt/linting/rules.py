@@ -6,7 +6,7 @@ The rules look at the folded graph, the one that is built, so that what folding 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,135 +28,115 @@ STANDARD_DOMAINS = ("", "ai.onnx")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
-# Code → level, message, hint. Where a message has several forms, the code goes on behind a colon.
-_WORDS: Mapping[str, tuple[str, str, str]] = {
+# Code → message, hint. Where a message has several forms, the code goes on behind a colon.
+_ERRORS = {
     "input-without-rank": (
-        "error",
         "declares no shape; TensorRT needs its number of dimensions",
         "export it with a shape, dynamic dimensions by name",
     ),
-    "dynamic-input": ("info", "dynamic dimensions: {dims}", ""),
-    "empty-input": (
-        "warning",
-        "has no elements (shape {dims}): nothing goes in",
-        "export it with the sizes that it gets, or with dynamic dimensions",
-    ),
     "unsupported-type": (
-        "error", "the {side} is of type {kind}, which TensorRT hasn't", "move that part of the model outside",
+        "the {side} is of type {kind}, which TensorRT hasn't",
+        "move that part of the model outside",
     ),
-    "unsupported-type:constant": ("error", "the constant {name} is {kind}, which TensorRT hasn't", ""),
-    "int64": (
-        "info",
-        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
-        "feed what the engine's manifest says",
-    ),
-    "double": (
-        "warning", "the {side} is float64, which TensorRT silently makes float32", "export the model in float32",
-    ),
-    "integer": (
-        "warning",
-        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
-        "give the network float32 or int32 and convert outside",
-    ),
-    "double-weights": (
-        "warning",
-        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
-        "export the model in float32",
-    ),
-    "int64-constant": (
-        "warning",
-        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
-        "check that the model means it",
-    ),
-    "non-finite-weight": (
-        "warning", "{name} holds NaN or infinity", "the weights are damaged: export them again",
-    ),
-    "fp16-weight-underflow": (
-        "warning",
-        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-        "`precision_override=['{node}=fp32']`, or `bf16=True`",
-    ),
-    "fp16-mask-constant": (
-        "warning",
-        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
-    ),
-    "fp16-weight-overflow": (
-        "warning",
-        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`",
-    ),
-    "custom-operator": (
-        "warning",
-        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
-        "export without it, or provide the plugin",
-    ),
-    "data-dependent-shape": (
-        "warning",
-        "the shape of its result depends on values, not on shapes",
-        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
-    ),
-    "control-flow": (
-        "warning",
-        "control flow that folding couldn't decide",
-        "export with the condition fixed; reduced precision doesn't reach into it",
-    ),
+    "unsupported-type:constant": ("the constant {name} is {kind}, which TensorRT hasn't", ""),
     "integer-operator": (
-        "error",
         "TensorRT has no integer operators: it wants Q/DQ pairs",
         "build from the float model with `int8=True`, or quantize in the Q/DQ format",
     ),
-    "fp16-range": ("info", "its result can exceed FP16's range", _KEPT),
-    "fp16-variance": (
-        "warning",
-        "a variance spelled out (square, then mean) overflows FP16 above 255",
-        _KEPT + "; LayerNormalization (opset 17) is the safe form",
-    ),
-    "fp16-normalization": ("info", "sums squares inside, which FP16 can't hold", _KEPT),
-    "batchnorm-not-folded": (
-        "warning",
-        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
-        "it stays a layer of its own, in floating point",
-    ),
-    "pad-before-conv": (
-        "warning",
-        "can't be folded into the convolution after it ({why})",
-        "it is a copy of its own; use the convolution's padding where you can",
-    ),
-    "qdq-before-activation": (
-        "warning",
-        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
-        "quantize after the activation, as trtopt build --int8 does from the float model",
-    ),
-    "int8-dynamic-weights": ("info", "its weights aren't constant, so it stays in floating point", ""),
-    "int8-few-channels": ("info", "has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
-    "int8-zero-channel": (
-        "info",
-        "some output channels have all-zero weights: they compute only their bias",
-        "prune them to save time; their scale is set so that nothing divides by zero",
-    ),
-    "int8-channel-spread": (
-        "warning",
-        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
-        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
-    ),
     "qdq-zero-point": (
-        "error",
         "its zero point isn't 0; TensorRT quantizes symmetrically only",
         "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
     ),
     "qdq-int32-bias": (
-        "error",
         "dequantizes an INT32 bias, which TensorRT refuses",
         "build from the float model with `int8=True`, or quantize without biases",
     ),
+}
+_WARNINGS = {
+    "empty-input": (
+        "has no elements (shape {dims}): nothing goes in",
+        "export it with the sizes that it gets, or with dynamic dimensions",
+    ),
+    "double": ("the {side} is float64, which TensorRT silently makes float32", "export the model in float32"),
+    "integer": (
+        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
+        "give the network float32 or int32 and convert outside",
+    ),
+    "double-weights": (
+        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
+        "export the model in float32",
+    ),
+    "int64-constant": (
+        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
+        "check that the model means it",
+    ),
+    "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
+    "fp16-weight-underflow": (
+        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
+        "`precision_override=['{node}=fp32']`, or `bf16=True`",
+    ),
+    "fp16-mask-constant": (
+        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
+    ),
+    "fp16-weight-overflow": (
+        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`",
+    ),
+    "custom-operator": (
+        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
+        "export without it, or provide the plugin",
+    ),
+    "data-dependent-shape": (
+        "the shape of its result depends on values, not on shapes",
+        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
+    ),
+    "control-flow": (
+        "control flow that folding couldn't decide",
+        "export with the condition fixed; reduced precision doesn't reach into it",
+    ),
+    "fp16-variance": (
+        "a variance spelled out (square, then mean) overflows FP16 above 255",
+        _KEPT + "; LayerNormalization (opset 17) is the safe form",
+    ),
+    "batchnorm-not-folded": (
+        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
+        "it stays a layer of its own, in floating point",
+    ),
+    "pad-before-conv": (
+        "can't be folded into the convolution after it ({why})",
+        "it is a copy of its own; use the convolution's padding where you can",
+    ),
+    "qdq-before-activation": (
+        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
+        "quantize after the activation, as trtopt build --int8 does from the float model",
+    ),
+    "int8-channel-spread": (
+        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
+        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
+    ),
     "opset-too-new": (
-        "warning",
         "opset {opset}; {generation} reads {limit} and older well",
         "export with `opset={limit}`, or `fix=`, which lowers it",
     ),
-    "opset-newer-than-8.6": ("info", "opset {opset}; TensorRT 8.6 reads 17 and older", ""),
-}  # fmt: skip
+}
+_INFOS = {
+    "dynamic-input": ("dynamic dimensions: {dims}", ""),
+    "int64": (
+        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
+        "feed what the engine's manifest says",
+    ),
+    "fp16-range": ("its result can exceed FP16's range", _KEPT),
+    "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
+    "int8-dynamic-weights": ("its weights aren't constant, so it stays in floating point", ""),
+    "int8-few-channels": ("has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
+    "int8-zero-channel": (
+        "some output channels have all-zero weights: they compute only their bias",
+        "prune them to save time; their scale is set so that nothing divides by zero",
+    ),
+    "opset-newer-than-8.6": ("opset {opset}; TensorRT 8.6 reads 17 and older", ""),
+}
+_WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
@@ -200,7 +180,8 @@ class Finding:
 
 def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any) -> Finding:
     """The finding that `_WORDS` has under `words`."""
-    level, message, hint = _WORDS[words]
+    level = next(level for level, codes in _WORDS.items() if words in codes)
+    message, hint = _WORDS[level][words]
     values |= {"node": node, "op": op}
     return Finding(level, code or words.partition(":")[0], node, op, message.format(**values), hint.format(**values))
 

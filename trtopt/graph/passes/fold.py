@@ -178,15 +178,14 @@ def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> ModelPr
         if (light := _lightly(proto, steps, apart, proto)) is not None:
             return light
     current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
-    mark = "" if heavy else fingerprint(_restored(current, proto))
+    mark = "" if heavy else fingerprint(_restored(whole_copy(current), proto))
     for _ in range(ROUNDS):
         with rewriting, quiet():
             for step in steps:
                 current = step(current)
                 if heavy:
                     gc.collect()  # the libraries' graphs are cycles with all weights in them
-        _restore(current, proto)
-        earlier, mark = mark, fingerprint(current)
+        earlier, mark = mark, fingerprint(_restored(current, proto))
         if mark == earlier:
             return current
         if heavy and (light := _lightly(current, steps, APART, proto)) is not None:
@@ -205,14 +204,13 @@ def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: Mo
         if tensor.data_location == TensorProto.EXTERNAL:
             set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
-    now = _content(_restored(light, original))
+    now = _content(_restored(whole_copy(light), original))
     try:
         with rewriting, quiet():
             for _ in range(ROUNDS):
                 for step in steps:
                     light = step(light)
-                _restore(light, original)
-                before, now = now, _content(light)
+                before, now = now, _content(_restored(light, original))
                 constants = {tensor.name for tensor in light.graph.initializer}
                 computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
                 if any(node.input and constants.issuperset(node.input) for node in computed):
@@ -410,14 +408,7 @@ def _slim(proto: ModelProto, **options: Any) -> ModelProto:
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
-    """What a round gives that has nothing to do."""
-    result = whole_copy(proto)
-    _restore(result, original)
-    return result
-
-
-def _restore(proto: ModelProto, original: ModelProto) -> None:
-    """What the libraries lose or vary: the model's own fields, its inputs and outputs, node names; drop debris."""
+    """With what the libraries lose or vary: the model's own fields, its inputs and outputs, node names; without debris."""
     graph = proto.graph
     # Initializers that aren't inputs too came with version 4.
     proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version
@@ -440,6 +431,7 @@ def _restore(proto: ModelProto, original: ModelProto) -> None:
         item.ClearField("metadata_props")  # the exporter's stack traces: paths of one machine
         item.ClearField("doc_string")
     _name_nodes(proto, original)
+    return proto
 
 
 def _name_nodes(proto: ModelProto, original: ModelProto) -> None:
