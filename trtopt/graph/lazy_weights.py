@@ -130,18 +130,13 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
             file.seek(int(entries["offset"]))
             while left:
                 if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:left])):
-                    raise _changed(path)
+                    raise OSError("another file")
                 yield buffer[:size]
                 left -= size
     except OSError as error:
-        raise _changed(path) from error
+        text = f"{path} was changed or moved while the model in it was being used"
+        raise InvalidModel(f"{text}: start again when it is complete") from error
 
 
 def _stamp(state: os.stat_result) -> str:
     return f"{state.st_size}:{state.st_mtime_ns}"
-
-
-def _changed(path: Path) -> InvalidModel:
-    return InvalidModel(
-        f"{path} was changed or moved while the model in it was being used: start again when it is complete"
-    )

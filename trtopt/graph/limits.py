@@ -11,7 +11,16 @@ from collections.abc import Collection, Iterator, Mapping
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import Issue
-from trtopt.graph.proto import Links, all_graphs, all_nodes, dtype_name, infer_shapes, tensor_info, tensor_size
+from trtopt.graph.proto import (
+    STANDARD,
+    Links,
+    all_graphs,
+    all_nodes,
+    dtype_name,
+    infer_shapes,
+    tensor_info,
+    tensor_size,
+)
 
 # Types that hold quantized numbers: TensorRT makes them by QuantizeLinear and lets nothing but DequantizeLinear compute.
 _QUANTIZED_ONLY = frozenset(("float8_e4m3fn", "int4", "float4_e2m1fn"))
@@ -36,7 +45,7 @@ def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str])
     problems = [*rules.ends()]
     for node in all_nodes(proto.graph):
         problems += rules.types_of(node)
-        if node.domain in ("", "ai.onnx"):
+        if node.domain in STANDARD:
             if node.op_type in absent:
                 problems.append(Issue(node.name, node.op_type, absent[node.op_type]))
             problems += rules.quantized(node)

@@ -10,8 +10,6 @@ from onnx import ModelProto, NodeProto
 from trtopt.core.values import Issue
 from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
-_FAR = 64  # steps from a node to a tensor of the model, at most
-
 
 class Origins:
     """Where the nodes of a graph that was made from a model come from.
@@ -41,15 +39,13 @@ class Origins:
 
     def _after(self, node: NodeProto) -> Iterator[str]:
         """Tensors of the model that are computed from a node's results, nearest first."""
-        level, seen = [node], set[str]()
-        for _ in range(_FAR):
-            level = [user for item in level for name in item.output for user in self._links.readers.get(name, ())]
-            level = [item for item in level if item.name not in seen]
-            seen.update(item.name for item in level)
-            for item in level:
-                yield from (name for name in item.output if name in self._tensors)
-            if not level:
-                return
+        pending, seen = [node], {node.name}
+        for item in pending:  # grows on the way
+            for user in (user for name in item.output for user in self._links.readers.get(name, ())):
+                if user.name not in seen:
+                    seen.add(user.name)
+                    pending.append(user)
+                    yield from (name for name in user.output if name in self._tensors)
 
     def retold(self, issue: Issue) -> str:
         """An issue in the model's words."""

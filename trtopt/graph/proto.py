@@ -30,6 +30,7 @@ from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
+STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
 
@@ -67,6 +68,16 @@ def _copy(source: Any, target: Any, but: str) -> None:
             getattr(target, descriptor.name).MergeFrom(value)
         else:
             setattr(target, descriptor.name, value)
+
+
+def put_back(light: ModelProto, proto: ModelProto) -> None:
+    """Give the initializers that `skeleton` made references the content that they have in `proto`."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in light.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(weights[tensor.name])
+            tensor.ClearField("metadata_props")
+            tensor.ClearField("doc_string")
 
 
 def whole_copy(proto: ModelProto) -> ModelProto:
@@ -115,7 +126,7 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
     """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
     for node in all_nodes(graph):
-        if node.op_type in UNINFERRED and node.domain in ("", "ai.onnx") and len(node.output) == 1:
+        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
             yield node.output[0], NodeProto.FromString(node.SerializeToString())
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
@@ -130,7 +141,7 @@ def schema_of(op: str, opset: int, domain: str = "") -> Any:
 
 
 def opset_version(proto: ModelProto) -> int:
-    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in proto.opset_import if entry.domain in STANDARD), 0)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.lazy_weights import is_lazy
-from trtopt.graph.proto import infer_shapes, schema_of, tensor_chunks, to_array, unique
+from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-STANDARD = ("", "ai.onnx")
 
 
 class _LazyWeight(ir.serde.TensorProtoTensor):  # type: ignore[misc]
@@ -165,18 +164,6 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield held.as_graph()
         elif held.type is ir.AttributeType.GRAPHS:
             yield from held.as_graphs()
-
-
-def outer_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Values of the enclosing graph that the bodies of a control-flow node read."""
-    for graph in subgraphs(node):
-        for inner in ir.traversal.RecursiveGraphIterator(graph):
-            for value in inner.inputs:
-                if value is not None and value.graph is not graph and value.graph is node.graph:
-                    yield value
-        for value in graph.outputs:
-            if value.graph is node.graph:
-                yield value
 
 
 def drop_unread(graph: ir.Graph) -> None:

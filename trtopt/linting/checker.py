@@ -149,9 +149,17 @@ def check(request: CheckRequest) -> CheckReport:
     can = generation.capabilities if generation else None
     limit = can.max_opset if can else None
     findings += opset_findings(folded, limit, str(generation))
+    values: dict[str, int] = {}
     with reporter.phase("ask the parser"):
-        asked, refused, values = _ask(generation, reason, loaded.proto, folded)
-    findings += refused
+        try:
+            if generation is not None:
+                answers, values = _ask(generation, loaded.proto, folded)
+                findings += answers
+        except BackendError as error:
+            reason = str(error)
+    if reason:
+        text = f"no TensorRT parser was asked about operators: {reason}"
+        findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, targets, profiles)
     suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
@@ -173,7 +181,7 @@ def check(request: CheckRequest) -> CheckReport:
         opset=loaded.opset,
         fingerprint=fingerprint,
         folding=folding,
-        parser=str(generation) if asked else None,
+        parser=None if reason else str(generation),
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
@@ -195,15 +203,11 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
         yield Finding("info", "foldable", "", "", str(report), hint)
 
 
-def _ask(
-    generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
-) -> tuple[bool, list[Finding], dict[str, int]]:
-    """Whether the installed parser was asked, what it refuses, and the inputs whose values decide shapes, with their lengths.
+def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
+    """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
     """
-    if generation is None:
-        return False, [_not_asked(reason)], {}
     graph, notes = folded, _Texts()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable_model(graph, generation.capabilities.max_opset)
@@ -211,10 +215,7 @@ def _ask(
         path = folder / "model.onnx"
         while True:
             save_model(graph, path)
-            try:
-                issues = generation.unsupported(path)
-            except BackendError as error:
-                return False, [_not_asked(str(error))], {}
+            issues = generation.unsupported(path)
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
@@ -230,11 +231,7 @@ def _ask(
     written = [Finding("info", "written-out", "", "", text) for text in notes.texts]
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
     wanted = [Finding("info", "shape-input", name, "", text) for name, _ in values]
-    return True, [*refused, *written, *wanted], dict(values)
-
-
-def _not_asked(reason: str) -> Finding:
-    return Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
+    return [*refused, *written, *wanted], dict(values)
 
 
 class _Texts(Reporter):
@@ -283,8 +280,10 @@ def _fix(
     if problem := invalid(cleaned):
         text = f"the cleaned model isn't valid ({problem}); it wasn't written"
         return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True
+    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
+    trials = list(_trials(model.inputs, profiles))
     try:
-        if gap := _unchanged(model, cleaned, profiles):
+        if gap := compare(model.proto, cleaned, model.inputs, trials, TOLERANCE, bounded):
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
             return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True
     except (MissingDependency, ModelError) as error:
@@ -307,30 +306,17 @@ def _bound_slices(proto: ModelProto) -> None:
                 tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))
 
 
-def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
-    """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
-    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    return compare(model.proto, cleaned, model.inputs, list(_trials(model.inputs, profiles)), TOLERANCE, bounded)
-
-
 def _trials(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Mapping[str, int]]:
     """Sizes of the dynamic dimensions to try: the profiles' own, else guesses; each at batch 1 and 2."""
+    places = [(info.name, axis, info.shape[axis]) for info in inputs for axis in info.open_axes]
+    keys = [(name, axis, size if isinstance(size, str) else f"{name}:{axis}") for name, axis, size in places]
     for profile in profiles:
         for which in ("min", "opt"):
-            sizes: dict[str, int] = {}
-            for info in inputs:
-                if info.name in profile:
-                    given: tuple[int, ...] = getattr(profile[info.name], which)
-                    sizes |= {f"{info.name}:{axis}": size for axis, size in enumerate(given)}
-                    sizes |= {str(name): size for name, size in zip(info.shape, given) if isinstance(name, str)}
-            yield sizes
+            shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
+            yield {key: shapes[name][axis] for name, axis, key in keys if axis < len(shapes.get(name, ()))}
     for guess in TRIED_SIZES:
         for batch in (1, 2):
-            sizes = {}
-            for info in inputs:
-                for axis, size in enumerate(info.shape):
-                    if isinstance(size, str):
-                        sizes[size] = batch if axis == 0 else sizes.get(size, guess)
-                    elif size < 0:
-                        sizes[f"{info.name}:{axis}"] = batch if axis == 0 else guess
+            sizes: dict[str, int] = {}
+            for _, axis, key in keys:
+                sizes[key] = batch if axis == 0 else sizes.get(key, guess)
             yield sizes

@@ -15,16 +15,15 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import choice
-from trtopt.graph.proto import Links, attribute, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.passes.placement import WEIGHTED
+from trtopt.graph.passes.typed import FP16_MAX
+from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
 
 LEVELS = ("error", "warning", "info")
-FP16_MAX = 65504.0
 FP16_STEP = 2.0**-24  # its smallest number
 INT32_MAX = 2**31 - 1
 OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
-STANDARD_DOMAINS = ("", "ai.onnx")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
@@ -212,7 +211,7 @@ class _Graph(Links):
         return self.constant(node.input[1]) if len(node.input) > 1 else None
 
     def of(self, *ops: str) -> list[NodeProto]:
-        return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD_DOMAINS]
+        return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD]
 
     def read_by(self, tensor: str) -> list[tuple[str, str]]:
         """Name and operator of the nodes that read a tensor; its own name where none does."""
@@ -331,7 +330,7 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
 def _operators(graph: _Graph) -> Iterator[Finding]:
     custom: dict[tuple[str, str], list[NodeProto]] = {}
     for node in graph.nodes:
-        if node.domain not in STANDARD_DOMAINS:
+        if node.domain not in STANDARD:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)

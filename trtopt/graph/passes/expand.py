@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import onnx.inliner
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Issue
 from trtopt.graph.guard import fault
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.proto import LARGE, name_nodes, opset_version, schema_of, skeleton
+from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
 
 
 def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter = SILENT) -> ModelProto | None:
@@ -32,7 +32,7 @@ def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter =
 
 def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:
     """Those of `operators` that stand in the main graph of a model and that ONNX defines by others."""
-    present = {node.op_type for node in proto.graph.node if node.domain in ("", "ai.onnx")}
+    present = {node.op_type for node in proto.graph.node if node.domain in STANDARD}
     schemas = {op: schema_of(op, opset_version(proto)) for op in sorted({*operators} & present)}
     return tuple(op for op, it in schemas.items() if it and (it.has_function or it.has_context_dependent_function))
 
@@ -52,10 +52,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
         raise ModelError(
             f"{', '.join(operators)} can't be written out: {' '.join(str(error).split())[:300]}"
         ) from error
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for tensor in made.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            tensor.CopyFrom(weights[tensor.name])
+    put_back(made, proto)
     name_nodes(made)
     if problem := fault(proto, made):
         raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")

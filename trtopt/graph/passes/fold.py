@@ -45,6 +45,7 @@ from trtopt.graph.proto import (
     fingerprint,
     infer_shapes,
     opset_version,
+    put_back,
     skeleton,
     tensor_size,
     unique,
@@ -224,11 +225,7 @@ def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: Mo
     left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
     if sorted((tensor.name, *tensor.dims) for tensor in left) != sorted(large):  # was one taken for another's copy?
         return None
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for tensor in left:
-        tensor.CopyFrom(weights[tensor.name])
-        tensor.ClearField("metadata_props")
-        tensor.ClearField("doc_string")
+    put_back(light, proto)
     return light
 
 

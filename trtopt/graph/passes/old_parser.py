@@ -17,8 +17,8 @@ from onnx import ModelProto
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
+from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
     attribute,
     constant,

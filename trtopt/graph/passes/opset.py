@@ -19,9 +19,8 @@ from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
-from trtopt.graph.proto import LARGE, infer_shapes, name_nodes, opset_version, schema_of, skeleton
+from trtopt.graph.proto import LARGE, STANDARD, infer_shapes, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
     Slots,
     attribute,
@@ -78,6 +77,8 @@ def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
     Raises:
         ModelError: it can't be raised, or see `to_ir`.
     """
+    if not opset_version(proto):  # nothing in it is of ONNX's own operators
+        return to_ir(proto)
     model = to_ir(upgraded(proto, minimum))
     if raise_opset(model, minimum).changed:
         model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
@@ -129,19 +130,12 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     version = opset_version(proto) or 1
     if version >= min(minimum, _ONNXSCRIPT):
         return proto
-    light = skeleton(proto, LARGE)
-    inputs = {value.name for value in proto.graph.input}
+    light = skeleton(proto, LARGE, external="weights")
     try:
         converted: ModelProto = onnx.version_converter.convert_version(light, min(minimum, _ONNXSCRIPT))
     except Exception as error:  # the converter's errors have no common base
         raise ModelError(_not_raised(version, minimum, error)) from error
-    weights = {tensor.name for tensor in converted.graph.initializer}
-    for tensor in proto.graph.initializer:
-        if tensor.name not in weights:
-            converted.graph.initializer.add().CopyFrom(tensor)
-    for value in list(converted.graph.input):
-        if value.name not in inputs:
-            converted.graph.input.remove(value)
+    put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
     if version < _BROADCASTING <= minimum:
         _widen_slopes(converted)

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.passes.result import PassResult
+from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
     attribute,
     constant,
@@ -30,7 +30,6 @@ from trtopt.graph.view import (
     is_float,
     operand,
     opset_of,
-    outer_values,
     read_once,
     slots,
     subgraphs,
@@ -70,7 +69,6 @@ _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data
     "Upsample": (1,),
     "NonMaxSuppression": (0, 1, 2, 3, 4),
     "Multinomial": (0,),
-    "Bernoulli": (),
 }
 _CAST_OPSET = 17  # for models that import none: what every generation reads
 _IR_TYPES = {
@@ -237,13 +235,11 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
     floats: set[ir.Node] = set()
     for node in graph:
         varying = [value for value in node.inputs if value is not None and not is_constant(value)]
-        from_floats = [value for value in varying if is_float(value)]
-        if node.op_type in ("Shape", "Size") or (
-            varying and all(value in integers or value.producer() in floats for value in varying)
-        ):
+        of_sizes = varying and all(value in integers or value.producer() in floats for value in varying)
+        if of_sizes or node.op_type in ("Shape", "Size"):
             if not any(map(is_float, node.outputs)):
                 integers.update(node.outputs)
-            elif node.op_type == "Cast" or from_floats:
+            elif node.op_type == "Cast" or any(map(is_float, varying)):
                 floats.add(node)
     return floats
 
@@ -304,10 +300,8 @@ class _Typing(Editor):
     def _type_of(self, node: ir.Node) -> ir.DataType:
         if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
             return ir.DataType.FLOAT
-        if any(
-            value is not None and value.name and not isinstance(value.type, ir.TensorType)
-            for value in (*node.inputs, *node.outputs)
-        ):
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+        if not all(isinstance(value.type, ir.TensorType) for value in values):
             return ir.DataType.FLOAT  # sequences hold what they held
         if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
             return self.base
@@ -363,13 +357,10 @@ class _Typing(Editor):
 
     def _body(self, node: ir.Node) -> None:
         """Bodies keep reading FP32: outer values that changed type are cast back for them."""
-        for value in list(outer_values(node)):
-            if value in self.narrow:
-                replacement = self._as(value, ir.DataType.FLOAT)
-                for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):
-                    for slot, item in enumerate(inner.inputs):
-                        if item is value:
-                            inner.replace_input_with(slot, replacement)
+        for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):
+            for slot, value in enumerate(inner.inputs):
+                if value in self.narrow:
+                    inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
 
     def _constant_node(self, node: ir.Node, wanted: ir.DataType) -> None:
         held = attribute(node, "value")
