@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import onnx
@@ -312,9 +313,9 @@ def test_a_file_that_is_cut_while_it_is_read_is_an_error(
     path.write_bytes(proto.SerializeToString())
     parse = lazy_weights.parse_light
 
-    def cut(content: lazy_weights.Content, limit: int) -> object:
+    def cut(file: BinaryIO, size: int, limit: int) -> object:
         os.truncate(path, 1 << 20)
-        return parse(content, limit)
+        return parse(file, size, limit)
 
     monkeypatch.setattr("trtopt.graph.io.parse_light", cut)
     with pytest.raises(InvalidModel, match="truncated"):

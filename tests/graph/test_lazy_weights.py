@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from google.protobuf.message import DecodeError
 from graphs import model, node, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,26 +123,43 @@ def test_any_message_parses_to_the_same(tensors: list[tuple[str, str, int]], lim
         made.doc_string = "d" * (index * 50)
         proto.graph.initializer.append(made)
     content = proto.SerializeToString()
-    found = parse_light(memoryview(content), limit)
-    assert found is not None
-    light, spans = found
+    light, places = parse_light(io.BytesIO(content), len(content), limit)
     large = [index for index, item in enumerate(proto.graph.initializer) if len(item.raw_data) > limit]
-    assert list(spans) == large
-    for index, (offset, length) in spans.items():
-        assert not light.graph.initializer[index].HasField("raw_data")
+    assert len(places) == len(large)
+    for index, (offset, length) in zip(large, places):
+        assert light.graph.initializer[index].raw_data == b""
         light.graph.initializer[index].raw_data = content[offset : offset + length]
     assert light == proto
 
 
-def test_unusual_messages_are_left_to_the_whole_parser(tmp_path: Path) -> None:
-    content = network().SerializeToString()
-    twice = content + ModelProto(graph=onnx.GraphProto(doc_string="more of it")).SerializeToString()
-    assert parse_light(memoryview(twice), LARGE) is None  # protobuf merges the two
-    (tmp_path / "twice.onnx").write_bytes(twice)
-    assert load_model(tmp_path / "twice.onnx", lazy=True).proto.graph.doc_string == "more of it"
+def test_unusual_messages_are_read_all_the_same(tmp_path: Path) -> None:
+    proto = network()
+    content, path = proto.SerializeToString(), tmp_path / "net.onnx"
+    path.write_bytes(content + ModelProto(graph=onnx.GraphProto(doc_string="more of it")).SerializeToString())
+    merged = load_model(path, lazy=True).proto  # as protobuf merges the two
+    assert merged.graph.doc_string == "more of it" and in_memory(merged).graph.initializer == proto.graph.initializer
     for cut in range(1, 100, 7):
-        assert parse_light(memoryview(content)[:-cut], LARGE) is None
-    assert parse_light(memoryview(b"\x0b\x0c" + content), LARGE) is None  # a group
+        with pytest.raises((DecodeError, IndexError, ValueError)):
+            parse_light(io.BytesIO(content[:-cut]), len(content) - cut, LARGE)
+    with pytest.raises(ValueError, match="wire type 3"):  # a group
+        parse_light(io.BytesIO(b"\x0b\x0c" + content), len(content) + 2, LARGE)
+    tensor = proto.graph.initializer[0]
+    other = TensorProto(raw_data=bytes(len(tensor.raw_data)))  # of two contents the last one counts
+    for last in (tensor, other):
+        first = other if last is tensor else tensor
+        message = first.SerializeToString() + last.SerializeToString()
+        rest = ModelProto.FromString(content)
+        del rest.graph.initializer[0]
+        graph = rest.graph.SerializeToString() + b"\x2a" + encoded(len(message)) + message
+        rest.ClearField("graph")
+        path.write_bytes(rest.SerializeToString() + b"\x3a" + encoded(len(graph)) + graph)
+        weights = {item.name: item for item in in_memory(load_model(path, lazy=True).proto).graph.initializer}
+        assert weights["w"].raw_data == last.raw_data
+
+
+def encoded(value: int) -> bytes:
+    """A number as protobuf writes it."""
+    return bytes([value & 0x7F | 0x80]) + encoded(value >> 7) if value > 0x7F else bytes([value])
 
 
 def test_a_weight_of_the_wrong_size_is_named(tmp_path: Path) -> None:

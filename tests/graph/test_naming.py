@@ -6,6 +6,7 @@ import numpy as np
 import onnx.parser
 
 from trtopt.graph.naming import rename_values
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import OnnxSession
 
 TEXT = """
@@ -24,11 +25,17 @@ g (float[2] in0, bool flag) => (float[2] out0, float[2] out1)
 """
 
 
+def renamed(proto: onnx.ModelProto, names: dict[str, str]) -> onnx.ModelProto:
+    model = to_ir(proto)
+    rename_values(model, names, "m_")
+    return to_proto(model)
+
+
 def test_wished_names_push_others_aside() -> None:
     model = onnx.parser.parse_model(TEXT)
     inputs = {"in0": np.array([1, 5], np.float32), "flag": np.array(True)}
     expected = list(OnnxSession(model)(inputs).values())
-    rename_values(model.graph, {"in0": "image", "out0": "add", "out1": "weight"}, "m_")
+    model = renamed(model, {"in0": "image", "out0": "add", "out1": "weight"})
     onnx.checker.check_model(model)
     assert [item.name for item in (*model.graph.input, *model.graph.output)] == ["image", "flag", "add", "weight"]
     assert "m_weight" in {item.name for item in model.graph.initializer}  # without "m_" it would be an output's name
@@ -38,6 +45,6 @@ def test_wished_names_push_others_aside() -> None:
 
 def test_weights_lose_the_prefix_where_the_name_is_free() -> None:
     model = onnx.parser.parse_model(TEXT.replace(" weight =", " other =").replace("(add, weight)", "(add, other)"))
-    rename_values(model.graph, {}, "m_")
+    model = renamed(model, {})
     onnx.checker.check_model(model)
     assert {item.name for item in model.graph.initializer} == {"weight", "other"}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from graphs import model, node, values
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from trtopt.core.errors import ModelError
@@ -24,6 +24,19 @@ from trtopt.ort.sessions import OnnxSession
 
 def ints(*numbers: int) -> NDArray[np.int64]:
     return np.array(numbers, np.int64)
+
+
+def test_a_model_of_other_operators_alone_needs_no_raising() -> None:
+    proto = helper.make_model(
+        helper.make_graph(
+            [helper.make_node("Own", ["x"], ["y"], "own", domain="mine")],
+            "g",
+            [helper.make_tensor_value_info("x", 1, [1])],
+            [helper.make_tensor_value_info("y", 1, [1])],
+        ),
+        opset_imports=[helper.make_opsetid("mine", 1)],
+    )
+    assert [item.op_type for item in to_ir_at(proto, 19).graph] == ["Own"]
 
 
 CASES: dict[str, ModelProto] = {

@@ -504,12 +504,12 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
                 dynamo=True,
                 verbose=False,
             )
+            rename_values(program.model, {**asked, **given}, f"{INNER}.")
             proto = program.model_proto
     except Exception as error:
         raise ModelError(
             f"{subject.text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
         ) from error
-    rename_values(proto.graph, {**asked, **given}, f"{INNER}.")
     model = load_model(proto)
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:

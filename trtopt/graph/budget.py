@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
-from trtopt.graph.proto import all_nodes, tensor_size
+from trtopt.graph.proto import all_nodes, schema_of, tensor_size
 from trtopt.graph.work import WEIGHTED, node_macs
 
 RESULT = 64 << 20  # bytes of one result, where its operands aren't larger
@@ -23,23 +23,12 @@ SLOWLY = 1 << 18  # elements that are computed one by one in Python
 PARTS = 1 << 14  # that Concats of Concats join
 LONGEST = 1 << 14  # of the numbers in attributes of small tensors; but for Slice, where more means "to the end"
 WINDOW = 64  # numbers of a pooling window
-_LOOPING = (
-    "GatherElements",
-    "RoiAlign",
-    "ImageDecoder",
-    "TfIdfVectorizer",
-)  # by values: an index of 2⁶² is wrapped step by step
+# By values: an index of 2⁶² is wrapped step by step.
+_LOOPING = ("GatherElements", "RoiAlign", "ImageDecoder", "TfIdfVectorizer")
 _SHAPE = 64  # elements: a constant that long may say a shape
 NOT_FOLDED = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")  # they carry the precision plan
-_PASSING = (
-    "Abs",
-    "Cast",
-    "Gather",
-    "Identity",
-    "Reshape",
-    "Squeeze",
-    "Unsqueeze",
-)  # with what libraries know of a shape
+# With what libraries know of a shape.
+_PASSING = ("Abs", "Cast", "Gather", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 _SHRINKING = ("NonZero", "Compress", "Unique")  # how much they give nobody knows before; no more than they read
 # What the reference evaluator gives to NumPy whole.
 _QUICK = frozenset(
@@ -93,30 +82,24 @@ class Budget:
 
     def _result(self, node: ir.Node, constants: dict[str, Any]) -> tuple[int | None, int]:
         """Elements and bytes of what it gives, by ONNX's inference on its operands alone: declared shapes may be wrong."""
-        types = {
-            name: helper.make_tensor_type_proto(int(constant.dtype), list(constant.shape.numpy()))
-            for name, constant in constants.items()
-        }
-        data = {
-            name: ir.serde.serialize_tensor(constant) for name, constant in constants.items() if constant.size <= _SHAPE
-        }
+        types, data = dict[str, Any](), dict[str, Any]()
+        for name, constant in constants.items():
+            types[name] = helper.make_tensor_type_proto(int(constant.dtype), list(constant.shape.numpy()))
+            if constant.size <= _SHAPE:
+                data[name] = ir.serde.serialize_tensor(constant)
+        schema = schema_of(node.op_type, self._opsets.get(node.domain, 1), node.domain)
+        opsets = [helper.make_opsetid(*item) for item in self._opsets.items()]
         try:
-            schema = onnx.defs.get_schema(node.op_type, self._opsets[node.domain], node.domain)
-            found = onnx.shape_inference.infer_node_outputs(
-                schema,
-                ir.serde.serialize_node(node),
-                types,
-                data,
-                opset_imports=[helper.make_opsetid(*item) for item in self._opsets.items()],
+            results = onnx.shape_inference.infer_node_outputs(
+                schema, ir.serde.serialize_node(node), types, data, opset_imports=opsets
             )
-            kind = found[node.outputs[0].name or ""].tensor_type
+            kind = results[node.outputs[0].name or ""].tensor_type
         except Exception:  # an operator that ONNX doesn't know, or operands that don't fit
             return None, 0
-        if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
-            return None, 0
-        if kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
-            return None, 0
         dims = [dim.dim_value for dim in kind.shape.dim]
+        known = kind.HasField("shape") and all(dim.HasField("dim_value") for dim in kind.shape.dim)
+        if not known or kind.elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
+            return None, 0
         return math.prod(dims), tensor_size(TensorProto(data_type=kind.elem_type, dims=dims))
 
 

@@ -17,18 +17,9 @@ _SHORT = 64  # numbers of a constant that may be a shape
 _LONG = 1 << 12  # numbers that no shape has
 _ELEMENTWISE = ("Add", "Sub", "Mul")
 _PASSING = ("Cast", "Squeeze", "Unsqueeze", "Identity")
-_SIZED = (
-    "CenterCropPad",
-    "ConstantOfShape",
-    "Expand",
-    "OneHot",
-    "Pad",
-    "Range",
-    "Reshape",
-    "Resize",
-    "Tile",
-    "Upsample",
-)
+_SIZED = {
+    "CenterCropPad", "ConstantOfShape", "Expand", "OneHot", "Pad", "Range", "Reshape", "Resize", "Tile", "Upsample",
+}  # fmt: skip
 _Shape = tuple[int | None, ...]
 
 
@@ -40,21 +31,21 @@ def carries_little(proto: ModelProto) -> bool:
         graph = onnx.shape_inference.infer_shapes(proto).graph
     except Exception:  # whoever infers next says what is wrong
         return True
-    return _Carried(graph).little()
+    carried = _Carried()
+    return carried.read(graph) and carried.total <= MOST
 
 
 class _Carried:
-    def __init__(self, graph: GraphProto) -> None:
-        self._graph = graph
+    """Attributes: total: numbers in all tensors of one dimension."""
+
+    def __init__(self) -> None:
+        self.total = 0
         self._shapes: dict[str, _Shape] = {}
         self._constants: dict[str, list[int]] = {}
         self._known: dict[str, list[bool]] = {}  # for each number of a computed tensor, whether inference knows it
-        self._total = 0
 
-    def little(self) -> bool:
-        return self._read(self._graph) and self._total <= MOST
-
-    def _read(self, graph: GraphProto) -> bool:
+    def read(self, graph: GraphProto) -> bool:
+        """Whether all lengths in it show without values."""
         for value in (*graph.input, *graph.value_info, *graph.output):
             tensor = value.type.tensor_type
             if tensor.HasField("shape"):
@@ -69,9 +60,9 @@ class _Carried:
     def _node(self, node: NodeProto) -> bool:
         for name in node.output:
             shape = self._shapes.get(name)
-            said = 2 if node.op_type == "Pad" else 1  # numbers that say how long a result of one dimension is
+            said = [True] * (2 if node.op_type == "Pad" else 1)  # what says how long a result of one dimension is
             unsaid = shape in (None, (None,)) and node.op_type in _SIZED
-            if unsaid and [True] * said in (self._known.get(name) for name in node.input):
+            if unsaid and said in (self._known.get(name) for name in node.input):
                 return False
             self._count(name)
         if node.op_type == "Constant" and node.attribute:
@@ -80,13 +71,12 @@ class _Carried:
             self._known[node.output[0]] = found
             if len(found) > _LONG:
                 return False
-        bodies = (attribute.g for attribute in node.attribute if attribute.HasField("g"))
-        return all(map(self._read, bodies))
+        return all(self.read(attribute.g) for attribute in node.attribute if attribute.HasField("g"))
 
     def _count(self, name: str) -> None:
         shape = self._shapes.get(name, ())
         if len(shape) == 1:
-            self._total += shape[0] or 0
+            self.total += shape[0] or 0
 
     def _constant(self, name: str, tensor: TensorProto) -> None:
         self._shapes[name] = tuple(tensor.dims)

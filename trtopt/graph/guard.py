@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import onnx.inliner
-from numpy.typing import NDArray
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto
 
 from trtopt.core.errors import InvalidModel, ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.budget import is_odd
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import all_nodes, opset_version, tensor_info, whole_copy
-from trtopt.graph.synthetic import is_numeric, synthetic_inputs
+from trtopt.graph.proto import Links, all_nodes, opset_version, tensor_info, to_array, whole_copy
+from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.graph.validity import validate
 from trtopt.graph.view import to_proto
 from trtopt.graph.work import macs, shapes_at
@@ -70,17 +69,11 @@ def guarded(before: ModelProto, result: PassResult, what: str, instead: str) -> 
 
 def _drawn(proto: ModelProto) -> int:
     """How many operators draw random numbers; a Dropout does in training."""
-    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
-    count = 0
-    for node in all_nodes(proto.graph):
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            constants[node.output[0]] = node.attribute[0].t
+    links, count = Links(proto.graph), 0
+    for node in links.nodes:
         if node.op_type == "Dropout":  # nothing where the mode is off, or the ratio 0
-            ratio, mode = (*node.input[1:3], "", "")[:2] if len(node.input) > 2 else ("", "")
-            off = [
-                name for name in (ratio, mode) if name in constants and not numpy_helper.to_array(constants[name]).any()
-            ]
-            count += bool(mode) and not off
+            said = [links.constants[name] for name in node.input[1:3] if name in links.constants]
+            count += bool("".join(node.input[2:])) and all(to_array(tensor).any() for tensor in said)
         else:
             count += node.op_type in _RANDOM
     return count
@@ -104,9 +97,8 @@ def _cheap(proto: ModelProto) -> bool:
     nodes = list(all_nodes(proto.graph))
     if len(nodes) > NODES or any(node.op_type in _UNCOMPARED or is_odd(node) for node in nodes):
         return False
-    sizes = {
-        name: math.prod(shape) for name, shape in shapes_at(proto, {}, 2).items()
-    }  # 2: as `synthetic_inputs` makes it
+    shapes = shapes_at(proto, {}, 2)  # 2: as `synthetic_inputs` makes it
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     known = all(name in sizes for node in nodes for name in (*node.input, *node.output) if name)
     return known and sum(sizes.values()) <= ELEMENTS and sum(macs(proto).values()) <= MACS
 
@@ -114,8 +106,11 @@ def _cheap(proto: ModelProto) -> bool:
 def _difference(before: ModelProto, after: ModelProto) -> str:
     from onnx.reference import ReferenceEvaluator
 
-    feed = _inputs(before)
-    if feed is None:
+    weights = {tensor.name for tensor in before.graph.initializer}
+    inputs = [tensor_info(value) for value in before.graph.input if value.name not in weights]
+    try:
+        feed = synthetic_inputs(inputs, {})
+    except ModelError:  # one isn't a tensor of numbers
         return ""
     with quiet(), np.errstate(all="ignore"):
         try:
@@ -130,13 +125,6 @@ def _difference(before: ModelProto, after: ModelProto) -> str:
         if not _equal(old, new):
             return f"its output {value.name!r} has other values on made-up inputs"
     return ""
-
-
-def _inputs(proto: ModelProto) -> dict[str, NDArray[Any]] | None:
-    """Seeded arrays for the inputs; None where one isn't a tensor of numbers."""
-    held = {tensor.name for tensor in proto.graph.initializer}
-    infos = [tensor_info(value) for value in proto.graph.input if value.name not in held]
-    return synthetic_inputs(infos, {}) if all(map(is_numeric, infos)) else None
 
 
 def _equal(old: Any, new: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from onnx import ModelProto, TensorProto
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, writing, writing_together
 from trtopt.core.values import TensorInfo
-from trtopt.graph.lazy_weights import Content, Spans, make_lazy, parse_light, read_in, set_external
+from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
 from trtopt.graph.proto import (
     LARGE,
     all_tensors,
@@ -33,6 +34,7 @@ INLINE_LIMIT = PROTOBUF_LIMIT - (16 << 20)  # above this, weights go to a file b
 ALLOW_EXTERNAL = "TRTOPT_ALLOW_EXTERNAL"  # a variable, since every command and process that reads a model heeds it
 _ALIGNMENT = 4096  # bytes: lets readers map the external data
 _LIGHT = 1 << 20  # bytes: files of this size or more are read without their weights first
+_Weight = tuple[TensorProto, Path, int, int]  # and the place of its content: file, offset and length in bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,22 +77,19 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     if isinstance(source, Model):
         return source
     if isinstance(source, ModelProto):
-        path, proto, what, spans = None, ModelProto(), "the model", Spans()
+        path, proto, what, left_out = None, ModelProto(), "the model", list[_Weight]()
         proto.CopyFrom(source)
     else:
         path = existing_file(source, "the model")
         what = str(path)
-        proto, spans = _parse(path)
+        proto, left_out = _parse(path)
     check_text(proto, what)
     check_versions(proto, what)
     _load_external_data(proto, path, what, lazy)
-    if path and spans:
-        with path.open("rb") as file:
-            for index, (offset, length) in spans.items():
-                tensor = proto.graph.initializer[index]
-                make_lazy(tensor, file, offset, length)
-                if not lazy:
-                    read_in(tensor)
+    for weight in left_out:
+        make_lazy(*weight)
+        if not lazy:
+            read_in(weight[0])
     inferred = validate(proto, what)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     types = {value.name: value for value in inferred.graph.output}
@@ -129,7 +128,7 @@ def save_model(proto: ModelProto, path: str | os.PathLike[str], *, inline_limit:
         partial.write_bytes(stubs.SerializeToString(deterministic=True))
 
 
-def _parse(path: Path) -> tuple[ModelProto, Spans]:
+def _parse(path: Path) -> tuple[ModelProto, list[_Weight]]:
     """What is in a file, and where in it the weights lie that were left there: read with it, they would be in memory twice."""
     try:
         size = path.stat().st_size
@@ -138,31 +137,22 @@ def _parse(path: Path) -> tuple[ModelProto, Spans]:
                 f"{path} is {size} bytes; an ONNX file can hold at most {PROTOBUF_LIMIT}: save it with external data "
                 "(onnx.save(model, path, save_as_external_data=True))"
             )
-        with path.open("rb") as file:
-            light = _parsed_light(Content(file, size)) if size >= _LIGHT else None
-            if light is None:
-                file.seek(0)
-                return _parsed(file.read(), path, size), {}
-            return light
+        with path.open("rb") as file, contextlib.suppress(DecodeError, IndexError, ValueError):
+            if size >= _LIGHT:
+                proto, places = parse_light(file, size, LARGE)
+                inside = (item for item in proto.graph.initializer if item.data_location != TensorProto.EXTERNAL)
+                bare = [
+                    item for item in inside if item.HasField("raw_data") and not item.raw_data and tensor_size(item)
+                ]
+                if [tensor_size(tensor) for tensor in bare] == [length for _, length in places]:
+                    return proto, [(tensor, path, *place) for tensor, place in zip(bare, places)]
+        return _parsed(path.read_bytes(), path), []  # if only to say what is wrong with it
     except OSError as error:
         raise UsageError(f"can't read the model {path}: {error.strerror}") from error
 
 
-def _parsed_light(content: Content) -> tuple[ModelProto, Spans] | None:
-    """None: it has to be parsed whole, if only to say what is wrong with it."""
-    try:
-        found = parse_light(content, LARGE)
-    except DecodeError:
-        return None
-    if found is not None:
-        proto, spans = found
-        for index, (_, length) in spans.items():
-            if length != tensor_size(proto.graph.initializer[index]):
-                return None
-    return found
-
-
-def _parsed(content: bytes, path: Path, size: int) -> ModelProto:
+def _parsed(content: bytes, path: Path) -> ModelProto:
+    size = len(content)
     if not content:
         raise InvalidModel(f"{path} is empty (0 bytes); an ONNX model is needed: export or copy it again")
     proto = ModelProto()
@@ -204,8 +194,7 @@ def _load_external_data(proto: ModelProto, path: Path | None, what: str, lazy: b
                     "give the file's path instead, or onnx.load it with its external data"
                 )
             file, offset, length = _external_place(tensor, path, what)
-            with file.open("rb") as stream:
-                make_lazy(tensor, stream, offset, length)
+            make_lazy(tensor, file, offset, length)
             if lazy and index < weights and length > LARGE:
                 continue
             read_in(tensor)

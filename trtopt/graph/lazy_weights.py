@@ -8,7 +8,7 @@ and folding a model, where memory is new to the process; see `trtopt.graph.io.lo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,95 +16,58 @@ from onnx import ModelProto, TensorProto
 
 from trtopt.core.errors import InvalidModel
 
-Spans = dict[int, tuple[int, int]]
-"""Index of an initializer → offset and length of its content in the model's file."""
-
-_GRAPH, _INITIALIZER, _RAW_DATA, _DATA_LOCATION = 7, 5, 9, 14  # field numbers in onnx.proto
+_WEIGHTS = (7, 5, 9)  # field numbers in onnx.proto: the graph, its initializers, their raw data
 _STAMP = "checksum"  # the entry of a reference that holds the file's size and time of change when it was made
 _NUMBER = 10  # bytes of the longest number in a message
 _CHUNK = 1 << 20  # bytes: read and hand on, from memory that is in use already
 
 
-class Content:
-    """A file's bytes, read where they are asked for. Not mapped: of a mapping whose file is cut, reading ends the process."""
+def parse_light(file: BinaryIO, size: int, limit: int) -> tuple[ModelProto, list[tuple[int, int]]]:
+    """A model whose initializers have no content where theirs is over `limit` bytes.
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
-        self._file, self._size = file, size
+    Args:
+        file: is read, not mapped: of a mapping whose file is cut meanwhile, reading ends the process.
+        size: of the file.
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, place: slice) -> bytes:
-        self._file.seek(place.start)
-        return self._file.read(place.stop - place.start)
-
-
-def parse_light(content: Content, limit: int) -> tuple[ModelProto, Spans] | None:
-    """A model without the content of its initializers over `limit` bytes, and where that lies in `content`.
-
-    None: it isn't written the usual way (or not a model at all), so that it has to be parsed whole.
+    Returns:
+        the model, and offset and length of each content that was left out, in order.
 
     Raises:
-        google.protobuf.message.DecodeError: it isn't a model.
+        IndexError, ValueError, google.protobuf.message.DecodeError: it isn't a model, or written in an unusual way.
     """
-    try:
-        fields = list(_fields(content, 0, len(content)))
-        graphs = [field for field in fields if field[0] == _GRAPH]
-        if len(graphs) != 1:
-            return None
-        kept, spans = _without_weights(content, *graphs[0][2:], limit)
-    except (IndexError, ValueError):
-        return None
-    light = ModelProto()
-    light.ParseFromString(b"".join(content[start:end] for number, start, _, end in fields if number != _GRAPH))
-    light.graph.ParseFromString(kept)
-    return light, spans
+    places: list[tuple[int, int]] = []
+    return ModelProto.FromString(_cut(file, 0, size, _WEIGHTS, limit, places)), places
 
 
-def _without_weights(content: Content, start: int, end: int, limit: int) -> tuple[bytes, Spans]:
-    """A graph's message with large weights cut out of it."""
+def _cut(file: BinaryIO, place: int, end: int, path: Sequence[int], limit: int, places: list[tuple[int, int]]) -> bytes:
+    """A protobuf message, with what lies at `path` and is over `limit` bytes left empty."""
     parts: list[bytes] = []
-    spans: Spans = {}
-    initializers = 0
-    for number, field, inside, after in _fields(content, start, end):
-        if number == _INITIALIZER:
-            if after - inside > limit:
-                tensor = list(_fields(content, inside, after))
-                raw = [item for item in tensor if item[0] == _RAW_DATA]
-                if (
-                    len(raw) == 1
-                    and raw[0][3] - raw[0][2] > limit
-                    and all(item[0] != _DATA_LOCATION for item in tensor)
-                ):
-                    rest = b"".join(content[item[1] : item[3]] for item in tensor if item[0] != _RAW_DATA)
-                    parts += [_varint(_INITIALIZER << 3 | 2), _varint(len(rest)), rest]
-                    spans[initializers] = raw[0][2], raw[0][3] - raw[0][2]
-                    field = after
-            initializers += 1
-        parts.append(content[field:after])
-    return b"".join(parts), spans
-
-
-def _fields(content: Content, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """A protobuf message's fields: number, where it starts, where its content starts, where it ends."""
-    while position < end:
-        start, head = position, content[position : position + 2 * _NUMBER]
-        key, position = _number(head, 0)
-        kind, inside = key & 7, start + position
+    while place < end:
+        file.seek(place)
+        head, length = file.read(2 * _NUMBER), 0
+        key, inside = _number(head, 0)
+        kind = key & 7
         if kind == 0:
-            _, position = _number(head, position)
-            position += start
+            _, inside = _number(head, inside)
         elif kind == 2:
-            length, position = _number(head, position)
-            inside = start + position
-            position = inside + length
+            length, inside = _number(head, inside)
         elif kind in (1, 5):
-            position = inside + (8 if kind == 1 else 4)
+            length = 8 if kind == 1 else 4
         else:
             raise ValueError(f"wire type {kind}")
-        if position > end:
+        if place + inside + length > end:
             raise ValueError("cut off")
-        yield key >> 3, start, inside, position
+        if key != path[0] << 3 | 2 or length <= limit:
+            file.seek(place)
+            parts.append(file.read(inside + length))
+        elif path[1:]:
+            content = _cut(file, place + inside, place + inside + length, path[1:], limit, places)
+            parts += [_varint(key), _varint(len(content)), content]
+        else:
+            parts.append(_varint(key) + _varint(0))
+            places.append((place + inside, length))
+        place += inside + length
+    return b"".join(parts)
 
 
 def _number(content: bytes, position: int) -> tuple[int, int]:
@@ -119,19 +82,15 @@ def _number(content: bytes, position: int) -> tuple[int, int]:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
 
 
-def make_lazy(tensor: TensorProto, file: BinaryIO, offset: int, length: int) -> None:
-    """Let a weight be `length` bytes of an open file."""
+def make_lazy(tensor: TensorProto, file: Path, offset: int, length: int) -> None:
+    """Let a weight be `length` bytes of a file."""
     tensor.ClearField("raw_data")
-    location = str(Path(file.name).absolute())
-    set_external(tensor, location=location, offset=offset, length=length, **{_STAMP: _stamp(file)})
+    location, stamp = str(file.absolute()), _stamp(file.stat())
+    set_external(tensor, location=location, offset=offset, length=length, **{_STAMP: stamp})
 
 
 def set_external(tensor: TensorProto, **entries: str | int) -> None:
@@ -143,7 +102,7 @@ def set_external(tensor: TensorProto, **entries: str | int) -> None:
 
 
 def is_lazy(tensor: TensorProto) -> bool:
-    """Whether `make_lazy` made it so: what models themselves make_lazy to is relative to them."""
+    """Whether `make_lazy` made it so: what models themselves refer to is relative to them."""
     if tensor.data_location != TensorProto.EXTERNAL:
         return False
     return any(entry.key == "location" and Path(entry.value).is_absolute() for entry in tensor.external_data)
@@ -170,20 +129,14 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
         with path.open("rb", buffering=0) as file:
             file.seek(int(entries["offset"]))
             while left:
-                if _stamp(file) != entries[_STAMP] or not (size := file.readinto(buffer[:left])):
-                    raise _changed(path)
+                if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:left])):
+                    raise OSError("another file")
                 yield buffer[:size]
                 left -= size
     except OSError as error:
-        raise _changed(path) from error
+        text = f"{path} was changed or moved while the model in it was being used"
+        raise InvalidModel(f"{text}: start again when it is complete") from error
 
 
-def _stamp(file: BinaryIO) -> str:
-    found = os.fstat(file.fileno())
-    return f"{found.st_size}:{found.st_mtime_ns}"
-
-
-def _changed(path: Path) -> InvalidModel:
-    return InvalidModel(
-        f"{path} was changed or moved while the model in it was being used: start again when it is complete"
-    )
+def _stamp(state: os.stat_result) -> str:
+    return f"{state.st_size}:{state.st_mtime_ns}"

@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from onnx import GraphProto
+import onnx_ir as ir
 
-from trtopt.graph.proto import subgraphs
+from trtopt.graph.proto import unique
 
 
-def rename_values(graph: GraphProto, names: Mapping[str, str], prefix: str) -> None:
+def rename_values(model: ir.Model, names: Mapping[str, str], prefix: str) -> None:
     """Give inputs and outputs the `names` (old → new), and take `prefix` off weights' names; in place.
 
     Any other value that has such a name already gets another: torch's exporter would leave two of the same name.
     """
-    taken, wished = set(_values(graph)), set(names.values())
-    change = dict(names)
-    for name in sorted(taken - set(names)):
-        wanted = name.removeprefix(prefix)
-        if wanted != name and wanted not in taken and wanted not in wished:
-            change[name] = wanted
-            taken.add(wanted)
+    values: dict[str, list[ir.Value]] = {}
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.initializers.values(), *(item for node in graph for item in node.outputs)):
+            values.setdefault(str(value.name), []).append(value)
+    wished = set(names.values())
+    taken, change = values.keys() | wished, dict[str, str]()
+    for name in sorted(values.keys() - names.keys()):
+        shorter = name.removeprefix(prefix)
+        if shorter not in taken:
+            change[name] = unique(shorter, taken)
         elif name in wished:
-            number = next(number for number in range(len(taken) + 1) if f"{name}_inner{number}" not in taken | wished)
-            change[name] = f"{name}_inner{number}"
-            taken.add(change[name])
-    _apply(graph, change)
-
-
-def _values(graph: GraphProto) -> Iterator[str]:
-    for group in (graph.input, graph.output, graph.initializer):
-        yield from (item.name for item in group)
-    for node in graph.node:
-        yield from (name for name in (*node.input, *node.output) if name)
-        for inner in subgraphs(node):
-            yield from _values(inner)
-
-
-def _apply(graph: GraphProto, change: Mapping[str, str]) -> None:
-    for group in (graph.input, graph.output, graph.initializer, graph.value_info):
-        for item in group:
-            item.name = change.get(item.name, item.name)
-    for node in graph.node:
-        node.input[:] = [change.get(name, name) for name in node.input]
-        node.output[:] = [change.get(name, name) for name in node.output]
-        for inner in subgraphs(node):
-            _apply(inner, change)
+            change[name] = unique(f"{name}_inner", taken)
+    for name, other in (*change.items(), *names.items()):  # first who is in the way
+        for value in values.get(name, ()):
+            value.name = other

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.values import Issue
-from trtopt.graph.proto import all_nodes, node_label, subgraphs
-
-_FAR = 64  # steps from a node to a tensor of the model, at most
+from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
 
 class Origins:
@@ -27,11 +25,8 @@ class Origins:
         self._tensors = {value.name for value in original.graph.input} | {
             name for node in nodes for name in node.output
         }
-        self._nodes = {node.name: node for node in all_nodes(made.graph)}
-        self._users: dict[str, list[NodeProto]] = {}
-        for node in self._nodes.values():
-            for name in node.input:
-                self._users.setdefault(name, []).append(node)
+        self._links = Links(made.graph)
+        self._nodes = {node.name: node for node in self._links.nodes}
 
     def of(self, name: str) -> str:
         """Where a node comes from, such as "gives 'Y'"; empty where the model has a node or tensor of that name."""
@@ -44,15 +39,13 @@ class Origins:
 
     def _after(self, node: NodeProto) -> Iterator[str]:
         """Tensors of the model that are computed from a node's results, nearest first."""
-        level, seen = [node], set[str]()
-        for _ in range(_FAR):
-            level = [user for item in level for name in item.output for user in self._users.get(name, ())]
-            level = [item for item in level if item.name not in seen]
-            seen.update(item.name for item in level)
-            for item in level:
-                yield from (name for name in item.output if name in self._tensors)
-            if not level:
-                return
+        pending, seen = [node], {node.name}
+        for item in pending:  # grows on the way
+            for user in (user for name in item.output for user in self._links.readers.get(name, ())):
+                if user.name not in seen:
+                    seen.add(user.name)
+                    pending.append(user)
+                    yield from (name for name in user.output if name in self._tensors)
 
     def retold(self, issue: Issue) -> str:
         """An issue in the model's words."""
@@ -71,8 +64,6 @@ class Origins:
         flow = [node for node in self._nodes.values() if any(subgraphs(node))]
         if named or not flow:
             return text
-        told = [
-            f"{node.op_type} that {origin}" if (origin := self.of(node.name)) else node_label(node) for node in flow[:3]
-        ]
-        some = ", ".join(told) + (", …" if len(flow) > 3 else "")
+        origins = [f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow[:3]]
+        some = ", ".join(origins) + (", …" if len(flow) > 3 else "")
         return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: export it with that decided"

@@ -11,15 +11,13 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from onnx import ModelProto, NodeProto
-from onnx.helper import get_attribute_value
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import Kind as Kind
 from trtopt.core.values import TensorInfo, x
-from trtopt.graph.proto import infer_shapes, opset_version, tensor_info
+from trtopt.graph.proto import Links, attribute, infer_shapes, opset_version, tensor_info
 
 Given = Mapping[str, str] | Sequence[str]
 """Kinds as users say them: {"NAME": "embedding"} or ["NAME=embedding"]."""
@@ -44,7 +42,9 @@ def parse(given: Given) -> dict[str, Kind]:
     """
     kinds: dict[str, Kind] = {}
     texts = [given] if isinstance(given, str) else given
-    for name, kind in given.items() if isinstance(given, Mapping) else map(_pair, texts):
+    for name, kind in given.items() if isinstance(given, Mapping) else (text.rpartition("=")[::2] for text in texts):
+        if not name:
+            raise UsageError(f"`output_kind=` {kind!r} can't be read; write NAME=KIND, KIND one of {', '.join(Kind)}")
         if str(kind) not in list(Kind):
             raise UsageError(
                 f"`output_kind=['{name}={kind}']`: {str(kind)!r} isn't a kind; allowed: {', '.join(Kind)}"
@@ -54,13 +54,6 @@ def parse(given: Given) -> dict[str, Kind]:
             raise UsageError(f"`output_kind=` names the output {name!r} twice; give it one kind")
         kinds[name] = Kind(str(kind))
     return kinds
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, _, kind = text.rpartition("=")
-    if not name:
-        raise UsageError(f"`output_kind=` {text!r} can't be read; write NAME=KIND, KIND one of {', '.join(Kind)}")
-    return name, kind
 
 
 def _meant(before: str, word: str, known: Iterable[str], after: str = "") -> str:
@@ -214,7 +207,7 @@ class _End:
 class _Graph:
     def __init__(self, proto: ModelProto) -> None:
         self.opset = opset_version(proto)
-        self.made = {name: node for node in proto.graph.node for name in node.output if name}
+        self.made = Links(proto.graph).makers
         self.constants = {tensor.name for tensor in proto.graph.initializer}
         for node in proto.graph.node:  # in topological order
             inputs = [name for name in node.input if name]
@@ -296,7 +289,7 @@ class _Graph:
         assert end.node is not None
         if end.node.op_type not in _SOFTMAX:
             return -1  # written out, as attention writes it
-        axis: int = _attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
+        axis: int = attribute(end.node, "axis", -1 if self.opset >= 13 else 1)
         rank = len(self.shapes.get(end.node.input[0], ()) or self.shapes.get(end.node.output[0], ()))
         if rank:
             axis = axis % rank if axis % rank != rank - 1 else -1
@@ -321,7 +314,7 @@ class _Graph:
             seen.add(node.output[0])
             before = self._through(node)
             if node.op_type == "Concat":
-                axis = _attribute(node, "axis", 0)
+                axis = attribute(node, "axis", 0)
                 parts = [self.shapes.get(name, ()) for name in node.input]
                 sizes = [part[axis] for part in parts if part and -len(part) <= axis < len(part)]
                 if axis != 0 and (4 in sizes or sizes.count(2) == 2):
@@ -342,7 +335,7 @@ class _Graph:
             if before is None:
                 return _End(op, node, tuple(perms))
             if node.op_type == "Transpose":
-                perms.append(tuple(_attribute(node, "perm", ())))
+                perms.append(tuple(attribute(node, "perm", ())))
             node = self.made.get(before)
         return _End("" if node is None else self._op(node), node, tuple(perms))
 
@@ -372,10 +365,9 @@ class _Graph:
         return "pool" if op == "AveragePool" and single else op
 
     def _made_by(self, name: str) -> str:
-        node = self.made.get(name)
-        while node is not None and node.op_type in ("Cast", "Identity"):
-            node = self.made.get(node.input[0])
-        return "" if node is None else node.op_type
+        while (node := self.made.get(name)) is not None and node.op_type in ("Cast", "Identity"):
+            name = node.input[0]
+        return "" if node is None else str(node.op_type)
 
     def _sums(self, name: str) -> bool:
         """Whether a value is a sum, mean or norm over an axis, as what a normalization divides by is."""
@@ -393,7 +385,3 @@ class _Graph:
 
 def _embedding_width(width: int | str) -> bool:
     return isinstance(width, int) and 2 * _WIDTH <= width <= _WIDEST and width % _WIDTH == 0
-
-
-def _attribute(node: NodeProto, name: str, default: Any) -> Any:
-    return next((get_attribute_value(item) for item in node.attribute if item.name == name), default)

@@ -24,11 +24,13 @@ from onnx import (
     helper,
     numpy_helper,
 )
+from onnx.defs import SchemaError, get_schema
 
 from trtopt.core.values import TensorInfo
 from trtopt.graph.carried import carries_little
 from trtopt.graph.lazy_weights import chunks, is_lazy, read_in
 
+STANDARD = ("", "ai.onnx")  # the domain of ONNX's own operators
 LARGE = 1 << 16  # bytes: tensors above this are kept out of the way of the checker and of shape inference
 
 
@@ -66,6 +68,16 @@ def _copy(source: Any, target: Any, but: str) -> None:
             getattr(target, descriptor.name).MergeFrom(value)
         else:
             setattr(target, descriptor.name, value)
+
+
+def put_back(light: ModelProto, proto: ModelProto) -> None:
+    """Give the initializers that `skeleton` made references the content that they have in `proto`."""
+    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
+    for tensor in light.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            tensor.CopyFrom(weights[tensor.name])
+            tensor.ClearField("metadata_props")
+            tensor.ClearField("doc_string")
 
 
 def whole_copy(proto: ModelProto) -> ModelProto:
@@ -114,23 +126,31 @@ def infer_shapes(proto: ModelProto, *, strict: bool = False) -> ModelProto:
 def _stand_in(graph: GraphProto) -> Iterator[tuple[str, NodeProto]]:
     """Operators that ONNX's inference doesn't know, by their output; an Identity, of the same type, takes their place."""
     for node in all_nodes(graph):
-        if node.op_type in UNINFERRED and node.domain in ("", "ai.onnx") and len(node.output) == 1:
+        if node.op_type in UNINFERRED and node.domain in STANDARD and len(node.output) == 1:
             yield node.output[0], NodeProto.FromString(node.SerializeToString())
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
 
 
+def schema_of(op: str, opset: int, domain: str = "") -> Any:
+    """ONNX's `OpSchema` of an operator; None: it has none of that name there."""
+    try:
+        return get_schema(op, opset, domain)
+    except SchemaError:
+        return None
+
+
 def opset_version(proto: ModelProto) -> int:
-    return next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return next((entry.version for entry in proto.opset_import if entry.domain in STANDARD), 0)
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
     """The bodies of If, Loop and Scan."""
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        elif attribute.type == AttributeProto.GRAPHS:
-            yield from attribute.graphs
+    for item in node.attribute:
+        if item.type == AttributeProto.GRAPH:
+            yield item.g
+        elif item.type == AttributeProto.GRAPHS:
+            yield from item.graphs
 
 
 def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
@@ -139,6 +159,43 @@ def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
         yield node
         for body in subgraphs(node):
             yield from all_nodes(body)
+
+
+def all_graphs(graph: GraphProto | FunctionProto) -> Iterator[GraphProto]:
+    """The graph itself, then the bodies in it."""
+    if isinstance(graph, GraphProto):
+        yield graph
+    for node in graph.node:
+        for body in subgraphs(node):
+            yield from all_graphs(body)
+
+
+def attribute(node: NodeProto, name: str, default: Any) -> Any:
+    """An attribute's value; `default` where the node has none of that name."""
+    return next((helper.get_attribute_value(item) for item in node.attribute if item.name == name), default)
+
+
+class Links:
+    """Who makes and who reads the tensors of a graph, bodies included.
+
+    Attributes:
+        nodes: as `all_nodes`.
+        makers: tensor → the node that gives it.
+        readers: tensor → the nodes that read it, as often as they do.
+        constants: tensor → its content: initializers, and the tensors of Constant nodes.
+    """
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.nodes = list(all_nodes(graph))
+        self.makers = {name: node for node in self.nodes for name in node.output if name}
+        self.readers: dict[str, list[NodeProto]] = {}
+        for node in self.nodes:
+            for name in node.input:
+                self.readers.setdefault(name, []).append(node)
+        self.constants = {tensor.name: tensor for body in all_graphs(graph) for tensor in body.initializer}
+        for node in self.nodes:
+            if node.op_type == "Constant" and (tensor := attribute(node, "value", None)) is not None:
+                self.constants[node.output[0]] = tensor
 
 
 def dtype_name(data_type: int) -> str:
@@ -231,16 +288,13 @@ def unique(wished: str, taken: set[str]) -> str:
 
 
 def all_tensors(graph: GraphProto | FunctionProto) -> Iterator[TensorProto]:
-    """Initializers first."""
-    if isinstance(graph, GraphProto):
-        yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            yield from attribute.tensors
-        for body in subgraphs(node):
-            yield from all_tensors(body)
+    """Initializers of the graph itself first."""
+    for body in all_graphs(graph):
+        yield from body.initializer
+    for item in (item for node in all_nodes(graph) for item in node.attribute):
+        if item.type == AttributeProto.TENSOR:
+            yield item.t
+        yield from item.tensors
 
 
 def node_label(node: NodeProto) -> str:

@@ -15,13 +15,8 @@ from trtopt.core.values import TensorInfo
 SYNTHETIC = 1 << 26  # numbers in a made-up input
 
 
-def is_numeric(info: TensorInfo) -> bool:
-    """Whether it is a tensor of numbers or truths."""
-    return info.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
-
-
-def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
-    """Seeded inputs that exercise a graph; for comparing two forms of one model, never for calibration.
+def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int]) -> dict[str, NDArray[Any]]:
+    """Inputs that exercise a graph.
 
     Floats are normal; integers are 0 or 1 (a valid index or mask everywhere).
 
@@ -31,14 +26,14 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int], see
     Raises:
         ModelError: an input isn't a tensor of numbers, or a very large one.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     arrays: dict[str, NDArray[Any]] = {}
     for info in inputs:
         shape = [
             size if isinstance(size, int) and size >= 0 else sizes.get(str(size), sizes.get(f"{info.name}:{axis}", 2))
             for axis, size in enumerate(info.shape)
         ]
-        if not is_numeric(info):
+        if not info.dtype.startswith(("float", "bfloat", "int", "uint", "bool")):
             raise ModelError(f"the input {info.name} is of type {info.dtype}; made-up inputs are tensors of numbers")
         if math.prod(shape) > SYNTHETIC:
             raise ModelError(

@@ -10,7 +10,8 @@ import graphlib
 import heapq
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import onnx
 from google.protobuf.message import Message
@@ -31,9 +32,7 @@ from trtopt.graph.proto import (
 
 OLDEST_IR = 3
 RANK = 32  # dimensions of a tensor: older NumPy holds no more, TensorRT 8
-FUNCTION_NODES = (
-    50_000  # once every call is replaced by what it calls: 27 functions that call each other twice make 10⁸
-)
+FUNCTION_NODES = 50_000  # every call replaced by what it calls: 27 functions that call each other twice make 10⁸
 FUNCTION_DEPTH = 100
 NAME = 4096  # characters: TensorRT's parser takes minutes over 300,000
 _TEXTS = [
@@ -175,12 +174,10 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
         raise InvalidModel(f"{what} has no outputs, so there is nothing to compute: export it again with output names")
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {tensor.values.name for tensor in graph.sparse_initializer}
-    for names, kind in (
-        ([value.name for value in graph.input], "two inputs are"),
-        ([value.name for value in graph.output], "two outputs are"),
-        ([tensor.name for tensor in graph.initializer], "two initializers are"),
-    ):
-        _unique(names, f"{what}: {kind} named")
+    for kind, items in (("inputs", graph.input), ("outputs", graph.output), ("initializers", graph.initializer)):
+        for name, count in Counter(item.name for item in items).items():
+            if count > 1:
+                raise InvalidModel(f"{what}: two {kind} are named {name!r}; names must differ: export the model again")
     defined = {value.name for value in graph.input} | constants
     producer: dict[str, int] = {}
     for index, node in enumerate(graph.node):
@@ -207,10 +204,8 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     try:
         order = _sorted(needs)
     except graphlib.CycleError as error:
-        cycle = error.args[1]  # in the direction of the data, the first node also last
-        raise InvalidModel(
-            f"{what} is cyclic: {' → '.join(node_label(graph.node[index]) for index in cycle)}"
-        ) from None
+        cycle = [node_label(graph.node[index]) for index in error.args[1]]  # with the data, the first node also last
+        raise InvalidModel(f"{what} is cyclic: {' → '.join(cycle)}") from None
     if order != list(range(len(order))):
         nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
         del graph.node[:]
@@ -229,14 +224,6 @@ def _reads(node: NodeProto) -> list[str]:
         wanted = [name for inner in body.node for name in _reads(inner)] + [value.name for value in body.output]
         names += [name for name in wanted if name not in own]
     return names
-
-
-def _unique(names: Iterable[str], what: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise InvalidModel(f"{what} {name!r}; names must differ: export the model again")
-        seen.add(name)
 
 
 def _sorted(needs: Sequence[set[int]]) -> list[int]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -13,10 +14,9 @@ from numpy.typing import NDArray
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
 from trtopt.graph.lazy_weights import is_lazy
-from trtopt.graph.proto import infer_shapes, tensor_chunks, to_array, unique
+from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
 
 FLOAT_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE)
-STANDARD = ("", "ai.onnx")
 
 
 class _LazyWeight(ir.serde.TensorProtoTensor):  # type: ignore[misc]
@@ -81,6 +81,35 @@ def opset_of(model: ir.Model) -> int:
     return next((version for domain, version in model.opset_imports.items() if domain in STANDARD), 0)
 
 
+class Slots(NamedTuple):
+    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    allowed: Mapping[str, frozenset[str]]
+
+    def takes(self, kind: str, dtype: ir.DataType) -> bool:
+        name = f"tensor({dtype.name.lower()})"
+        return name in self.allowed.get(kind, (kind,))
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(domain: str, op: str, opset: int, inputs: int, outputs: int) -> Slots | None:
+    if (schema := schema_of(op, opset, domain)) is None:
+        return None
+
+    def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
+        return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
+
+    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
+    return Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
+
+
+def slots(node: ir.Node, opset: int) -> Slots | None:
+    """What the schema of its operator says at that version of its domain; None: ONNX has no such operator."""
+    return _slots(node.domain, node.op_type, opset, len(node.inputs), len(node.outputs))
+
+
 def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     """What the value holds if it never changes (an initializer or a Constant node's output), not read yet; else None."""
     if value is None:
@@ -135,18 +164,6 @@ def subgraphs(node: ir.Node) -> Iterator[ir.Graph]:
             yield held.as_graph()
         elif held.type is ir.AttributeType.GRAPHS:
             yield from held.as_graphs()
-
-
-def outer_values(node: ir.Node) -> Iterator[ir.Value]:
-    """Values of the enclosing graph that the bodies of a control-flow node read."""
-    for graph in subgraphs(node):
-        for inner in ir.traversal.RecursiveGraphIterator(graph):
-            for value in inner.inputs:
-                if value is not None and value.graph is not graph and value.graph is node.graph:
-                    yield value
-        for value in graph.outputs:
-            if value.graph is node.graph:
-                yield value
 
 
 def drop_unread(graph: ir.Graph) -> None:

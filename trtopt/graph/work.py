@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
-from trtopt.graph.proto import LARGE, all_nodes, infer_shapes, skeleton, subgraphs
+from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, infer_shapes, skeleton
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 
@@ -39,24 +39,15 @@ def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[s
     del light.graph.value_info[:]
     for value in light.graph.output:
         value.type.tensor_type.ClearField("shape")  # what it declares names the dimensions that have a size now
-    return _constants(proto.graph) | _shapes(infer_shapes(light).graph)
-
-
-def _shapes(graph: GraphProto) -> dict[str, tuple[int, ...]]:
-    shapes = _constants(graph)
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
-        if known and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
-            shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
-    for node in graph.node:
-        for body in subgraphs(node):
-            shapes |= _shapes(body)
+    weights = (item for graph in all_graphs(proto.graph) for item in graph.initializer)
+    shapes = {item.name: tuple(item.dims) for item in weights if item.data_type != TensorProto.STRING}
+    for graph in all_graphs(infer_shapes(light).graph):
+        for value in (*graph.input, *graph.value_info, *graph.output):
+            tensor = value.type.tensor_type
+            known = tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim)
+            if known and tensor.elem_type not in (TensorProto.UNDEFINED, TensorProto.STRING):
+                shapes[value.name] = tuple(dim.dim_value for dim in tensor.shape.dim)
     return shapes
-
-
-def _constants(graph: GraphProto) -> dict[str, tuple[int, ...]]:
-    return {item.name: tuple(item.dims) for item in graph.initializer if item.data_type != TensorProto.STRING}
 
 
 def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
@@ -74,12 +65,11 @@ def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
         return 0
     if node.op_type == "Conv":
         return math.prod(result) * math.prod(weight[1:])
-    transposed = any(item.name == "transA" and item.i for item in node.attribute)
-    return math.prod(result) * (data[0] if transposed else data[-1])
+    return math.prod(result) * (data[0] if attribute(node, "transA", 0) else data[-1])
 
 
 def _einsum(node: NodeProto, operands: Sequence[Sequence[int]]) -> int:
-    equation = next((item.s.decode() for item in node.attribute if item.name == "equation"), "")
+    equation = attribute(node, "equation", b"").decode()
     terms = equation.partition("->")[0].replace(" ", "").split(",")
     if "." in equation or len(terms) != 2:
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from onnx import ModelProto, numpy_helper
 
 from trtopt import trt
+from trtopt.core.documents import plain
 from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
 from trtopt.core.files import check_writable
 from trtopt.core.options import taking
@@ -27,7 +28,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
@@ -81,10 +82,8 @@ class CheckReport:
     @property
     def summary_lines(self) -> tuple[str, ...]:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in LEVELS}
-        text = ", ".join(
-            f"{count} {level}{'s' if count != 1 and level != 'info' else ''}" for level, count in counts.items()
-        )
-        text = f"{self.model}: {text}; parser asked: {self.parser or 'none'}"
+        numbers = (f"{count} {level}{'s' * (count != 1 and level != 'info')}" for level, count in counts.items())
+        text = f"{self.model}: {', '.join(numbers)}; parser asked: {self.parser or 'none'}"
         if self.folding:
             text += f"; {self.folding}"
         if self.fixed:
@@ -97,21 +96,8 @@ class CheckReport:
         return tuple(lines)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "ok": self.ok,
-            "findings": [finding.to_json() for finding in self.findings],
-            "inputs": [asdict(info) for info in self.inputs],
-            "outputs": [asdict(info) for info in self.outputs],
-            "opset": self.opset,
-            "fingerprint": self.fingerprint,
-            "folding": self.folding.to_json() if self.folding else None,
-            "parser": self.parser,
-            "fixed": str(self.fixed) if self.fixed else None,
-            "verified": self.verified,
-            "shapes": {"option": self.shapes.option, "guesses": list(self.shapes.guesses)},
-            "nodes": [node.to_json() for node in self.nodes],
-        }
+        folding = self.folding.to_json() if self.folding else None
+        return {**plain(self), "ok": self.ok, "folding": folding, "shapes": plain(self.shapes._asdict())}
 
     def __str__(self) -> str:
         return "\n".join([*map(str, self.findings), self.summary])
@@ -153,11 +139,27 @@ def check(request: CheckRequest) -> CheckReport:
     folded, folding = fold(loaded.proto, reporter=reporter)
     findings += _folding(folding)
     findings += find(folded)
-    generation, reason = _generation(request.backend)
-    findings += opset_findings(folded, generation.capabilities.max_opset if generation else None, str(generation))
+    generation, reason = None, ""
+    try:
+        generation = trt.select(request.backend)
+    except NoBackend as error:
+        if request.backend != "auto":
+            raise
+        reason = str(error)
+    can = generation.capabilities if generation else None
+    limit = can.max_opset if can else None
+    findings += opset_findings(folded, limit, str(generation))
+    values: dict[str, int] = {}
     with reporter.phase("ask the parser"):
-        asked, refused, values = _ask(generation, reason, loaded.proto, folded)
-    findings += refused
+        try:
+            if generation is not None:
+                answers, values = _ask(generation, loaded.proto, folded)
+                findings += answers
+        except BackendError as error:
+            reason = str(error)
+    if reason:
+        text = f"no TensorRT parser was asked about operators: {reason}"
+        findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, targets, profiles)
     suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
@@ -168,7 +170,6 @@ def check(request: CheckRequest) -> CheckReport:
     written, verified = None, None
     if request.fix is not None:
         with reporter.phase("clean and compare"):
-            limit = generation.capabilities.max_opset if generation else None
             problems, verified = _fix(loaded, folded, Path(request.fix), limit, profiles)
             findings += problems
             written = None if any(item.level == "error" for item in problems) else Path(request.fix)
@@ -180,17 +181,12 @@ def check(request: CheckRequest) -> CheckReport:
         opset=loaded.opset,
         fingerprint=fingerprint,
         folding=folding,
-        parser=str(generation) if asked else None,
+        parser=None if reason else str(generation),
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
-        nodes=_nodes(folded, generation) if request.nodes else (),
+        nodes=listed(to_ir(folded), *((can.float_only, can.grouped) if can else ())) if request.nodes else (),
     )
-
-
-def _nodes(folded: ModelProto, generation: trt.Generation | None) -> tuple[ListedNode, ...]:
-    can = generation.capabilities if generation else None
-    return listed(to_ir(folded), can.float_only, can.grouped) if can else listed(to_ir(folded))
 
 
 def _folding(report: FoldReport) -> Iterator[Finding]:
@@ -200,44 +196,26 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
     if norms := removed.get("BatchNormalization"):
         yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
     if report.problem:
-        yield Finding(
-            "warning", "folding-incomplete", "", "", report.warning, "it is built as it is; please report the model"
-        )
+        hint = "it is built as it is; please report the model"
+        yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
     if report.changed:
-        yield Finding(
-            "info", "foldable", "", "", str(report), "building does this by itself; `fix=OUT` writes the result"
-        )
+        hint = "building does this by itself; `fix=OUT` writes the result"
+        yield Finding("info", "foldable", "", "", str(report), hint)
 
 
-def _generation(backend: str) -> tuple[trt.Generation | None, str]:
-    try:
-        return trt.select(backend), ""
-    except NoBackend as error:
-        if backend != "auto":
-            raise
-        return None, str(error)
-
-
-def _ask(
-    generation: trt.Generation | None, reason: str, original: ModelProto, folded: ModelProto
-) -> tuple[bool, list[Finding], dict[str, int]]:
-    """Whether the installed parser was asked, what it refuses, and the inputs whose values decide shapes, with their lengths.
+def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -> tuple[list[Finding], dict[str, int]]:
+    """What the installed parser refuses, and the inputs whose values decide shapes, with their lengths.
 
     Operators that a build would write out aren't refused.
     """
-    if generation is None:
-        return False, [_not_asked(reason)], {}
-    graph, notes = folded, _Cautions()
+    graph, notes = folded, _Texts()
     with contextlib.suppress(ModelError):  # `opset_findings` has said it
         graph = readable_model(graph, generation.capabilities.max_opset)
     with scratch() as folder:
         path = folder / "model.onnx"
         while True:
             save_model(graph, path)
-            try:
-                issues = generation.unsupported(path)
-            except BackendError as error:
-                return False, [_not_asked(str(error))], {}
+            issues = generation.unsupported(path)
             parts = written_out(graph, issues, notes) if issues else None
             if parts is None:
                 break
@@ -247,37 +225,25 @@ def _ask(
     hint = "replace it, build with another `backend=`, or move that part outside the engine"
     refused = []
     for issue in issues:
-        origin = origins.of(issue.node)
-        text = f"{issue.reason} ({origin})" if origin else issue.reason
-        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, f"{generation}: {text}", hint))
-    written = [Finding("info", "written-out", "", "", text) for text in notes.notes]
-    wanted = [
-        Finding(
-            "info",
-            "shape-input",
-            name,
-            "",
-            "its values decide shapes inside, so `shapes=` bounds them, not its own shape",
-        )
-        for name, _ in values
-    ]
-    return True, [*refused, *written, *wanted], dict(values)
+        origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
+        text = f"{generation}: {issue.reason}{origin}"
+        refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
+    written = [Finding("info", "written-out", "", "", text) for text in notes.texts]
+    text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"
+    wanted = [Finding("info", "shape-input", name, "", text) for name, _ in values]
+    return [*refused, *written, *wanted], dict(values)
 
 
-def _not_asked(reason: str) -> Finding:
-    return Finding("warning", "parser-not-asked", "", "", f"no TensorRT parser was asked about operators: {reason}")
+class _Texts(Reporter):
+    """What is said, for findings of their own."""
 
-
-class _Cautions(Reporter):
     def __init__(self) -> None:
         self.texts: list[str] = []
-        self.notes: list[str] = []
 
     def warn(self, text: str) -> None:
         self.texts.append(text)
 
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+    note = warn
 
 
 def _request(
@@ -288,15 +254,14 @@ def _request(
         line = suggested_shapes(model.inputs, profiles[0])
         yield Finding("error", "shapes", "", "", problem, f"write {line}" if line.option else "no size is open")
     if targets and generation is not None:
-        cautions = _Cautions()
+        cautions = _Texts()
         try:
             generation.refuse(BuildSpec(targets=targets), cautions)
         except UnsupportedRequest as error:
             yield Finding("error", "target", "", "", str(error))
+        int8 = BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True)
         with contextlib.suppress(UnsupportedRequest):  # what INT8 would lose; whether it is wanted isn't known here
-            generation.refuse(
-                BuildSpec(precision=Precision.INT8, targets=targets, allow_precision_fallback=True), cautions
-            )
+            generation.refuse(int8, cautions)
         for text in dict.fromkeys(cautions.texts):
             yield Finding("warning", "target", "", "", text)
 
@@ -305,8 +270,8 @@ def _fix(
     model: Model, folded: ModelProto, output: Path, limit: int | None, profiles: Sequence[Profile]
 ) -> tuple[list[Finding], bool]:
     """Write the cleaned model if it computes the same; findings, and whether that was tried."""
-    cleaned = whole_copy(folded)
-    findings = []
+    cleaned, findings, verified = whole_copy(folded), list[Finding](), True
+    lost = "report the model; build it as it is"
     try:
         cleaned = readable_model(cleaned, limit)
     except ModelError as error:
@@ -314,66 +279,44 @@ def _fix(
     _bound_slices(cleaned)
     if problem := invalid(cleaned):
         text = f"the cleaned model isn't valid ({problem}); it wasn't written"
-        return [*findings, Finding("error", "fix-invalid", "", "", text, "report the model; build it as it is")], True
+        return [*findings, Finding("error", "fix-invalid", "", "", text, lost)], True
+    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
+    trials = list(_trials(model.inputs, profiles))
     try:
-        gap = _unchanged(model, cleaned, profiles)
-    except MissingDependency as error:
-        findings.append(Finding("warning", "fix-not-verified", "", "", f"the cleaned model wasn't compared: {error}"))
-        verified = False
-    except ModelError as error:
-        text = f"the cleaned model wasn't compared: the original wasn't run ({str(error)[:200]})"
-        findings.append(Finding("warning", "fix-not-verified", "", "", text, "give `shapes=`"))
-        verified = False
-    else:
-        verified = True
-        if gap:
+        if gap := compare(model.proto, cleaned, model.inputs, trials, TOLERANCE, bounded):
             text = f"the cleaned model computes something else ({gap}); it wasn't written"
-            return [
-                *findings,
-                Finding("error", "fix-changed-outputs", "", "", text, "report the model; build it as it is"),
-            ], True
+            return [*findings, Finding("error", "fix-changed-outputs", "", "", text, lost)], True
+    except (MissingDependency, ModelError) as error:
+        missing, verified = isinstance(error, MissingDependency), False
+        why, hint = (error, "") if missing else (f"the original wasn't run ({str(error)[:200]})", "give `shapes=`")
+        text = f"the cleaned model wasn't compared: {why}"
+        findings.append(Finding("warning", "fix-not-verified", "", "", text, hint))
     save_model(cleaned, output)
     return findings, verified
 
 
 def _bound_slices(proto: ModelProto) -> None:
     """Open ends of Slice, INT64_MAX by custom, as int32's: TensorRT 8.6 warns of each and clamps it so."""
-    users: dict[str, set[str]] = {}
-    for node in proto.graph.node:
-        for name in node.input:
-            users.setdefault(name, set()).add(node.op_type)
+    readers = Links(proto.graph).readers
     for tensor in proto.graph.initializer:
-        if users.get(tensor.name) == {"Slice"}:
+        if {node.op_type for node in readers.get(tensor.name, ())} == {"Slice"}:
             values = numpy_helper.to_array(tensor)
             bounded = np.clip(values, -INT32_MAX, INT32_MAX)
             if not np.array_equal(values, bounded):
                 tensor.CopyFrom(numpy_helper.from_array(bounded.astype(values.dtype), tensor.name))
 
 
-def _unchanged(model: Model, cleaned: ModelProto, profiles: Sequence[Profile]) -> str:
-    """Empty, or how the outputs differ, at two batch sizes where the batch is dynamic."""
-    bounded = [name for node in cleaned.graph.node if node.op_type in ("Sigmoid", "Softmax") for name in node.output]
-    return compare(model.proto, cleaned, model.inputs, list(_trials(model.inputs, profiles)), TOLERANCE, bounded)
-
-
 def _trials(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Iterator[Mapping[str, int]]:
     """Sizes of the dynamic dimensions to try: the profiles' own, else guesses; each at batch 1 and 2."""
+    places = [(info.name, axis, info.shape[axis]) for info in inputs for axis in info.open_axes]
+    keys = [(name, axis, size if isinstance(size, str) else f"{name}:{axis}") for name, axis, size in places]
     for profile in profiles:
         for which in ("min", "opt"):
-            sizes: dict[str, int] = {}
-            for info in inputs:
-                if info.name in profile:
-                    given: tuple[int, ...] = getattr(profile[info.name], which)
-                    sizes |= {f"{info.name}:{axis}": size for axis, size in enumerate(given)}
-                    sizes |= {str(name): size for name, size in zip(info.shape, given) if isinstance(name, str)}
-            yield sizes
+            shapes = {name: getattr(ranges, which) for name, ranges in profile.items()}
+            yield {key: shapes[name][axis] for name, axis, key in keys if axis < len(shapes.get(name, ()))}
     for guess in TRIED_SIZES:
         for batch in (1, 2):
-            sizes = {}
-            for info in inputs:
-                for axis, size in enumerate(info.shape):
-                    if isinstance(size, str):
-                        sizes[size] = batch if axis == 0 else sizes.get(size, guess)
-                    elif size < 0:
-                        sizes[f"{info.name}:{axis}"] = batch if axis == 0 else guess
+            sizes: dict[str, int] = {}
+            for _, axis, key in keys:
+                sizes[key] = batch if axis == 0 else sizes.get(key, guess)
             yield sizes

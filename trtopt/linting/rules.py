@@ -6,7 +6,7 @@ The rules look at the folded graph, the one that is built, so that what folding 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,148 +15,127 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import choice
-from trtopt.graph.proto import all_nodes, dtype_name, opset_version, tensor_info, to_array
+from trtopt.graph.passes.placement import WEIGHTED
+from trtopt.graph.passes.typed import FP16_MAX
+from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
 
 LEVELS = ("error", "warning", "info")
-FP16_MAX = 65504.0
 FP16_STEP = 2.0**-24  # its smallest number
 INT32_MAX = 2**31 - 1
 OPEN_END = 2**62  # INT64_MAX and its like stand for "to the end" in Slice
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 ACTIVATIONS = ("Relu", "Clip", "LeakyRelu", "PRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Elu", "Tanh", "Mish")
-STANDARD_DOMAINS = ("", "ai.onnx")
 _INTEGERS = ("uint8", "int16", "uint16", "uint32", "uint64", "int8")
 _NO_TENSORS = ("string", "sequence", "map", "optional", "sparse_tensor")
 _KEPT = "a reduced-precision build keeps it FP32 (`precision_override=` decides otherwise)"
-# Code → level, message, hint. Where a message has several forms, the code goes on behind a colon.
-_WORDS: Mapping[str, tuple[str, str, str]] = {
+# Code → message, hint. Where a message has several forms, the code goes on behind a colon.
+_ERRORS = {
     "input-without-rank": (
-        "error",
         "declares no shape; TensorRT needs its number of dimensions",
         "export it with a shape, dynamic dimensions by name",
     ),
-    "dynamic-input": ("info", "dynamic dimensions: {dims}", ""),
-    "empty-input": (
-        "warning",
-        "has no elements (shape {dims}): nothing goes in",
-        "export it with the sizes that it gets, or with dynamic dimensions",
-    ),
     "unsupported-type": (
-        "error", "the {side} is of type {kind}, which TensorRT hasn't", "move that part of the model outside",
+        "the {side} is of type {kind}, which TensorRT hasn't",
+        "move that part of the model outside",
     ),
-    "unsupported-type:constant": ("error", "the constant {name} is {kind}, which TensorRT hasn't", ""),
-    "int64": (
-        "info",
-        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
-        "feed what the engine's manifest says",
-    ),
-    "double": (
-        "warning", "the {side} is float64, which TensorRT silently makes float32", "export the model in float32",
-    ),
-    "integer": (
-        "warning",
-        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
-        "give the network float32 or int32 and convert outside",
-    ),
-    "double-weights": (
-        "warning",
-        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
-        "export the model in float32",
-    ),
-    "int64-constant": (
-        "warning",
-        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
-        "check that the model means it",
-    ),
-    "non-finite-weight": (
-        "warning", "{name} holds NaN or infinity", "the weights are damaged: export them again",
-    ),
-    "fp16-weight-underflow": (
-        "warning",
-        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
-        "`precision_override=['{node}=fp32']`, or `bf16=True`",
-    ),
-    "fp16-mask-constant": (
-        "warning",
-        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
-    ),
-    "fp16-weight-overflow": (
-        "warning",
-        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
-        "`precision_override=['{node}=fp32']`",
-    ),
-    "custom-operator": (
-        "warning",
-        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
-        "export without it, or provide the plugin",
-    ),
-    "data-dependent-shape": (
-        "warning",
-        "the shape of its result depends on values, not on shapes",
-        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
-    ),
-    "control-flow": (
-        "warning",
-        "control flow that folding couldn't decide",
-        "export with the condition fixed; reduced precision doesn't reach into it",
-    ),
+    "unsupported-type:constant": ("the constant {name} is {kind}, which TensorRT hasn't", ""),
     "integer-operator": (
-        "error",
         "TensorRT has no integer operators: it wants Q/DQ pairs",
         "build from the float model with `int8=True`, or quantize in the Q/DQ format",
     ),
-    "fp16-range": ("info", "its result can exceed FP16's range", _KEPT),
-    "fp16-variance": (
-        "warning",
-        "a variance spelled out (square, then mean) overflows FP16 above 255",
-        _KEPT + "; LayerNormalization (opset 17) is the safe form",
-    ),
-    "fp16-normalization": ("info", "sums squares inside, which FP16 can't hold", _KEPT),
-    "batchnorm-not-folded": (
-        "warning",
-        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
-        "it stays a layer of its own, in floating point",
-    ),
-    "pad-before-conv": (
-        "warning",
-        "can't be folded into the convolution after it ({why})",
-        "it is a copy of its own; use the convolution's padding where you can",
-    ),
-    "qdq-before-activation": (
-        "warning",
-        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
-        "quantize after the activation, as trtopt build --int8 does from the float model",
-    ),
-    "int8-dynamic-weights": ("info", "its weights aren't constant, so it stays in floating point", ""),
-    "int8-few-channels": ("info", "has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
-    "int8-zero-channel": (
-        "info",
-        "some output channels have all-zero weights: they compute only their bias",
-        "prune them to save time; their scale is set so that nothing divides by zero",
-    ),
-    "int8-channel-spread": (
-        "warning",
-        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
-        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
-    ),
     "qdq-zero-point": (
-        "error",
         "its zero point isn't 0; TensorRT quantizes symmetrically only",
         "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
     ),
     "qdq-int32-bias": (
-        "error",
         "dequantizes an INT32 bias, which TensorRT refuses",
         "build from the float model with `int8=True`, or quantize without biases",
     ),
+}
+_WARNINGS = {
+    "empty-input": (
+        "has no elements (shape {dims}): nothing goes in",
+        "export it with the sizes that it gets, or with dynamic dimensions",
+    ),
+    "double": ("the {side} is float64, which TensorRT silently makes float32", "export the model in float32"),
+    "integer": (
+        "the {side} is {kind}: TensorRT takes it only if it is cast at once, or not at all",
+        "give the network float32 or int32 and convert outside",
+    ),
+    "double-weights": (
+        "{count} float64 constants (such as {name}): TensorRT computes them in float32",
+        "export the model in float32",
+    ),
+    "int64-constant": (
+        "the constant {name} holds {value}, outside int32: TensorRT 8.6 clamps it",
+        "check that the model means it",
+    ),
+    "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
+    "fp16-weight-underflow": (
+        "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
+        "`precision_override=['{node}=fp32']`, or `bf16=True`",
+    ),
+    "fp16-mask-constant": (
+        "{name} holds a mask of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`, or use -65504 as the mask",
+    ),
+    "fp16-weight-overflow": (
+        "{name} holds a value of {value:.4g}, beyond FP16's ±65504: it becomes infinity there, and infinity − infinity is NaN",
+        "`precision_override=['{node}=fp32']`",
+    ),
+    "custom-operator": (
+        "{op} of {domain} isn't a standard operator: TensorRT needs a plugin",
+        "export without it, or provide the plugin",
+    ),
+    "data-dependent-shape": (
+        "the shape of its result depends on values, not on shapes",
+        "move it outside the engine where you can; TensorRT-RTX has no runner for it",
+    ),
+    "control-flow": (
+        "control flow that folding couldn't decide",
+        "export with the condition fixed; reduced precision doesn't reach into it",
+    ),
+    "fp16-variance": (
+        "a variance spelled out (square, then mean) overflows FP16 above 255",
+        _KEPT + "; LayerNormalization (opset 17) is the safe form",
+    ),
+    "batchnorm-not-folded": (
+        "follows a convolution but can't be folded into it (weights not constant, or its result is used elsewhere too)",
+        "it stays a layer of its own, in floating point",
+    ),
+    "pad-before-conv": (
+        "can't be folded into the convolution after it ({why})",
+        "it is a copy of its own; use the convolution's padding where you can",
+    ),
+    "qdq-before-activation": (
+        "quantizes a convolution's result before its activation: it breaks the fusion and costs accuracy",
+        "quantize after the activation, as trtopt build --int8 does from the float model",
+    ),
+    "int8-channel-spread": (
+        "one output channel's weights are over 1000 times the typical channel's: one scale for what follows serves them badly",
+        "compare `method='mse'` and minmax, or `precision_override=` the node to fp16",
+    ),
     "opset-too-new": (
-        "warning",
         "opset {opset}; {generation} reads {limit} and older well",
         "export with `opset={limit}`, or `fix=`, which lowers it",
     ),
-    "opset-newer-than-8.6": ("info", "opset {opset}; TensorRT 8.6 reads 17 and older", ""),
-}  # fmt: skip
+}
+_INFOS = {
+    "dynamic-input": ("dynamic dimensions: {dims}", ""),
+    "int64": (
+        "the {side} is int64: TensorRT 8.6 makes it int32, later ones keep it",
+        "feed what the engine's manifest says",
+    ),
+    "fp16-range": ("its result can exceed FP16's range", _KEPT),
+    "fp16-normalization": ("sums squares inside, which FP16 can't hold", _KEPT),
+    "int8-dynamic-weights": ("its weights aren't constant, so it stays in floating point", ""),
+    "int8-few-channels": ("has fewer than 4 channels on one side, where INT8 doesn't pay", ""),
+    "int8-zero-channel": (
+        "some output channels have all-zero weights: they compute only their bias",
+        "prune them to save time; their scale is set so that nothing divides by zero",
+    ),
+    "opset-newer-than-8.6": ("opset {opset}; TensorRT 8.6 reads 17 and older", ""),
+}
+_WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
@@ -200,7 +179,8 @@ class Finding:
 
 def _said(words: str, node: str, op: str = "", *, code: str = "", **values: Any) -> Finding:
     """The finding that `_WORDS` has under `words`."""
-    level, message, hint = _WORDS[words]
+    level = next(level for level, codes in _WORDS.items() if words in codes)
+    message, hint = _WORDS[level][words]
     values |= {"node": node, "op": op}
     return Finding(level, code or words.partition(":")[0], node, op, message.format(**values), hint.format(**values))
 
@@ -213,39 +193,33 @@ def find(proto: ModelProto) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: LEVELS.index(finding.level)))
 
 
-class _Graph:
+class _Graph(Links):
     """What rules ask of a model."""
 
     def __init__(self, proto: ModelProto) -> None:
+        super().__init__(proto.graph)
         self.proto = proto
-        self.nodes: list[NodeProto] = list(all_nodes(proto.graph))
-        self.initializers = {tensor.name: tensor for tensor in proto.graph.initializer}
-        self.producer = {name: node for node in self.nodes for name in node.output if name}
-        self.users: dict[str, list[NodeProto]] = {}
-        for node in self.nodes:
-            for name in node.input:
-                self.users.setdefault(name, []).append(node)
-        self.inputs = [value for value in proto.graph.input if value.name not in self.initializers]
+        self.inputs = [value for value in proto.graph.input if value.name not in self.constants]
 
     def constant(self, name: str) -> NDArray[Any] | None:
-        tensor, node = self.initializers.get(name), self.producer.get(name)
-        if tensor is None and node is not None:
-            if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-                tensor = node.attribute[0].t
-            elif node.op_type == "DequantizeLinear":
-                tensor = self.initializers.get(node.input[0])
-        return None if tensor is None else to_array(tensor)
+        """What a tensor holds; of a dequantized weight the codes."""
+        if (node := self.makers.get(name)) is not None and node.op_type == "DequantizeLinear":
+            name = node.input[0]
+        return to_array(self.constants[name]) if name in self.constants else None
 
     def weight(self, node: NodeProto) -> NDArray[Any] | None:
         return self.constant(node.input[1]) if len(node.input) > 1 else None
 
     def of(self, *ops: str) -> list[NodeProto]:
-        return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD_DOMAINS]
+        return [node for node in self.nodes if node.op_type in ops and node.domain in STANDARD]
 
-    def readers(self, tensor: str) -> list[tuple[str, str]]:
+    def read_by(self, tensor: str) -> list[tuple[str, str]]:
         """Name and operator of the nodes that read a tensor; its own name where none does."""
-        readers = [(node.name or tensor, node.op_type) for node in self.users.get(tensor, ())]
+        readers = [(node.name or tensor, node.op_type) for node in self.readers.get(tensor, ())]
         return list(dict.fromkeys(readers)) or [(tensor, "")]
+
+    def followed(self, node: NodeProto, *ops: str) -> bool:
+        return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
     def tensors(self, *types: int) -> Iterator[tuple[TensorProto, NDArray[Any]]]:
         """The constants of these types, with what they hold."""
@@ -285,13 +259,13 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
 def _constants(graph: _Graph) -> Iterator[Finding]:
     tensors = graph.proto.graph.initializer
     if doubles := [tensor for tensor in tensors if tensor.data_type == TensorProto.DOUBLE]:
-        yield _said("double-weights", *graph.readers(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
+        yield _said("double-weights", *graph.read_by(doubles[0].name)[0], count=len(doubles), name=doubles[0].name)
     for tensor in tensors:
         kind = dtype_name(tensor.data_type)
         if kind == "string" or kind.startswith("complex"):
-            yield _said("unsupported-type:constant", *graph.readers(tensor.name)[0], name=tensor.name, kind=kind)
+            yield _said("unsupported-type:constant", *graph.read_by(tensor.name)[0], name=tensor.name, kind=kind)
     for tensor, values in graph.tensors(TensorProto.INT64, TensorProto.UINT64):
-        node, op = graph.readers(tensor.name)[0]
+        node, op = graph.read_by(tensor.name)[0]
         outside = values[np.abs(values.astype(np.float64)) > INT32_MAX]
         if outside.size and not (op == "Slice" and np.all(np.abs(outside.astype(np.float64)) >= OPEN_END)):
             yield _said("int64-constant", node, op, name=tensor.name, value=int(outside.flat[0]))
@@ -300,7 +274,7 @@ def _constants(graph: _Graph) -> Iterator[Finding]:
 def _weights(graph: _Graph) -> Iterator[Finding]:
     """Weights that FP16 doesn't hold: too large, or so small that they lose what they say."""
     for tensor, values in graph.tensors(TensorProto.FLOAT):
-        node, op = graph.readers(tensor.name)[0]
+        node, op = graph.read_by(tensor.name)[0]
         if not values.size or _spoiled(values):
             continue
         if (largest := _largest(values)) > FP16_MAX:
@@ -322,7 +296,7 @@ def damaged(proto: ModelProto) -> Iterator[Finding]:
 def _damaged(graph: _Graph) -> Iterator[Finding]:
     for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         if _spoiled(values.astype(np.float32, copy=False)):
-            node, op = graph.readers(tensor.name)[0]
+            node, op = graph.read_by(tensor.name)[0]
             finding = _said("non-finite-weight", node, op, name=tensor.name)
             yield replace(finding, level="error") if op in WEIGHTED else finding
 
@@ -347,8 +321,8 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
     """The constants of a folded model that FP16 doesn't hold, for each node that reads one."""
     graph, findings = _Graph(proto), list[Finding]()
     for tensor, values in graph.tensors(TensorProto.FLOAT):
-        if tensor.name in graph.users and _largest(values) > FP16_MAX:
-            for node, op in graph.readers(tensor.name):
+        if tensor.name in graph.readers and _largest(values) > FP16_MAX:
+            for node, op in graph.read_by(tensor.name):
                 findings += _beyond_fp16(tensor.name, values, node, op)
     return tuple(findings)
 
@@ -356,7 +330,7 @@ def fp16_hazards(proto: ModelProto) -> tuple[Finding, ...]:
 def _operators(graph: _Graph) -> Iterator[Finding]:
     custom: dict[tuple[str, str], list[NodeProto]] = {}
     for node in graph.nodes:
-        if node.domain not in STANDARD_DOMAINS:
+        if node.domain not in STANDARD:
             custom.setdefault((node.domain, node.op_type), []).append(node)
     for (domain, _), nodes in custom.items():
         yield from _several(nodes, "custom-operator", domain=domain)
@@ -365,16 +339,13 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
 
 
 def _structure(graph: _Graph) -> Iterator[Finding]:
-    def followed(node: NodeProto, *ops: str) -> bool:
-        return any(user.op_type in ops for user in graph.users.get(node.output[0], []))
-
     squares = [node for node in graph.of("Pow", "Mul") if node.op_type == "Pow" or len(set(node.input)) == 1]
-    yield from _several([node for node in squares if followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
+    yield from _several([node for node in squares if graph.followed(node, "ReduceMean", "ReduceSum")], "fp16-variance")
     after_conv = {node.output[0] for node in graph.of("Conv", "ConvTranspose")}
     norms = [node for node in graph.of("BatchNormalization") if node.input[0] in after_conv]
     yield from _several(norms, "batchnorm-not-folded")
     for node in graph.of("Pad"):
-        if followed(node, "Conv"):
+        if graph.followed(node, "Conv"):
             why = "its amounts aren't constant" if graph.weight(node) is None else "only zeros in height and width fold"
             yield _said("pad-before-conv", node.name, "Pad", why=why)
 
@@ -382,24 +353,19 @@ def _structure(graph: _Graph) -> Iterator[Finding]:
 def _int8(graph: _Graph) -> Iterator[Finding]:
     between, dynamic, narrow, zero, spread = (list[NodeProto]() for _ in range(5))
     for node in graph.of("QuantizeLinear"):
-        source = graph.producer.get(node.input[0])
-        if source is None or source.op_type not in ("Conv", "ConvTranspose"):
-            continue
-        pairs = [name for dequantize in graph.users.get(node.output[0], []) for name in dequantize.output]
-        if any(user.op_type in ACTIVATIONS for name in pairs for user in graph.users.get(name, [])):
-            between.append(node)
+        maker, pairs = graph.makers.get(node.input[0]), graph.readers.get(node.output[0], [])
+        if maker is not None and maker.op_type in ("Conv", "ConvTranspose"):
+            between += [node] * any(graph.followed(pair, *ACTIVATIONS) for pair in pairs)
     first = next(iter(graph.of("Conv")), None)
     for node in graph.of("Conv", "ConvTranspose", "Gemm"):
         weight = graph.weight(node)
         if weight is None:
-            maker = graph.producer.get(node.input[1])
+            maker = graph.makers.get(node.input[1])
             if maker is None or maker.op_type not in ("DequantizeLinear", "Constant"):
                 dynamic.append(node)
             continue
-        if node.op_type == "Conv" and node is not first and weight.ndim > 2:
-            group = next((int(item.i) for item in node.attribute if item.name == "group"), 1)
-            if group == 1 and min(weight.shape[:2]) < 4:
-                narrow.append(node)
+        if node.op_type == "Conv" and node is not first and weight.ndim > 2 and attribute(node, "group", 1) == 1:
+            narrow += [node] * bool(min(weight.shape[:2]) < 4)
         if node.op_type == "Conv" and weight.dtype.kind == "f" and weight.size:
             amax = np.abs(weight.astype(np.float32)).reshape(len(weight), -1).max(axis=1)
             if not amax.all():
@@ -420,7 +386,7 @@ def _zero_points(graph: _Graph) -> Iterator[Finding]:
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)
-        tensor = graph.initializers.get(node.input[0])
+        tensor = graph.constants.get(node.input[0])
         if node.op_type == "DequantizeLinear" and tensor is not None and tensor.data_type == TensorProto.INT32:
             biases.append(node)
     yield from _several(asymmetric, "qdq-zero-point")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import onnx.inliner
-from onnx import ModelProto, TensorProto
-from onnx.defs import SchemaError, get_schema
+from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Issue
 from trtopt.graph.guard import fault
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.proto import LARGE, name_nodes, opset_version, skeleton
+from trtopt.graph.proto import LARGE, STANDARD, name_nodes, opset_version, put_back, schema_of, skeleton
 
 
 def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter = SILENT) -> ModelProto | None:
@@ -34,16 +32,9 @@ def written_out(graph: ModelProto, issues: Sequence[Issue], reporter: Reporter =
 
 def expandable(proto: ModelProto, operators: Collection[str]) -> tuple[str, ...]:
     """Those of `operators` that stand in the main graph of a model and that ONNX defines by others."""
-    present = {node.op_type for node in proto.graph.node if node.domain in ("", "ai.onnx")}
-    return tuple(op for op in sorted({*operators} & present) if _is_function(op, opset_version(proto)))
-
-
-def _is_function(op: str, opset: int) -> bool:
-    try:
-        schema: Any = get_schema(op, opset, "")
-    except SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+    present = {node.op_type for node in proto.graph.node if node.domain in STANDARD}
+    schemas = {op: schema_of(op, opset_version(proto)) for op in sorted({*operators} & present)}
+    return tuple(op for op, it in schemas.items() if it and (it.has_function or it.has_context_dependent_function))
 
 
 def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
@@ -61,10 +52,7 @@ def expand(proto: ModelProto, operators: Collection[str]) -> ModelProto:
         raise ModelError(
             f"{', '.join(operators)} can't be written out: {' '.join(str(error).split())[:300]}"
         ) from error
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for tensor in made.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            tensor.CopyFrom(weights[tensor.name])
+    put_back(made, proto)
     name_nodes(made)
     if problem := fault(proto, made):
         raise ModelError(f"{', '.join(operators)} can't be written out: {problem}")

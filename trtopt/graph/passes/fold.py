@@ -45,11 +45,13 @@ from trtopt.graph.proto import (
     fingerprint,
     infer_shapes,
     opset_version,
+    put_back,
     skeleton,
     tensor_size,
     unique,
     whole_copy,
 )
+from trtopt.graph.view import attribute, constant, operand, sizes
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -58,9 +60,8 @@ APART = 1 << 20  # bytes: what is left out at the second try, after `LARGE`; sma
 _NOWHERE = "weights that were left out"  # a file's name, which nothing reads
 KEPT_FUSIONS = ["FusionGelu"]  # onnxslim patterns not wanted: they hide what TensorRT fuses itself
 _SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination", "weight_tying"]
-OLDEST = (
-    7  # opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else
-)
+# Opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else.
+OLDEST = 7
 PIECES = 1024  # of a sequence that are made nodes' outputs
 _HIDDEN = "trtopt.later"  # a domain that no library knows
 SLICES = 1 << 20  # Slices times nodes that a rule may look at
@@ -126,7 +127,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     with reporter.phase("fold constants", None) as phase, _young_heap:
         for original, steps in _attempts(proto):
             try:
-                result, mark = _settled(original, steps, phase)
+                result = _settled(original, steps, phase)
                 found = fault(original, result)
             except Exception as error:
                 result = None
@@ -136,7 +137,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
             problem = problem or found
     if result is None:
         raise ModelError(f"the model can't be read as a graph: {problem}")
-    return result, FoldReport(_count(proto), _count(result), mark, problem if len(steps) < 2 else "")
+    return result, FoldReport(_count(proto), _count(result), fingerprint(result), problem if len(steps) < 2 else "")
 
 
 def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
@@ -167,36 +168,34 @@ def _raised(proto: ModelProto, opset: int) -> ModelProto | None:
     return None if fault(proto, raised) else raised
 
 
-def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> tuple[ModelProto, str]:
-    """`proto` after as many rounds of `steps` as change it, and its fingerprint.
+def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> ModelProto:
+    """`proto` after as many rounds of `steps` as change it.
 
     Raises:
         ModelError: it doesn't settle; and whatever the libraries raise.
     """
     heavy = bool(steps) and sum(map(tensor_size, proto.graph.initializer)) > HEAVY
-    result = (_lightly(proto, steps, LARGE) or _lightly(proto, steps, APART)) if heavy else None
-    if result is not None:
-        return result, fingerprint(result)
+    for apart in (LARGE, APART) if heavy else ():
+        if (light := _lightly(proto, steps, apart, proto)) is not None:
+            return light
     current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
-    mark = "" if heavy else fingerprint(_restored(current, proto))
+    mark = "" if heavy else fingerprint(_restored(whole_copy(current), proto))
     for _ in range(ROUNDS):
         with rewriting, quiet():
             for step in steps:
                 current = step(current)
                 if heavy:
                     gc.collect()  # the libraries' graphs are cycles with all weights in them
-        _restore(current, proto)
-        earlier, mark = mark, fingerprint(current)
-        result = current if mark == earlier else _lightly(current, steps, APART, proto) if heavy else None
-        if result is not None:
-            return result, mark if result is current else fingerprint(result)
+        earlier, mark = mark, fingerprint(_restored(current, proto))
+        if mark == earlier:
+            return current
+        if heavy and (light := _lightly(current, steps, APART, proto)) is not None:
+            return light
         phase.advance()
     raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes")
 
 
-def _lightly(
-    proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto | None = None
-) -> ModelProto | None:
+def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto) -> ModelProto | None:
     """`proto` folded without weights over `apart` bytes, which only follow their names: copying them takes longest of all.
 
     None: that needs to know what is in them, drops one, or leaves something that may be computed from them.
@@ -206,15 +205,13 @@ def _lightly(
         if tensor.data_location == TensorProto.EXTERNAL:
             set_external(tensor, location=f"{_NOWHERE}: {tensor.name}")  # none is another's copy
             large.append((tensor.name, *tensor.dims))
-    large.sort()
-    before, now = b"", _content(_restored(light, original or proto))
+    now = _content(_restored(whole_copy(light), original))
     try:
         with rewriting, quiet():
             for _ in range(ROUNDS):
                 for step in steps:
                     light = step(light)
-                _restore(light, original or proto)
-                before, now = now, _content(light)
+                before, now = now, _content(_restored(light, original))
                 constants = {tensor.name for tensor in light.graph.initializer}
                 computed = (node for node in light.graph.node if node.op_type not in NOT_FOLDED)
                 if any(node.input and constants.issuperset(node.input) for node in computed):
@@ -226,13 +223,9 @@ def _lightly(
     except Exception:  # it looked into a weight
         return None
     left = [tensor for tensor in light.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    if sorted((tensor.name, *tensor.dims) for tensor in left) != large:  # was one taken for another's copy?
+    if sorted((tensor.name, *tensor.dims) for tensor in left) != sorted(large):  # was one taken for another's copy?
         return None
-    weights = {tensor.name: tensor for tensor in proto.graph.initializer}
-    for tensor in left:
-        tensor.CopyFrom(weights[tensor.name])
-        del tensor.metadata_props[:]
-        tensor.ClearField("doc_string")
+    put_back(light, proto)
     return light
 
 
@@ -266,7 +259,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
-    splits = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "SplitToSequence"]
+    splits = [node for node in model.graph.all_nodes() if node.op_type == "SplitToSequence"]
     for node in splits:
         node.domain = _HIDDEN  # until it is known how many pieces it makes, of which each becomes an output
     for _ in range(ROUNDS):
@@ -299,9 +292,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     common.TopologicalSortPass()(model)
     result: ModelProto = ir.to_proto(model)
     for value in model.graph.initializers.values():
-        value.const_value = (
-            None  # onnxscript's rules remember what they matched last, which would keep all weights alive
-        )
+        value.const_value = None  # onnxscript's rules remember their last match, which would keep all weights alive
     return result
 
 
@@ -310,24 +301,17 @@ def _refuse(proto: ModelProto) -> None:
     if joins_much(proto):
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
-        raise ModelError(
-            "FlexAttention's bodies don't see the graph around them, where their constants would be lifted to"
-        )
+        raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
 
 
 def _pieces(node: ir.Node) -> int:
     """How many tensors a SplitToSequence makes; -1 where that isn't known, and where onnxscript leaves it as it is."""
-    data, split = (*node.inputs, None, None)[:2]
-    if data is None or data.shape is None or split is None or split.shape is None:
-        return -1
-    sizes = split.shape
-    if len(sizes) == 1:
-        return sizes[0] if isinstance(sizes[0], int) else -1
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
-    size = data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else -1
-    if not isinstance(size, int) or split.const_value is None:
-        return -1
-    return size // max(1, int(split.const_value.numpy()))
+    shape, lengths, axis = sizes(operand(node, 0)), operand(node, 1), attribute(node, "axis", 0)
+    form, length = sizes(lengths), constant(lengths)
+    if form:
+        return -1 if form[0] is None else form[0]
+    size = shape[axis] if shape and -len(shape) <= axis < len(shape) else None
+    return -1 if size is None or length is None else size // max(1, int(length))
 
 
 def _rules(model: ir.Model) -> Iterator[Any]:
@@ -337,7 +321,7 @@ def _rules(model: ir.Model) -> Iterator[Any]:
     """
     from onnxscript import rewriter
 
-    nodes = [node.op_type for node in ir.traversal.RecursiveGraphIterator(model.graph)]
+    nodes = [node.op_type for node in model.graph.all_nodes()]
     for rule in rewriter._DEFAULT_REWRITE_RULES:
         ends = [end.op_identifier() for end in rule._target_pattern.output_nodes]
         if len(ends) == 1 or nodes.count("Slice") * len(nodes) <= SLICES:
@@ -354,20 +338,19 @@ def _selective(rule: Any, operator: tuple[str, str, str]) -> Any:
 
 def _cast_as_written(model: ir.Model) -> None:
     """CastLike that doesn't saturate as a Cast that doesn't: onnxscript makes one that does."""
-    nodes = [node for node in ir.traversal.RecursiveGraphIterator(model.graph) if node.op_type == "CastLike"]
-    for node in nodes:
-        saturate, like = node.attributes.get("saturate"), node.inputs[1]
-        if saturate is not None and not saturate.as_int() and like is not None and like.dtype is not None:
-            attributes = [ir.AttrInt64("to", int(like.dtype)), saturate]
+    for node in [node for node in model.graph.all_nodes() if node.op_type == "CastLike"]:
+        like = node.inputs[1]
+        if not attribute(node, "saturate", 1) and like is not None and like.dtype is not None:
+            attributes = [ir.AttrInt64("to", int(like.dtype)), ir.AttrInt64("saturate", 0)]
             cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
 
 
 def _spell_einsums(model: ir.Model) -> None:
     """Einsum in small letters: TensorRT's parser takes no capitals. Without "->" the letters' order is the result's."""
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type == "Einsum" and "equation" in node.attributes:
-            equation = node.attributes["equation"].as_string()
+    for node in model.graph.all_nodes():
+        if node.op_type == "Einsum":
+            equation = attribute(node, "equation", "")
             letters = sorted({letter for letter in equation if letter.isalpha()})
             if any(letter.isupper() for letter in letters) and len(letters) <= len(string.ascii_lowercase):
                 small = str.maketrans(dict(zip(letters, string.ascii_lowercase)))
@@ -379,7 +362,7 @@ def _remove_identities(model: ir.Model) -> None:
 
     onnx-ir's own pass renames the value even if it is an output already, or belongs to an outer graph.
     """
-    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+    for node in model.graph.all_nodes():
         if node.op_type != "Identity" or node.domain or (source := node.inputs[0]) is None:
             continue
         (result,) = node.outputs
@@ -422,14 +405,7 @@ def _slim(proto: ModelProto, **options: Any) -> ModelProto:
 
 
 def _restored(proto: ModelProto, original: ModelProto) -> ModelProto:
-    """What a round gives that has nothing to do."""
-    result = whole_copy(proto)
-    _restore(result, original)
-    return result
-
-
-def _restore(proto: ModelProto, original: ModelProto) -> None:
-    """What the libraries lose or vary: the model's own fields, its inputs and outputs, node names; drop debris."""
+    """With what the libraries lose or vary: the model's own fields, its inputs and outputs, node names; without debris."""
     graph = proto.graph
     # Initializers that aren't inputs too came with version 4.
     proto.ir_version, proto.model_version = max(original.ir_version, 4), original.model_version
@@ -447,16 +423,12 @@ def _restore(proto: ModelProto, original: ModelProto) -> None:
     del graph.input[:], graph.output[:], graph.value_info[:], graph.metadata_props[:]
     graph.input.extend(inputs)
     graph.output.extend(outputs)
-    graph.initializer.sort(
-        key=lambda tensor: tensor.name
-    )  # in place: a message's memory grows with what is put in anew
-    for tensor in graph.initializer:
-        del tensor.metadata_props[:]
-        tensor.ClearField("doc_string")
-    for node in all_nodes(graph):
-        del node.metadata_props[:]  # the exporter's stack traces: paths of one machine
-        node.ClearField("doc_string")
+    graph.initializer.sort(key=lambda item: item.name)  # in place: a message's memory grows with what is put in anew
+    for item in (*graph.initializer, *all_nodes(graph)):
+        item.ClearField("metadata_props")  # the exporter's stack traces: paths of one machine
+        item.ClearField("doc_string")
     _name_nodes(proto, original)
+    return proto
 
 
 def _name_nodes(proto: ModelProto, original: ModelProto) -> None:

@@ -14,13 +14,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
 
-from trtopt.core.errors import UnsupportedOperator
-from trtopt.core.values import Issue
 from trtopt.graph.guard import guarded
 from trtopt.graph.passes.opset import lower_opset
-from trtopt.graph.passes.result import PassResult
+from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
+from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
     attribute,
     constant,
@@ -33,7 +31,6 @@ from trtopt.graph.view import (
 )
 
 _INT32_MAX = 2**31 - 1
-_CHANGED = "the model can't be written as TensorRT 8.6 reads it", "please report the model"  # what to say if it was
 
 
 def readable(model: ir.Model, max_opset: int | None) -> PassResult:
@@ -44,23 +41,17 @@ def readable(model: ir.Model, max_opset: int | None) -> PassResult:
     """
     if max_opset is None:
         return PassResult(model)
-    changes = dict(lower_opset(model, max_opset).changes)
-    editor, issues = Editor(model), list[Issue]()
-    for node in list(model.graph.all_nodes()):
-        count = len(node.inputs)
-        while node.inputs and node.inputs[-1] is None:  # a null that importers read through
-            node.resize_inputs(len(node.inputs) - 1)
-        rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
-        name = node.name or f"{node.op_type} → {node.outputs[0].name!r}"
-        try:
-            if (rule is not None and rule(node, editor)) or len(node.inputs) < count:
-                changes[name] = name
-        except _Refused as reason:
-            issues.append(Issue(name, node.op_type, str(reason)))
-    if issues:
-        what = f"TensorRT 8.6 would compute something else for {len(issues)} node(s)"
-        raise UnsupportedOperator(what, issues, "build with a later generation, or export these otherwise")
-    return PassResult(model, changes)
+    lowered, failure = lower_opset(model, max_opset).changes, "TensorRT 8.6 would compute something else for"
+    rewritten = rewrite_nodes(model, _rewrite, failure, "build with a later generation, or export these otherwise")
+    return PassResult(model, {**lowered, **rewritten})
+
+
+def _rewrite(node: ir.Node, editor: Editor) -> bool:
+    count = len(node.inputs)
+    while node.inputs and node.inputs[-1] is None:  # a null that importers read through
+        node.resize_inputs(len(node.inputs) - 1)
+    rule = _RULES.get(node.op_type) if node.domain in STANDARD else None
+    return (rule is not None and rule(node, editor)) or len(node.inputs) < count
 
 
 def as_read(proto: ModelProto, result: PassResult) -> ModelProto:
@@ -69,7 +60,7 @@ def as_read(proto: ModelProto, result: PassResult) -> ModelProto:
     Raises:
         ModelError: what came out isn't valid, or computes something else.
     """
-    return guarded(proto, result, *_CHANGED)
+    return guarded(proto, result, "the model can't be written as TensorRT 8.6 reads it", "please report the model")
 
 
 def readable_model(proto: ModelProto, max_opset: int | None) -> ModelProto:
@@ -106,10 +97,6 @@ def with_float_weights(model: ir.Model) -> PassResult:
         changes[str(node.name)] = str(node.name)
     drop_unread(model.graph)
     return PassResult(model, changes)
-
-
-class _Refused(Exception):
-    """Why a node can't be given to the parser."""
 
 
 def _beside(
@@ -159,7 +146,7 @@ def _gather(node: ir.Node, editor: Editor) -> bool:
     if index is None or not (index < 0).any() or (shape and shape[axis] is not None):
         return False
     if axis < 0 and not shape:
-        raise _Refused("its negative indices along an axis of dynamic size are undefined there")
+        raise Refused("its negative indices along an axis of dynamic size are undefined there")
     output, integers = node.outputs[0].name, ir.DataType.INT64
     where = editor.constant(f"{output}_axis", axis % len(shape) if axis < 0 and shape else axis, np.int64)
     negative = editor.constant(f"{output}_negative", index < 0, np.int64)
@@ -179,7 +166,7 @@ def _slice(node: ir.Node, editor: Editor) -> bool:
         return False
     count = (sizes(node.inputs[1]) or (None,))[0]
     if count is None:
-        raise _Refused("it has steps without axes, for a number of starts that isn't known")
+        raise Refused("it has steps without axes, for a number of starts that isn't known")
     return _set(node, 3, editor.constant(f"{node.outputs[0].name}_axes", range(count), np.int64))
 
 
@@ -234,7 +221,7 @@ def _quantize(node: ir.Node, editor: Editor) -> bool:
     """A missing axis means 0 there; unsigned codes are clamped as signed ones; a missing zero point ends the parser."""
     scale, zero = constant(node.inputs[1]), constant_tensor(operand(node, 2))
     if node.op_type == "QuantizeLinear" if zero is None else zero.dtype is ir.DataType.UINT8:
-        raise _Refused("it quantizes to uint8, of which TensorRT has none: quantize symmetrically to int8")
+        raise Refused("it quantizes to uint8, of which TensorRT has none: quantize symmetrically to int8")
     if scale is None:
         return False
     changed = scale.size > 1 and _fill(node, axis=1)
@@ -258,9 +245,8 @@ def _if(node: ir.Node, editor: Editor) -> bool:
             bodies.append(ir.AttrGraph(held.name, body))
         name = str(node.name) if index == used[0] else editor.fresh(f"{node.name}_{index}")
         parts.append(ir.Node("", "If", node.inputs, bodies, num_outputs=1, name=name))
-    for body in subgraphs(node):  # nobody is to be read by the bodies that go
-        for inner in ir.traversal.RecursiveGraphIterator(body):
-            inner.resize_inputs(0)
+    for inner in (inner for body in subgraphs(node) for inner in body.all_nodes()):
+        inner.resize_inputs(0)  # nobody is to be read by the bodies that go
     assert node.graph is not None
     old, new = [node.outputs[index] for index in used], [part.outputs[0] for part in parts]
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], parts, old, new)
@@ -274,12 +260,12 @@ def _loop(node: ir.Node, editor: Editor) -> bool:
     (body,) = subgraphs(node)
     limit = constant(operand(node, 0))
     if operand(node, 0) is None or (limit is not None and int(limit.ravel()[0]) >= _INT32_MAX):
-        raise _Refused("it collects values without a limit of rounds")
+        raise Refused("it collects values without a limit of rounds")
     condition: ir.Value | None = body.outputs[0]
     while condition is not None and (maker := condition.producer()) and maker.op_type in ("Identity", "Cast"):
         condition = maker.inputs[0]
     if constant_tensor(condition) is None and condition is not body.inputs[1]:
-        raise _Refused("it collects values and may end before its limit of rounds")
+        raise Refused("it collects values and may end before its limit of rounds")
     return False
 
 
@@ -290,20 +276,15 @@ def _transposed(node: ir.Node, editor: Editor) -> bool:
         return False
     kernel, size = ((sizes(value) or ())[2:] for value in (node.inputs[1], node.inputs[0]))
     if not size or None in (*kernel, *size):
-        raise _Refused("it gives its output's shape for an input of dynamic size; give it pads instead")
+        raise Refused("it gives its output's shape for an input of dynamic size; give it pads instead")
     rank = len(size)
     strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
     extra, upper = attribute(node, "output_padding", [0] * rank), attribute(node, "auto_pad") == "SAME_UPPER"
     begins, ends, missing = [], [], []
     for axis in range(rank):
-        reach = (
-            strides[axis] * (int(size[axis] or 0) - 1)
-            + extra[axis]
-            + (int(kernel[axis] or 0) - 1) * dilations[axis]
-            + 1
-        )
-        total = reach - wanted[-rank:][axis]
-        small, large = max(0, total) // 2, max(0, total) - max(0, total) // 2
+        reach = strides[axis] * (int(size[axis] or 0) - 1) + (int(kernel[axis] or 0) - 1) * dilations[axis]
+        total = reach + extra[axis] + 1 - wanted[-rank:][axis]
+        small, large = max(0, total) // 2, (max(0, total) + 1) // 2
         begins.append(small if upper else large)
         ends.append(large if upper else small)
         missing.append(extra[axis] + max(0, -total))
@@ -321,15 +302,15 @@ def _reduce_sum(node: ir.Node, editor: Editor) -> bool:
 
 
 def _reduction(node: ir.Node, editor: Editor) -> bool:
-    if (reduction := attribute(node, "reduction", "none")) != "none":
-        raise _Refused(f"its reduction {reduction!r} isn't read: values would be replaced")
-    return False
+    if (reduction := attribute(node, "reduction", "none")) == "none":
+        return False
+    raise Refused(f"its reduction {reduction!r} isn't read: values would be replaced")
 
 
 def _layout(node: ir.Node, editor: Editor) -> bool:
-    if attribute(node, "layout"):
-        raise _Refused("its layout 1 (batch first) isn't read; export it with layout 0")
-    return False
+    if not attribute(node, "layout"):
+        return False
+    raise Refused("its layout 1 (batch first) isn't read; export it with layout 0")
 
 
 # Each says whether it changed the node.

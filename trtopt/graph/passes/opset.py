@@ -7,28 +7,28 @@ exporters use can be said in 17 exactly, or is refused by name. Source: the oper
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto
-from onnx.defs import OpSchema, SchemaError, get_schema
 
-from trtopt.core.errors import ModelError, UnsupportedOperator
+from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet, rewriting
-from trtopt.core.values import Issue
 from trtopt.graph.guard import guarded
-from trtopt.graph.passes.result import PassResult
-from trtopt.graph.proto import LARGE, infer_shapes, name_nodes, opset_version, skeleton
+from trtopt.graph.passes.result import PassResult, Refused, rewrite_nodes
+from trtopt.graph.proto import LARGE, STANDARD, infer_shapes, name_nodes, opset_version, put_back, schema_of, skeleton
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
+    Slots,
     attribute,
     constant,
-    drop_unread,
     operand,
     opset_of,
     sizes,
+    slots,
     to_ir,
     to_proto,
 )
@@ -36,7 +36,8 @@ from trtopt.graph.view import (
 _BROADCASTING = 7  # the opset since which operands broadcast as NumPy's do
 _ONNXSCRIPT = 18  # the oldest that onnxscript's converter knows
 _CHANNEL_SCALES = 21  # the opset since which GroupNormalization scales channels, and no longer groups
-_IR = {opset: ir for ir, opset in ((7, 14), (8, 18), (9, 20), (10, 22))}
+_INSTEAD = "use the model at opset {}, with a generation that reads it"
+_IR = {14: 7, 18: 8, 20: 9, 22: 10}  # the newest opset → the IR version that it came with
 
 
 def lower_opset(model: ir.Model, target: int) -> PassResult:
@@ -48,20 +49,13 @@ def lower_opset(model: ir.Model, target: int) -> PassResult:
     present = opset_of(model)
     if present <= target:
         return PassResult(model)
-    editor, problems = Editor(model), list[Issue]()
-    nodes = [node for node in model.graph.all_nodes() if node.domain in STANDARD]
-    for node in nodes:
-        if reason := _lower(node, present, target, editor):
-            problems.append(Issue(node.name or f"{node.op_type} → {node.outputs[0].name!r}", node.op_type, reason))
-    if problems:
-        what = f"opset {target} can't express {len(problems)} node(s)"
-        raise UnsupportedOperator(what, problems, f"use the model at opset {present}, with a generation that reads it")
+    rule, instead = functools.partial(_lower, present, target), _INSTEAD.format(present)
+    changes = rewrite_nodes(model, rule, f"opset {target} can't express", instead)
     for domain in STANDARD:
         if domain in model.opset_imports:
             model.opset_imports[domain] = target
-    model.ir_version = min(model.ir_version, next((ir for opset, ir in sorted(_IR.items()) if target <= opset), 10))
-    drop_unread(model.graph)
-    return PassResult(model, {str(node.name): str(node.name) for node in nodes})
+    model.ir_version = min(model.ir_version, next((version for opset, version in _IR.items() if target <= opset), 10))
+    return PassResult(model, changes)
 
 
 def at_opset(proto: ModelProto, target: int) -> ModelProto:
@@ -73,8 +67,7 @@ def at_opset(proto: ModelProto, target: int) -> ModelProto:
     """
     if opset_version(proto) <= target:
         return proto
-    what = f"opset {target} can't express the model"
-    instead = f"use the model at opset {opset_version(proto)}, with a generation that reads it"
+    what, instead = f"opset {target} can't express the model", _INSTEAD.format(opset_version(proto))
     return guarded(proto, lower_opset(to_ir(proto), target), what, instead)
 
 
@@ -84,6 +77,8 @@ def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
     Raises:
         ModelError: it can't be raised, or see `to_ir`.
     """
+    if not opset_version(proto):  # nothing in it is of ONNX's own operators
+        return to_ir(proto)
     model = to_ir(upgraded(proto, minimum))
     if raise_opset(model, minimum).changed:
         model = to_ir(to_proto(model))  # of what the converter wrote nothing is known
@@ -135,19 +130,12 @@ def upgraded(proto: ModelProto, minimum: int) -> ModelProto:
     version = opset_version(proto) or 1
     if version >= min(minimum, _ONNXSCRIPT):
         return proto
-    light = skeleton(proto, LARGE)
-    inputs = {value.name for value in proto.graph.input}
+    light = skeleton(proto, LARGE, external="weights")
     try:
         converted: ModelProto = onnx.version_converter.convert_version(light, min(minimum, _ONNXSCRIPT))
     except Exception as error:  # the converter's errors have no common base
         raise ModelError(_not_raised(version, minimum, error)) from error
-    weights = {tensor.name for tensor in converted.graph.initializer}
-    for tensor in proto.graph.initializer:
-        if tensor.name not in weights:
-            converted.graph.initializer.add().CopyFrom(tensor)
-    for value in list(converted.graph.input):
-        if value.name not in inputs:
-            converted.graph.input.remove(value)
+    put_back(converted, proto)
     converted.graph.name = proto.graph.name  # the converter drops it; tools show it
     if version < _BROADCASTING <= minimum:
         _widen_slopes(converted)
@@ -171,47 +159,47 @@ def _widen_slopes(proto: ModelProto) -> None:
                 proto.ir_version = max(proto.ir_version, 4)  # since when initializers needn't be inputs
 
 
-def _lower(node: ir.Node, present: int, target: int, editor: Editor) -> str:
-    """Rewrite one node in place; gives the reason it can't be, or ""."""
-    try:
-        now = get_schema(node.op_type, present, "")
-    except SchemaError:
-        return "isn't a standard operator"
-    if now.since_version <= target:
-        return ""
-    try:
-        old = get_schema(node.op_type, target, "")
-    except SchemaError:
-        return f"came with opset {now.since_version}"
-    rule = _RULES.get("Reduce" if node.op_type.startswith("Reduce") and node.op_type != "ReduceSum" else node.op_type)
-    reason = rule(node, editor) if rule else ""
-    return reason or _fits(node, now, old) or _types_fit(node, old)
+def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
+    """Rewrite one node in place."""
+    if node.domain not in STANDARD:
+        return False
+    now, old = schema_of(node.op_type, present), schema_of(node.op_type, target)
+    if now is None:
+        raise Refused("isn't a standard operator")
+    if now.since_version > target:
+        if old is None:
+            raise Refused(f"came with opset {now.since_version}")
+        name, newer, since = _NEWER.get(node.op_type, ("", (), 0))
+        if (value := attribute(node, name)) in newer:
+            raise Refused(f'its {name} "{value}" came with opset {since}')
+        reduces = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
+        if rule := _RULES.get("Reduce" if reduces else node.op_type):
+            rule(node, editor)
+        _fit(node, now, old)
+        _fit_types(node, slots(node, target))
+    return True
 
 
-def _types_fit(node: ir.Node, old: OpSchema) -> str:
-    """Why the older operator can't take the node's types, or give them; an empty string if it can."""
-    allowed = {item.type_param_str: set(item.allowed_type_strs) for item in old.type_constraints}
-    for side, values, formal in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
-        for index, value in enumerate(values):
-            if value is None or value.dtype is None or not isinstance(value.type, ir.TensorType) or not formal:
-                continue
-            kind, wanted = f"tensor({value.dtype.name.lower()})", formal[min(index, len(formal) - 1)].type_str
-            if kind not in allowed.get(wanted, {wanted}):
-                return f"its {side} {value.name!r} is {kind}, which came later"
-    return ""
-
-
-def _fits(node: ir.Node, now: OpSchema, old: OpSchema) -> str:
+def _fit(node: ir.Node, now: Any, old: Any) -> None:
     """Drop attributes the older operator lacks where they only repeat the default; refuse what it can't take."""
     for name in [name for name in node.attributes if name not in old.attributes]:
         default, value = now.attributes[name].default_value, attribute(node, name)
         neutral = name == "dilations" and set(value) == {1}  # its default isn't in the schema
         if not neutral and (not default.type or ir.serde.deserialize_attribute(default).value != value):
-            return f"the attribute {name} came with opset {now.since_version}"
+            raise Refused(f"the attribute {name} came with opset {now.since_version}")
         node.attributes.pop(name)
     if len(node.inputs) > old.max_input:
-        return f"has {len(node.inputs)} inputs, opset {old.since_version} takes {old.max_input}"
-    return ""
+        raise Refused(f"has {len(node.inputs)} inputs, opset {old.since_version} takes {old.max_input}")
+
+
+def _fit_types(node: ir.Node, old: Slots | None) -> None:
+    """Refuse types that the older operator can't take or give."""
+    assert old is not None
+    for side, values, kinds in (("input", node.inputs, old.inputs), ("output", node.outputs, old.outputs)):
+        for value, kind in zip(values, kinds):
+            if value is not None and isinstance(value.type, ir.TensorType) and not old.takes(kind, value.type.dtype):
+                dtype = value.type.dtype.name.lower()
+                raise Refused(f"its {side} {value.name!r} is tensor({dtype}), which came later")
 
 
 def _take(node: ir.Node, name: str, default: int) -> int:
@@ -226,105 +214,88 @@ def _integers(value: ir.Value | None) -> list[int] | None:
     return None if content is None else [int(number) for number in np.ravel(content)]
 
 
-def _reduce(node: ir.Node, editor: Editor) -> str:
+def _reduce(node: ir.Node, editor: Editor) -> None:
     """18: axes became an input."""
     axes = _integers(operand(node, 1)) if operand(node, 1) is not None else []
     if axes is None:
-        return "its axes aren't constant"
+        raise Refused("its axes aren't constant")
     empty_is_noop = _take(node, "noop_with_empty_axes", 0)
     if not axes and empty_is_noop:
-        return "reduces no axis"
+        raise Refused("reduces no axis")
     node.resize_inputs(1)
     if axes:
         node.attributes["axes"] = ir.AttrInt64s("axes", axes)
-    return ""
 
 
-def _split(node: ir.Node, editor: Editor) -> str:
+def _split(node: ir.Node, editor: Editor) -> None:
     """18: num_outputs, which also allows a smaller last part."""
     parts = _take(node, "num_outputs", 0)
     if not parts or operand(node, 1) is not None:
-        return ""
+        return
     shape = sizes(node.inputs[0])
     size = shape[attribute(node, "axis", 0)] if shape else None
     if size is None:
-        return f"splits a dynamic dimension into {parts}"
+        raise Refused(f"splits a dynamic dimension into {parts}")
     part = -(-size // parts)
     lengths = [part] * (parts - 1) + [size - part * (parts - 1)]
     node.resize_inputs(2)
     node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_split", lengths, np.int64))
-    return ""
 
 
-def _pad(node: ir.Node, editor: Editor) -> str:
-    """18: axes; 19: the mode "wrap"."""
-    if attribute(node, "mode") == "wrap":
-        return 'its mode "wrap" came with opset 19'
+def _pad(node: ir.Node, editor: Editor) -> None:
+    """18: axes."""
     if operand(node, 3) is None:
-        return ""
+        return
     pads, axes, shape = _integers(node.inputs[1]), _integers(node.inputs[3]), sizes(node.inputs[0])
     if pads is None or axes is None or shape is None:
-        return "its pads or axes aren't constant"
+        raise Refused("its pads or axes aren't constant")
     rank = len(shape)
     full = [0] * (2 * rank)
     for index, axis in enumerate(axes):
         full[axis % rank], full[axis % rank + rank] = pads[index], pads[index + len(axes)]
     node.replace_input_with(1, editor.constant(f"{node.outputs[0].name}_pads", full, np.int64))
     node.resize_inputs(2 if node.inputs[2] is None else 3)
-    return ""
 
 
-def _grid_sample(node: ir.Node, editor: Editor) -> str:
+def _grid_sample(node: ir.Node, editor: Editor) -> None:
     """20: modes renamed, volumes."""
     if (shape := sizes(node.inputs[0])) is None or len(shape) != 4:
-        return "samples other than images of 4 dimensions, which came with opset 20"
+        raise Refused("samples other than images of 4 dimensions, which came with opset 20")
     older = {"linear": "bilinear", "cubic": "bicubic"}.get(attribute(node, "mode", ""))
     if older:
         node.attributes["mode"] = ir.AttrString("mode", older)
-    return ""
 
 
-def _scatter(node: ir.Node, editor: Editor) -> str:
-    """18: reductions min and max."""
-    reduction = attribute(node, "reduction", "none")
-    return f"the reduction {reduction} came with opset 18" if reduction in ("min", "max") else ""
-
-
-def _resize(node: ir.Node, editor: Editor) -> str:
-    """19: half_pixel_symmetric."""
-    mode = attribute(node, "coordinate_transformation_mode", "")
-    return f"its coordinate mode {mode} came with opset 19" if mode == "half_pixel_symmetric" else ""
-
-
-def _pool(node: ir.Node, editor: Editor) -> str:
+def _pool(node: ir.Node, editor: Editor) -> None:
     """19 (AveragePool), 22 (MaxPool): with ceil_mode, a window that would start behind the data is left out."""
     if not attribute(node, "ceil_mode", 0):
-        return ""
+        return
     kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])
     rank = len(kernel)
     strides, dilations = (attribute(node, name, [1] * rank) for name in ("strides", "dilations"))
     pads = attribute(node, "pads", [0] * 2 * rank)
-    unknown: Sequence[int | None] = [None] * rank
-    for axis, size in enumerate(shape[2:] if shape else unknown):
+    for axis, size in enumerate(shape[2:] if shape else (None,)):
         if size is None:
-            return (
-                "rounds the size of its result up, which meant something else before, and its input's size is dynamic"
-            )
+            why = "which meant something else before, and its input's size is dynamic"
+            raise Refused(f"rounds the size of its result up, {why}")
         covered = size + pads[axis] + pads[axis + rank] - (dilations[axis] * (kernel[axis] - 1) + 1)
         last = -(-covered // strides[axis]) * strides[axis]
         if last >= size + pads[axis]:
-            return "its last window would start behind the data, which counted before"
-    return ""
+            raise Refused("its last window would start behind the data, which counted before")
 
 
-_RULES: dict[str, Callable[[ir.Node, Editor], str]] = {
+_RULES: dict[str, Callable[[ir.Node, Editor], None]] = {
     "Reduce": _reduce,
     "Split": _split,
     "Pad": _pad,
     "GridSample": _grid_sample,
-    "Resize": _resize,
     "AveragePool": _pool,
     "MaxPool": _pool,
-    "ScatterElements": _scatter,
-    "ScatterND": _scatter,
+}
+# Values of attributes that came later: operator → the attribute, the values, and since which opset.
+_NEWER = {
+    "Pad": ("mode", ("wrap",), 19),
+    "Resize": ("coordinate_transformation_mode", ("half_pixel_symmetric",), 19),
+    "ScatterElements": ("reduction", ("min", "max"), 18),
+    "ScatterND": ("reduction", ("min", "max"), 18),
 }

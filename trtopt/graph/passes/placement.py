@@ -8,7 +8,7 @@ kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is qua
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -283,58 +283,43 @@ def _poolings(search: _Search) -> None:
             continue
         value = node.inputs[0]
         assert value is not None
-        source = value
-        while (producer := source.producer()) is not None and producer.op_type in _ACTIVATIONS:
-            first = producer.inputs[0]
-            assert first is not None
-            source = first
+        producer = _maker(value, lambda item: item.op_type in _ACTIVATIONS)
         computed_in_int8 = producer is not None and (producer.name in quantized or producer.name in residuals)
         others = {use.node for use in value.uses() if not pools(use.node)}
         if value.name in search.reads or (computed_in_int8 and not others):
             search.read(node, 0)
 
 
+def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Node | None:
+    """Who computes what comes to `value` through nodes that hand on their first input."""
+    while (node := None if value is None else value.producer()) is not None and passing(node):
+        value = node.inputs[0]
+    return node
+
+
 def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
     """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output."""
     values = {value.name: value for value in _values(search.model.graph)}
-    leader: dict[str, str] = {}
-
-    def find(name: str) -> str:
-        while leader.setdefault(name, name) != name:
-            name = leader[name]
-        return name
-
-    def join(names: Sequence[str]) -> None:
-        root = find(names[0])
-        for name in names[1:]:
-            leader[find(name)] = root
-
+    groups: dict[str, set[str]] = {}
     pending = list(search.reads)
     seen: set[ir.Node] = set()
     while pending:
         point = pending.pop()
-        value = values[point]
-        while (node := value.producer()) is not None and _preserves(node):
-            source = node.inputs[0]
-            assert source is not None
-            value = source
+        node = _maker(values[point], _preserves)
         if node is None or node.op_type != "Concat" or _override(search, node) is not None:
             continue
         slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and not is_constant(item)]
         if len(slots) < 2:
             continue
         names = [str(item.name) for slot, item in enumerate(node.inputs) if slot in slots and item is not None]
-        join([point, *names])
+        group = set().union(*(groups.get(name, {name}) for name in (point, *names)))
+        groups.update(dict.fromkeys(group, group))
         if node not in seen:
             seen.add(node)
             for slot in slots:
                 search.read(node, slot)
             pending += names
-    members: dict[str, list[str]] = {}
-    for name in search.reads:
-        if name in leader:
-            members.setdefault(find(name), []).append(name)
-    return tuple(tuple(sorted(group)) for group in members.values() if len(group) > 1)
+    return tuple(dict.fromkeys(tuple(sorted(groups[name])) for name in search.reads if name in groups))
 
 
 def _preserves(node: ir.Node) -> bool:

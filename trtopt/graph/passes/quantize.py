@@ -121,10 +121,9 @@ def insert_qdq(
             assert shape is not None
             node.attributes["kernel_shape"] = ir.AttrInt64s("kernel_shape", [int(size) for size in shape.numpy()[2:]])
     drop_unread(model.graph)
-    changed = {node for readers in points.reads.values() for node, _ in readers} | {
-        item.node for item in points.weights
-    }
-    return PassResult(model, {name: name for name in nodes if name in changed})
+    changed = [node for readers in points.reads.values() for node, _ in readers]
+    changed += [item.node for item in points.weights]
+    return PassResult(model, dict(zip(changed, changed)))
 
 
 def _dequantized_weight(writer: Writer, value: ir.Value | None, weight: Weight, base: Precision) -> ir.Value:

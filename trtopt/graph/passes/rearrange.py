@@ -161,12 +161,9 @@ def _keep_apart(writer: Writer, pool: ir.Node) -> bool:
     while conv is not None and conv.op_type in ("Relu", "Clip"):
         conv = _made_for_one(conv.inputs[0])
     users = [use.node for use in result.uses()]
-    if (
-        value is None
-        or conv is None
-        or conv.op_type != "Conv"
-        or [user.op_type for user in users] != ["QuantizeLinear"]
-    ):
+    if value is None or conv is None or conv.op_type != "Conv":
+        return False
+    if [user.op_type for user in users] != ["QuantizeLinear"]:
         return False
     channels, scale = sizes(conv.inputs[0]), constant(users[0].inputs[1])
     if _made_by(conv.inputs[1], "DequantizeLinear") is None or channels is None or (channels[1] or FEW + 1) > FEW:

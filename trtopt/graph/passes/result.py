@@ -1,13 +1,15 @@
-"""What every pass over a graph gives."""
+"""What every pass over a graph gives, and how those work that take one node after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from trtopt.core.values import Kept
+from trtopt.core.errors import UnsupportedOperator
+from trtopt.core.values import Issue, Kept
+from trtopt.graph.view import Editor, drop_unread
 
 
 @dataclass(frozen=True)
@@ -27,3 +29,29 @@ class PassResult:
     @property
     def changed(self) -> bool:
         return bool(self.changes)
+
+
+class Refused(Exception):
+    """Why a rule can't write a node as it should be."""
+
+
+def rewrite_nodes(
+    model: ir.Model, rule: Callable[[ir.Node, Editor], bool], failure: str, instead: str
+) -> dict[str, str]:
+    """Let a rule rewrite every node, those of bodies too, and name those that it says it changed.
+
+    Raises:
+        UnsupportedOperator: "FAILURE … node(s)", with every node that the rule refuses, and `instead`.
+    """
+    editor, issues, changes = Editor(model), list[Issue](), dict[str, str]()
+    for node in list(model.graph.all_nodes()):
+        name = node.name or f"{node.op_type} → {node.outputs[0].name!r}"
+        try:
+            if rule(node, editor):
+                changes[name] = name
+        except Refused as reason:
+            issues.append(Issue(name, node.op_type, str(reason)))
+    if issues:
+        raise UnsupportedOperator(f"{failure} {len(issues)} node(s)", issues, instead)
+    drop_unread(model.graph)
+    return changes

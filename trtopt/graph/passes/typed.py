@@ -9,20 +9,18 @@ tensors may change, and which go together, is read off ONNX's own operator schem
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from trtopt.core.values import Kept, Override, Precision, overriding
 from trtopt.graph.passes.result import PassResult
+from trtopt.graph.proto import STANDARD
 from trtopt.graph.view import (
-    STANDARD,
     Editor,
     attribute,
     constant,
@@ -30,9 +28,10 @@ from trtopt.graph.view import (
     drop_unread,
     is_constant,
     is_float,
+    operand,
     opset_of,
-    outer_values,
     read_once,
+    slots,
     subgraphs,
 )
 
@@ -41,23 +40,16 @@ FP16_MAX = 65504.0
 SENTINEL = 1e30
 MASK = -1e8
 
+_WITH_VARIANCE = ("LayerNormalization", "InstanceNormalization", "GroupNormalization", "MeanVarianceNormalization")
+_SQUARES = ("ReduceSumSquare", "ReduceL2", "LpNormalization", "RMSNormalization")
 _OVERFLOWS = {
     "Exp": "e^x passes 65504 at x = 11.1",
     "Pow": "powers pass 65504 early (256² does)",
-    "ReduceSum": "sums pass 65504",
-    "ReduceSumSquare": "sums of squares pass 65504",
-    "ReduceL1": "sums pass 65504",
-    "ReduceL2": "sums of squares pass 65504",
     "ReduceProd": "products pass 65504",
-    "ReduceLogSum": "sums pass 65504",
     "ReduceLogSumExp": "sums of exponentials pass 65504",
-    "CumSum": "sums pass 65504",
-    "LpNormalization": "sums of squares pass 65504",
-    "LayerNormalization": "its variance sums squares, which pass 65504",
-    "InstanceNormalization": "its variance sums squares, which pass 65504",
-    "GroupNormalization": "its variance sums squares, which pass 65504",
-    "RMSNormalization": "sums of squares pass 65504",
-    "MeanVarianceNormalization": "its variance sums squares, which pass 65504",
+    **dict.fromkeys(("ReduceSum", "ReduceL1", "ReduceLogSum", "CumSum"), "sums pass 65504"),
+    **dict.fromkeys(_SQUARES, "sums of squares pass 65504"),
+    **dict.fromkeys(_WITH_VARIANCE, "its variance sums squares, which pass 65504"),
     "BatchNormalization": "not folded into a convolution, and its scale isn't constant or doesn't fit FP16",
 }
 # Refused in that type by the parser or builder of TensorRT-RTX 1.7, each tried alone.
@@ -77,10 +69,8 @@ _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data
     "Upsample": (1,),
     "NonMaxSuppression": (0, 1, 2, 3, 4),
     "Multinomial": (0,),
-    "Bernoulli": (),
 }
 _CAST_OPSET = 17  # for models that import none: what every generation reads
-_ONNX_NAMES = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
 _IR_TYPES = {
     Precision.FP32: ir.DataType.FLOAT,
     Precision.FP16: ir.DataType.FLOAT16,
@@ -149,7 +139,7 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
         elif node.op_type in _WITHOUT.get(base, ()) or (
-            base is Precision.FP16 and node.op_type == "LSTM" and _given(node, _PEEPHOLES)
+            base is Precision.FP16 and node.op_type == "LSTM" and operand(node, _PEEPHOLES) is not None
         ):
             keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
         elif asked is not None or base is not Precision.FP16:
@@ -186,44 +176,10 @@ def _is_fp32(value: ir.Value | None) -> bool:
     return is_float(value) and value is not None and value.dtype is ir.DataType.FLOAT
 
 
-def _given(node: ir.Node, slot: int) -> bool:
-    return len(node.inputs) > slot and node.inputs[slot] is not None
-
-
-class _Slots(NamedTuple):
-    """What an operator's schema says of a node's inputs and outputs: the name of each one's type, and what that may be."""
-
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    allowed: Mapping[str, frozenset[str]]
-
-    def may_be(self, kind: str, base: Precision) -> bool:
-        return f"tensor({_ONNX_NAMES[base]})" in self.allowed.get(kind, frozenset((kind,)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _schema(domain: str, op: str, opset: int, inputs: int, outputs: int) -> _Slots | None:
-    """None: ONNX has no such operator."""
-    try:
-        schema = onnx.defs.get_schema(op, opset, domain)
-    except onnx.defs.SchemaError:
-        return None
-
-    def names(formal: Sequence[Any], count: int) -> tuple[str, ...]:  # the last one may stand for any number
-        return tuple(formal[min(index, len(formal) - 1)].type_str for index in range(count if formal else 0))
-
-    allowed = {item.type_param_str: frozenset(item.allowed_type_strs) for item in schema.type_constraints}
-    return _Slots(names(schema.inputs, inputs), names(schema.outputs, outputs), allowed)
-
-
-def _slots(node: ir.Node, opsets: Mapping[str, int]) -> _Slots | None:
-    return _schema(node.domain, node.op_type, opsets.get(node.domain, 1), len(node.inputs), len(node.outputs))
-
-
 def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
     """Why the node's FP32 results can't be of type `base`, or an empty string."""
-    slots = _slots(node, opsets)
-    if slots is None or node.domain not in STANDARD:
+    types = slots(node, opsets.get(node.domain, 1))
+    if types is None or node.domain not in STANDARD:
         return f"{node.op_type} of {node.domain} isn't one of ONNX's own operators: which types it takes isn't known"
     if any(value is not None and not isinstance(value.type, (ir.TensorType, type(None))) for value in node.inputs):
         return "works on sequences, which TensorRT hasn't"
@@ -232,9 +188,9 @@ def _untyped(node: ir.Node, base: Precision, opsets: Mapping[str, int]) -> str:
         return f"the type of {unknown[0]} isn't known"
     if node.op_type in ("Cast", "CastLike", "Constant", "ConstantOfShape", "Einsum"):
         return ""  # ONNX has Einsum in FP16 only; TensorRT runs it in BF16 as well
-    given = {kind for value, kind in zip(node.inputs, slots.inputs) if value is not None}
-    for value, kind in zip(node.outputs, slots.outputs):
-        if _is_fp32(value) and not slots.may_be(kind, base):
+    given = {kind for value, kind in zip(node.inputs, types.inputs) if value is not None}
+    for value, kind in zip(node.outputs, types.outputs):
+        if _is_fp32(value) and not types.takes(kind, _IR_TYPES[base]):
             return f"ONNX gives {node.op_type} no {str(base).upper()} type here"
         if _is_fp32(value) and kind not in given and node.op_type != "DequantizeLinear":
             return f"the type of what {node.op_type} gives doesn't follow its inputs"
@@ -279,13 +235,11 @@ def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
     floats: set[ir.Node] = set()
     for node in graph:
         varying = [value for value in node.inputs if value is not None and not is_constant(value)]
-        from_floats = [value for value in varying if is_float(value)]
-        if node.op_type in ("Shape", "Size") or (
-            varying and all(value in integers or value.producer() in floats for value in varying)
-        ):
+        of_sizes = varying and all(value in integers or value.producer() in floats for value in varying)
+        if of_sizes or node.op_type in ("Shape", "Size"):
             if not any(map(is_float, node.outputs)):
                 integers.update(node.outputs)
-            elif node.op_type == "Cast" or from_floats:
+            elif node.op_type == "Cast" or any(map(is_float, varying)):
                 floats.add(node)
     return floats
 
@@ -316,7 +270,7 @@ class _Typing(Editor):
     def __init__(self, model: ir.Model, base: Precision, io_fp32: bool, kept: Mapping[str, Kept]) -> None:
         super().__init__(model)
         self.opsets, self.io_fp32, self.kept = model.opset_imports, io_fp32, kept
-        self.precision, self.base = base, _IR_TYPES[base]
+        self.base = _IR_TYPES[base]
         self.casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = {}
         self.narrow: set[ir.Value] = set()
         self.reduced: set[str] = set()
@@ -332,7 +286,7 @@ class _Typing(Editor):
             self._node(node)
         for index, value in enumerate(outputs):
             if self.io_fp32 and value in narrowed and value in self.narrow:
-                self._keep_output(index, value, ir.DataType.FLOAT)
+                self._keep_output(index, value)
         drop_unread(self.graph)
 
     def _narrow(self, value: ir.Value) -> None:
@@ -346,10 +300,8 @@ class _Typing(Editor):
     def _type_of(self, node: ir.Node) -> ir.DataType:
         if str(node.name) in self.kept or node.op_type in _CONTROL_FLOW:
             return ir.DataType.FLOAT
-        if any(
-            value is not None and value.name and not isinstance(value.type, ir.TensorType)
-            for value in (*node.inputs, *node.outputs)
-        ):
+        values = [value for value in (*node.inputs, *node.outputs) if value is not None and value.name]
+        if not all(isinstance(value.type, ir.TensorType) for value in values):
             return ir.DataType.FLOAT  # sequences hold what they held
         if node.op_type == "QuantizeLinear" or any(map(_is_fp32, node.outputs)):
             return self.base
@@ -359,7 +311,7 @@ class _Typing(Editor):
 
     def _node(self, node: ir.Node) -> None:
         wanted = self._type_of(node)
-        slots = _slots(node, self.opsets)
+        types = slots(node, self.opsets.get(node.domain, 1))
         if node.op_type in _CONTROL_FLOW:
             self._body(node)
         if node.op_type == "BatchNormalization" and wanted is not ir.DataType.FLOAT:
@@ -368,8 +320,8 @@ class _Typing(Editor):
         for slot, value in enumerate(node.inputs):
             if value is None or not self._flexible(value):
                 continue
-            kind = slots.inputs[slot] if slots and slot < len(slots.inputs) else ""
-            pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (slots and slots.may_be(kind, self.precision))
+            kind = types.inputs[slot] if types and slot < len(types.inputs) else ""
+            pinned = slot in _PINNED_SLOTS.get(node.op_type, ()) or not (types and types.takes(kind, self.base))
             needed = ir.DataType.FLOAT if pinned else wanted
             if needed is self.base:
                 followed.add(kind)
@@ -385,10 +337,10 @@ class _Typing(Editor):
         elif node.op_type in ("Constant", "ConstantOfShape") and _is_fp32(node.outputs[0]):
             self._constant_node(node, wanted)
             self._narrow(node.outputs[0])
-        elif slots is not None:
+        elif types is not None:
             if node.op_type == "DequantizeLinear":  # what it gives is of its scale's type, unless it says another
-                followed |= {slots.outputs[0]} if followed and not attribute(node, "output_dtype", 0) else set()
-            for output, kind in zip(node.outputs, slots.outputs):
+                followed |= {types.outputs[0]} if followed and not attribute(node, "output_dtype", 0) else set()
+            for output, kind in zip(node.outputs, types.outputs):
                 if _is_fp32(output) and kind in followed:
                     self._narrow(output)
 
@@ -405,25 +357,15 @@ class _Typing(Editor):
 
     def _body(self, node: ir.Node) -> None:
         """Bodies keep reading FP32: outer values that changed type are cast back for them."""
-        for value in list(outer_values(node)):
-            if value in self.narrow:
-                replacement = self._as(value, ir.DataType.FLOAT)
-                for graph in subgraphs(node):
-                    for inner in ir.traversal.RecursiveGraphIterator(graph):
-                        for slot, item in enumerate(inner.inputs):
-                            if item is value:
-                                inner.replace_input_with(slot, replacement)
+        for inner in (inner for graph in subgraphs(node) for inner in graph.all_nodes()):
+            for slot, value in enumerate(inner.inputs):
+                if value in self.narrow:
+                    inner.replace_input_with(slot, self._as(value, ir.DataType.FLOAT))
 
     def _constant_node(self, node: ir.Node, wanted: ir.DataType) -> None:
-        held = node.attributes.get("value")
-        if held is not None:
-            content = held.as_tensor().numpy().astype(np.float32)
-        elif node.op_type == "ConstantOfShape":
-            content = np.zeros(1, np.float32)
-        else:
-            array = constant(node.outputs[0])
-            assert array is not None
-            content = array.astype(np.float32)
+        held = attribute(node, "value")
+        content = constant(node.outputs[0]) if held is None else held.numpy()
+        content = np.asarray([0] if content is None else content, np.float32)  # 0: a ConstantOfShape's own
         for name in [name for name in node.attributes if name.startswith("value")]:
             node.attributes.pop(name)
         node.attributes["value"] = ir.AttrTensor("value", ir.tensor(_narrowed(content, wanted), dtype=wanted))
@@ -445,12 +387,12 @@ class _Typing(Editor):
                 self.casts[key] = cast.outputs[0]
         return self.casts[key]
 
-    def _keep_output(self, index: int, value: ir.Value, wanted: ir.DataType) -> None:
+    def _keep_output(self, index: int, value: ir.Value) -> None:
         """Cast back behind the producer, under the output's own name."""
         name = str(value.name)
         value.name = self.fresh(f"{name}_{self.base.name.lower()}")
-        output = ir.Value(name=name, type=ir.TensorType(wanted), shape=value.shape)
-        cast = self.node("Cast", [value], output, name=f"{name}/Cast", to=int(wanted))
+        output = ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=value.shape)
+        cast = self.node("Cast", [value], output, name=f"{name}/Cast", to=int(ir.DataType.FLOAT))
         self.put_behind(value, [cast])
         self.graph.outputs[index] = output
 
