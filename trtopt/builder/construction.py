@@ -62,7 +62,7 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.work import macs
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import BuiltPlan, Generation, heavy_kind, refusal, select, validate_profiles
+from trtopt.trt import HEAVY_OPS, BuiltPlan, Generation, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 PARTS = "part of an operator that TensorRT takes only written out"
@@ -342,7 +342,7 @@ class _Work:
         nodes = {
             node.name: (node, kind)
             for node in graph.node
-            if (kind := heavy_kind(node.op_type)) and node.name not in named
+            if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named
         }
         if lowered.asked:
             asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}

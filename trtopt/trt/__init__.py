@@ -4,7 +4,7 @@
     generation.refuse(spec)              # before any work
     built = generation.build(path, spec, quantized=True)
 
-Four generations stand behind one interface. What differs is in four small files; elsewhere code asks
+Four generations stand behind one interface. What differs is read off the module or in two small files; elsewhere code asks
 `generation.capabilities`.
 """
 
@@ -19,24 +19,22 @@ from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.layers import heavy_kind
+from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.parsing import NetworkLayer, refusal
 from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
-from trtopt.trt.tensorrt10 import TensorRT10
-from trtopt.trt.tensorrt11 import TensorRT11
 
 __all__ = [
     "DEFAULT_TARGETS",
+    "HEAVY_OPS",
     "BuiltPlan",
     "Capabilities",
     "Generation",
     "LoadedEngine",
     "NetworkLayer",
     "PlanHeader",
-    "heavy_kind",
     "host_code_refused",
     "installed",
     "plan_header",
@@ -46,7 +44,7 @@ __all__ = [
     "validate_profiles",
 ]
 
-_FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: TensorRT10, 11: TensorRT11}
+_FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: Generation, 11: Generation}
 _made: dict[ModuleType, Generation] = {}
 
 

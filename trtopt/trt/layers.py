@@ -39,18 +39,14 @@ _TYPES = {
 _TYPE_WORD = re.compile(r"\b(Float|FP32|Half|FP16|BFloat16|BF16|Int8|FP8|E4M3)\b", re.I)
 # Fused kernels carry their operators, each cut to four letters: __myl_CorrMulAdd_myl0_3, __myl_FcAddSilu_myl0_7.
 _FUSED = re.compile(r"^__myl_((?:[A-Z][a-z0-9]*)+)")
-_HEAVY_OPS = {
+HEAVY_OPS = {
     "Conv": "convolution",
     "ConvTranspose": "deconvolution",
     "Gemm": "matmul",
     "MatMul": "matmul",
     "Einsum": "matmul",
 }
-
-
-def heavy_kind(op: str) -> str | None:
-    """The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
-    return _HEAVY_OPS.get(op)
+"""The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
 
 
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
@@ -106,7 +102,7 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
     """Whether a layer casts what it reads before it multiplies; `ops` is in the order of the graph."""
     inside = set(nodes)
-    kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in _HEAVY_OPS)]
+    kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in HEAVY_OPS)]
     return len(kinds) > 1 and kinds[0] == "Cast"
 
 
@@ -191,7 +187,7 @@ def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], o
     if kind == "other" or not ops:
         return kind
     # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
-    heavy = {_HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in _HEAVY_OPS}
+    heavy = {HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in HEAVY_OPS}
     return heavy.pop() if len(heavy) == 1 else kind
 
 

@@ -32,11 +32,9 @@ def save(config: Any, path: Path) -> None:
     Raises:
         OutputError: it can't be written.
     """
-    cache = config.get_timing_cache()
-    if cache is None:
+    if (cache := config.get_timing_cache()) is None:
         return
-    other = _create(config, content) if (content := _read(path)) else None
-    if other is not None:
+    if (content := _read(path)) and (other := _create(config, content)) is not None:
         cache.combine(other, False)  # a cache of another GPU is refused here and replaced
     write_bytes(path, memoryview(cache.serialize()).cast("B"))
 
