@@ -132,6 +132,7 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     Raises:
         DeviceError: there is none, CUDA can't use it, or the engines are for others.
         MissingDependency: cuda-bindings isn't installed.
+        UsageError: engines of both precisions can't be made of the model and run.
     """
     generation, spec = select(request.backend), spec_of(request)
     here, targets = generation.device(spec), generation.targets(spec)
@@ -142,17 +143,14 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
         raise DeviceError(
             f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
         )
-    return Device(here.ordinal).info
-
-
-def check_measurable(request: BuildRequest, model: Model, base: Precision) -> None:
-    """Raise UsageError unless engines of both precisions can be made of the model and run."""
+    device = Device(here.ordinal)
     if request.strip:
         raise UsageError("an engine without its weights (`strip=True`) can't run")
-    if is_quantized(model.proto):
+    if is_quantized(load_model(request.model, lazy=True).proto):
         raise UsageError(
-            f"the model already holds Q/DQ, so there is no {base.upper()} form of it: give the float model"
+            f"the model already holds Q/DQ, so there is no {spec.base.upper()} form of it: give the float model"
         )
+    return device.info
 
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
@@ -228,19 +226,17 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         return replace(result, not_measured="`compare=False` was given")
     try:
         gpu = gpu_for(request)
-        comparison = stored_comparison(result.engine) if result.cached else None
-        if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
-            comparison = None
-            model = load_model(request.model)
-            check_measurable(request, model, base)
     except TrtoptError as error:
         return replace(result, not_measured=str(error))
-    if comparison is None:
+    comparison = stored_comparison(result.engine) if result.cached else None
+    if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
         try:
             with folder_beside(result.engine) as folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
                 other = build_candidate(floating(request, base, request.preprocess), base, folder)
-                samples = None if request.images is None and request.data is None else real_samples(model, request)
+                samples = None
+                if request.images is not None or request.data is not None:
+                    samples = real_samples(load_model(request.model), request)
                 comparison = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
         except BuildCancelled:
             raise
@@ -277,15 +273,13 @@ class _Best:
 
     def build(self) -> BuildResult:
         started, given = time.monotonic(), self.request
-        read = (given.model, given.data, given.calib, given.preprocess, given.timing_cache)
-        check_outputs(self.output, (given.save_onnx, given.save_cache), read)
+        check_outputs(given)
         if given.images is None and given.data is None:
             beside = "; beside `calib=` they judge and nothing else" if given.calib is not None else ""
             raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{beside}")
         model = load_model(given.model)
         try:
             gpu = gpu_for(given)
-            check_measurable(given, model, self.base)
         except (DeviceError, MissingDependency, UsageError) as error:
             instead = (
                 f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
@@ -316,30 +310,24 @@ class _Best:
         """The engines that could be built, and how they compare and which is kept."""
         made: dict[Precision, BuildResult] = {}
         failed: dict[Precision, str] = {}
-
-        def enter(precision: Precision) -> None:
-            first = made.get(self.quantized)
-            stored = load_manifest(first.engine) if first else None
+        reference: tuple[Runner, str] | None = None
+        for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
+            stored = load_manifest(made[self.quantized].engine) if self.quantized in made else None
             try:
                 chosen = self._chosen(precision, stored.preprocess if stored else self.request.preprocess)
                 made[precision] = build_candidate(chosen, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failed[precision] = str(error)
-
-        enter(self.quantized)
-        enter(self.base)
-        reference, description = self._reference(folder, stack, model)
-        for last in (False, True):
-            if last:
-                enter(Precision.FP32)
-            if made:
-                comparison = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
-                try:
-                    return made, replace(comparison, reference=description).judged(self.limits)
-                except AccuracyLost:
-                    if last:
-                        raise
+            if precision is self.quantized or not made:
+                continue
+            run, description = reference = reference or self._reference(folder, stack, model)
+            comparison = measured(gpu, made, failed, samples, self.reporter, reference=run, kinds=self.kinds)
+            try:
+                return made, replace(comparison, reference=description).judged(self.limits)
+            except AccuracyLost:
+                if precision is Precision.FP32:
+                    raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
@@ -371,7 +359,7 @@ class _Best:
         manifest = load_manifest(best.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.request.save_onnx, self.request.save_cache
-        engine.tell_cut_off(self.output, graph, self.reporter)
+        engine.tell_cut_off(self.request)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
         with writing_together(self.output, manifest_path(self.output)) as (plan, described):

@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from trtopt.builder import kernels
-from trtopt.builder.lowering import Lowered, Verdict, judge, lower
+from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
@@ -113,16 +113,7 @@ def construct(request: BuildRequest) -> BuildResult:
     started = time.monotonic()
     spec = spec_of(request)
     output, reporter = Path(request.output), request.reporter
-    if request.save_cache and request.calibrator != "native":
-        raise UsageError(
-            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
-            "a cache with trtopt calibrate --export-cache"
-        )
-    check_outputs(
-        output,
-        (request.save_onnx, request.save_cache),
-        (request.model, request.data, request.calib, request.preprocess, request.timing_cache),
-    )
+    check_outputs(request)
     model = load_model(request.model)
     names = None if request.classes is None else load_classes(request.classes)
     if names is not None:
@@ -165,8 +156,8 @@ def construct(request: BuildRequest) -> BuildResult:
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if table is not None and table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    lowered, built, verdict = work.construct(folded)
-    tell_cut_off(output, request.save_onnx, reporter)
+    lowered, built, report = work.construct(folded)
+    tell_cut_off(request)
     if count := len(lowered.merged):
         reporter.note(
             f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
@@ -174,7 +165,7 @@ def construct(request: BuildRequest) -> BuildResult:
         )
     for warning in [*built.warnings, *_hazards(folded, spec, lowered)]:
         reporter.warn(warning)
-    manifest = work.write(lowered, built, verdict, time.monotonic() - started)
+    manifest = work.write(lowered, built, report, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
 
 
@@ -199,38 +190,37 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     return [f"{first.node} ({first.op}){others}: {what}"]
 
 
-def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
+def _other(report: PrecisionReport, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
     """Why nothing runs in the precision asked for."""
     what = f"no convolution or matrix product runs in {spec.precision.upper()}"
     if quantized and not spec.precision.quantized:
         return f"{what}: the model is quantized, which `int8=True` says"
     if lowered.kept:
         return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
-    others = " and ".join(precision.upper() for precision in verdict.coverage)
+    others = " and ".join(precision.upper() for precision in report.coverage)
     return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
 
 
 def _accept(
-    verdict: Verdict, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
+    report: PrecisionReport, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
 ) -> None:
     """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
-    anyway = "take it as it is with `allow_precision_fallback=True`"
-    if verdict.unknown:
-        what = f"what the engine of {generation} runs isn't known: {verdict.unknown}"
+    anyway = "Nothing was written; take it as it is with `allow_precision_fallback=True`"
+    if report.unknown:
+        what = f"what the engine of {generation} runs isn't known: {report.unknown}"
         if not spec.allow_precision_fallback:
-            raise PrecisionLost(f"{what}. Nothing was written; {anyway}")
+            raise PrecisionLost(f"{what}. {anyway}")
         reporter.warn(what)
-    little = verdict.share < LEAST_SHARE
-    if not (verdict.problem or little):
-        return
-    share = f"{verdict.share:.0%} of the arithmetic asked for runs as asked"
-    what = f"{verdict.problem}; {share}" if verdict.problem else share
-    if not spec.allow_precision_fallback and (little or named):
-        raise PrecisionLost(
-            f"{generation} built an engine without the precision asked for: {what}. Nothing was written; {anyway}, "
-            "or keep layers out with `precision_override=`"
-        )
-    reporter.warn(what)
+    little = report.share < LEAST_SHARE
+    if report.problem or little:
+        share = f"{report.share:.0%} of the arithmetic asked for runs as asked"
+        what = "; ".join(filter(None, [report.problem, share]))
+        if not spec.allow_precision_fallback and (little or named):
+            raise PrecisionLost(
+                f"{generation} built an engine without the precision asked for: {what}. {anyway}, "
+                "or keep layers out with `precision_override=`"
+            )
+        reporter.warn(what)
 
 
 @dataclass(frozen=True)
@@ -256,22 +246,23 @@ class _Work:
 
     # Building
 
-    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, Verdict]:
+    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
         """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
 
         Raises:
             PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
         """
         spec, generation, reporter = self.spec, self.generation, self.request.reporter
+        shapes = self._opt_shapes()[0]
+        sizes = {str(name): size for item in self.model.inputs for name, size in zip(item.shape, shapes[item.name])}
         with scratch() as folder:
             lowered, built = self._planned(folded, {}, folder)
-            asked = lowered.asked
-            arithmetic = macs(lowered.source or folded, self._opt_sizes())
-            verdict = judge(built, lowered, spec, arithmetic, asked)
-            lost = verdict.lost
+            asked, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
+            report = judge(built, lowered, spec, arithmetic, asked)
+            lost = report.lost
             operators = {node.name: node.op_type for node in folded.graph.node}
             named = [node for node in lost if overriding(spec.overrides, node, operators.get(node, "")) is not None]
-            repairable = bool(lost) and verdict.share >= LEAST_SHARE and not named
+            repairable = bool(lost) and report.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
                 some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
                 reporter.note(
@@ -280,21 +271,40 @@ class _Work:
                 )
                 reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
                 lowered, built = self._planned(folded, reasons, folder)
-                verdict = judge(built, lowered, spec, arithmetic, asked)
+                report = judge(built, lowered, spec, arithmetic, asked)
         try:
-            _accept(verdict, spec, generation, named, reporter)
+            _accept(report, spec, generation, named, reporter)
         except PrecisionLost as error:
             raise PrecisionLost(Origins(self.model.proto, folded).explained(str(error))) from error
-        if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
-            reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
-        return lowered, built, verdict
+        if spec.precision is not Precision.FP32 and report.coverage and not report.coverage.get(spec.precision):
+            reporter.warn(_other(report, lowered, spec, is_quantized(folded)))
+        return lowered, built, report
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
     ) -> tuple[Lowered, BuiltPlan]:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+        spec, generation, path = self.spec, self.generation, folder / "model.onnx"
+        if spec.timing_cache is None and generation.capabilities.timing_cache:
+            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
         try:
-            return self._lowered_and_built(graph, unquantized, folder)
+            if issues := generation.limits(graph):
+                raise refusal(self.name, issues)
+            lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
+            save_model(lowered.proto, path)
+            built = generation.build(
+                path,
+                spec,
+                quantized=lowered.quantized,
+                layer_precision=lowered.layer_precision,
+                preferred=lowered.preferred,
+                calibration=self.native,
+                calibration_batch=self.scales.native_batch(self.model),
+                calibration_cache=self.cache,
+                name=self.name,
+                reporter=self.request.reporter,
+            )
+            return lowered, self._seen_through(lowered, built)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
             if parts is None:
@@ -307,30 +317,6 @@ class _Work:
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
-
-    def _lowered_and_built(
-        self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
-    ) -> tuple[Lowered, BuiltPlan]:
-        spec, generation, path = self.spec, self.generation, folder / "model.onnx"
-        if issues := generation.limits(graph):
-            raise refusal(self.name, issues)
-        lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
-        save_model(lowered.proto, path)
-        if spec.timing_cache is None and generation.capabilities.timing_cache:
-            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
-        built = generation.build(
-            path,
-            spec,
-            quantized=lowered.quantized,
-            layer_precision=lowered.layer_precision,
-            preferred=lowered.preferred,
-            calibration=self.native,
-            calibration_batch=self.scales.native_batch(self.model),
-            calibration_cache=self.cache,
-            name=self.name,
-            reporter=self.request.reporter,
-        )
-        return lowered, self._seen_through(lowered, built)
 
     def _seen_through(self, lowered: Lowered, built: BuiltPlan) -> BuiltPlan:
         """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
@@ -366,23 +352,11 @@ class _Work:
             except EngineError as error:
                 return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
 
-    def _opt_sizes(self) -> dict[str, int]:
-        """What the first profile is tuned for: sizes of the dynamic dimensions, by name."""
-        profile = self.spec.profiles[0] if self.spec.profiles else {}
-        return {
-            str(name): size
-            for item in self.model.inputs
-            if item.name in profile
-            for name, size in zip(item.shape, profile[item.name].opt)
-        }
-
-    def _opt_shapes(self) -> list[dict[str, list[int]]]:
-        """Of all inputs, for each profile."""
+    def _opt_shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Of all inputs, what each profile is tuned for."""
+        static = {item.name: item.shape for item in self.model.inputs}
         return [
-            {
-                item.name: list(map(int, profile[item.name].opt if item.name in profile else item.shape))
-                for item in self.model.inputs
-            }
+            {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
             for profile in self.spec.profiles or ({},)
         ]
 
@@ -441,7 +415,7 @@ class _Work:
         kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
         return {name: str(kind) for name, kind in kinds.items()}
 
-    def write(self, lowered: Lowered, built: BuiltPlan, verdict: Verdict, seconds: float) -> Manifest:
+    def write(self, lowered: Lowered, built: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
         counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
@@ -455,7 +429,7 @@ class _Work:
                 spec=self.spec.describe(),
                 precision=counts,
                 truth=summary,
-                coverage={str(item): round(share, 4) for item, share in verdict.coverage.items()},
+                coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
                 inputs=plain(self.model.inputs),
@@ -500,24 +474,32 @@ class _Work:
         )
 
 
-def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporter: Reporter) -> None:
+def tell_cut_off(request: BuildRequest) -> None:
     """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
-    if save_onnx is None and (graph := kept_graph(output)) is not None:
-        reporter.warn(
+    output, saved = Path(request.output), request.save_onnx
+    if saved is None and (graph := kept_graph(output)) is not None:
+        request.reporter.warn(
             f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add `save_onnx='{graph}'`"
         )
-    if save_onnx is not None and beside(output, save_onnx) is None:
-        reporter.warn(
-            f"{os.fspath(save_onnx)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+    if saved is not None and beside(output, saved) is None:
+        request.reporter.warn(
+            f"{os.fspath(saved)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
             "`backend='onnxruntime'` won't find it"
         )
 
 
-def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
-    """Raise OutputError or UsageError unless the plan, its manifest and `saved` can be written without harm to `read`."""
-    written = [output, manifest_path(output), *(Path(path) for path in saved if path)]
+def check_outputs(request: BuildRequest) -> None:
+    """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
+    if request.save_cache and request.calibrator != "native":
+        raise UsageError(
+            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
+            "a cache with trtopt calibrate --export-cache"
+        )
+    read = (request.model, request.data, request.calib, request.preprocess, request.timing_cache)
+    written = (request.output, manifest_path(request.output), request.save_onnx, request.save_cache)
     for index, path in enumerate(written):
-        check_writable(path, *read, *written[:index])
+        if path:
+            check_writable(path, *read, *written[:index])
 
 
 def _summary(table: Table | None) -> dict[str, Any] | None:
@@ -575,18 +557,20 @@ def _with_profiles(
             prepared.check_profiles(inputs, spec.profiles)
         return spec
     known = inputs if prepared is None else prepared.known(inputs)
-    dynamic = [item for item in known if item.open_axes] or list(known)
-    if not batch_alone(dynamic):
+    dynamic = [item for item in known if item.open_axes]
+    if not batch_alone(dynamic or known):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     profile = {
-        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in DEFAULT_BATCH))
-        if item.open_axes
-        else ShapeRange(*((tuple(map(int, item.shape)),) * 3))
-        for item in dynamic
+        item.name: ShapeRange(
+            *(
+                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
+                for size in DEFAULT_BATCH
+            )
+        )
+        for item in dynamic or known
     }
-    low, best, high = DEFAULT_BATCH
-    what = f"one profile for batch {low} to {high}, tuned for {best}"
-    if not any(item.open_axes for item in dynamic):
+    what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
+    if not dynamic:
         what = "the size that images are prepared in"
     reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
     return replace(spec, profiles=(profile,))

@@ -125,13 +125,6 @@ class _Asked(_Precision, total=False):
     allow_precision_fallback: bool
 
 
-class _Layer(TypedDict):
-    name: str
-    kind: str
-    precision: str
-    nodes: Sequence[str]
-
-
 class _Source(TypedDict):
     path: str | None
     sha256: str
@@ -189,7 +182,7 @@ class Manifest:
     spec: Annotated[Mapping[str, Any], _Asked]
     precision: Mapping[str, int]
     truth: str
-    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
+    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[LayerInfo]]
     kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
     inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
     outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]

@@ -157,7 +157,7 @@ class LoadedEngine:
         """
         base: Any = self.module.IOutputAllocator
 
-        class Allocator(base):  # type: ignore[misc, valid-type]
+        class Allocator(base):  # type: ignore[misc]
             def __init__(self) -> None:
                 base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
                 self._raised: BaseException | None = None
