@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -49,12 +49,11 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
-from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
-from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.io import load_model, save_model
 from trtopt.graph.origin import Origins
-from trtopt.graph.output_kinds import Kind, resolve, stated
+from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
@@ -62,9 +61,10 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.work import macs
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import HEAVY_OPS, BuiltPlan, Generation, refusal, select, validate_profiles
+from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
 PARTS = "part of an operator that TensorRT takes only written out"
 
 
@@ -111,50 +111,18 @@ def construct(request: BuildRequest) -> BuildResult:
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     started = time.monotonic()
-    spec = spec_of(request)
-    output, reporter = Path(request.output), request.reporter
-    check_outputs(request)
-    model = load_model(request.model)
-    names = None if request.classes is None else load_classes(request.classes)
-    if names is not None:
-        check_classes(names, model.outputs)
-    kinds = stated(request.output_kind, model.outputs)
-    scales = Scales(
-        request.images,
-        request.data,
-        request.calib,
-        request.preprocess,
-        request.method,
-        request.limit,
-        request.batch,
-        request.precision_override,
-    )
-    quantized = is_quantized(model.proto)
-    scales.check(spec, quantized)
-    generation = select(request.backend)
-    generation.refuse(spec)
-    if not spec.targets and (targets := generation.targets(spec)):
-        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
-    prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
-    spec = _with_profiles(spec, model.inputs, prepared, reporter)
-    if prepared is not None:
-        sized = prepared.at_opt(model.inputs, spec.profiles)
-        if sized.size is not None and prepared.size is None:
-            reporter.note(f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)")
-        scales = replace(scales, preprocess=sized)
-    table = scales.table(model, spec, quantized, reporter)
-    native, cache = scales.native(model, spec), scales.native_cache(spec)
-    work = _Work(request, output, model, spec, generation, scales, table, native, cache, names, kinds)
+    work = _Build(request)
+    reporter = request.reporter
     if not request.force and (manifest := work.up_to_date()):
-        reporter.note(f"{output} is up to date")
+        reporter.note(f"{work.output} is up to date")
         return work.result(work.described(manifest), time.monotonic() - started, cached=True)
-    folded, folding = fold(model.proto, reporter=reporter)
+    folded, folding = fold(work.model.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
     for finding in damaged(folded):
         if finding.level == "error":
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
-    if table is not None and table.model["fingerprint"] != fingerprint(folded):
+    if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     lowered, built, report = work.construct(folded)
     tell_cut_off(request)
@@ -163,7 +131,7 @@ def construct(request: BuildRequest) -> BuildResult:
             f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
             "is faster on this GPU"
         )
-    for warning in [*built.warnings, *_hazards(folded, spec, lowered)]:
+    for warning in [*built.warnings, *_hazards(folded, work.spec, lowered)]:
         reporter.warn(warning)
     manifest = work.write(lowered, built, report, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
@@ -190,59 +158,40 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     return [f"{first.node} ({first.op}){others}: {what}"]
 
 
-def _other(report: PrecisionReport, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
-    """Why nothing runs in the precision asked for."""
-    what = f"no convolution or matrix product runs in {spec.precision.upper()}"
-    if quantized and not spec.precision.quantized:
-        return f"{what}: the model is quantized, which `int8=True` says"
-    if lowered.kept:
-        return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
-    others = " and ".join(precision.upper() for precision in report.coverage)
-    return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
+class _Build:
+    """One build. Making it checks all that can be known before TensorRT is asked, and calibrates."""
 
-
-def _accept(
-    report: PrecisionReport, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
-) -> None:
-    """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
-    anyway = "Nothing was written; take it as it is with `allow_precision_fallback=True`"
-    if report.unknown:
-        what = f"what the engine of {generation} runs isn't known: {report.unknown}"
-        if not spec.allow_precision_fallback:
-            raise PrecisionLost(f"{what}. {anyway}")
-        reporter.warn(what)
-    little = report.share < LEAST_SHARE
-    if report.problem or little:
-        share = f"{report.share:.0%} of the arithmetic asked for runs as asked"
-        what = "; ".join(filter(None, [report.problem, share]))
-        if not spec.allow_precision_fallback and (little or named):
-            raise PrecisionLost(
-                f"{generation} built an engine without the precision asked for: {what}. {anyway}, "
-                "or keep layers out with `precision_override=`"
-            )
-        reporter.warn(what)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One build's inputs, all known before TensorRT is asked."""
-
-    request: BuildRequest
-    output: Path
-    model: Model
-    spec: BuildSpec
-    generation: Generation
-    scales: Scales
-    table: Table | None
-    native: Batches | None
-    cache: bytes | None
-    classes: tuple[str, ...] | None
-    stated: Mapping[str, Kind]
-
-    @property
-    def name(self) -> str:
-        """What messages call the model."""
-        return str(self.model.path or "the model")
+    def __init__(self, request: BuildRequest) -> None:
+        self.request, self.output, reporter = request, Path(request.output), request.reporter
+        spec = spec_of(request)
+        check_outputs(request)
+        self.model = model = load_model(request.model)
+        self.name = str(model.path or "the model")  # what messages call it
+        self.classes = None if request.classes is None else load_classes(request.classes)
+        if self.classes is not None:
+            check_classes(self.classes, model.outputs)
+        self.stated = stated(request.output_kind, model.outputs)
+        sources = {name: getattr(request, name) for name in _CALIBRATION}
+        scales = Scales(**sources, overrides=request.precision_override)
+        quantized = is_quantized(model.proto)
+        scales.check(spec, quantized)
+        self.generation = select(request.backend)
+        self.generation.refuse(spec)
+        if not spec.targets and (targets := self.generation.targets(spec)):
+            reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
+        prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
+        self.spec = spec = _with_profiles(spec, model.inputs, prepared, reporter)
+        if prepared is not None:
+            sized = prepared.at_opt(model.inputs, spec.profiles)
+            if sized.size is not None and prepared.size is None:
+                reporter.note(
+                    f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)"
+                )
+            scales = replace(scales, preprocess=sized)
+        self.table = scales.table(model, spec, quantized, reporter)
+        self.native, self.cache = scales.native(model, spec), scales.native_cache(spec)
+        self.native_batch = scales.native_batch(model)
+        self.preprocessing = scales.preprocessing(self.table, self.native)
 
     # Building
 
@@ -261,7 +210,7 @@ class _Work:
             report = judge(built, lowered, spec, arithmetic, asked)
             lost = report.lost
             operators = {node.name: node.op_type for node in folded.graph.node}
-            named = [node for node in lost if overriding(spec.overrides, node, operators.get(node, "")) is not None]
+            named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
             repairable = bool(lost) and report.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
                 some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
@@ -272,13 +221,44 @@ class _Work:
                 reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
                 lowered, built = self._planned(folded, reasons, folder)
                 report = judge(built, lowered, spec, arithmetic, asked)
-        try:
-            _accept(report, spec, generation, named, reporter)
-        except PrecisionLost as error:
-            raise PrecisionLost(Origins(self.model.proto, folded).explained(str(error))) from error
+        for what, advice in self._deviations(report, named):
+            if advice and not spec.allow_precision_fallback:
+                raise PrecisionLost(
+                    Origins(self.model.proto, folded).explained(f"{what}. Nothing was written; {advice}")
+                )
+            reporter.warn(what)
         if spec.precision is not Precision.FP32 and report.coverage and not report.coverage.get(spec.precision):
-            reporter.warn(_other(report, lowered, spec, is_quantized(folded)))
+            reporter.warn(self._other(report, lowered, is_quantized(folded)))
         return lowered, built, report
+
+    def _deviations(self, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
+        """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
+
+        Args:
+            named: the user named a node that is lost.
+        """
+        anyway = "take it as it is with `allow_precision_fallback=True`"
+        if report.unknown:
+            yield f"what the engine of {self.generation} runs isn't known: {report.unknown}", anyway
+        little = report.share < LEAST_SHARE
+        if report.problem or little:
+            what = "; ".join(
+                filter(None, [report.problem, f"{report.share:.0%} of the arithmetic asked for runs as asked"])
+            )
+            serious = (little or named) and not self.spec.allow_precision_fallback
+            if serious:
+                what = f"{self.generation} built an engine without the precision asked for: {what}"
+            yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
+
+    def _other(self, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
+        """Why nothing runs in the precision asked for."""
+        what = f"no convolution or matrix product runs in {self.spec.precision.upper()}"
+        if quantized and not self.spec.precision.quantized:
+            return f"{what}: the model is quantized, which `int8=True` says"
+        if lowered.kept:
+            return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
+        others = " and ".join(precision.upper() for precision in report.coverage)
+        return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
@@ -299,7 +279,7 @@ class _Work:
                 layer_precision=lowered.layer_precision,
                 preferred=lowered.preferred,
                 calibration=self.native,
-                calibration_batch=self.scales.native_batch(self.model),
+                calibration_batch=self.native_batch,
                 calibration_cache=self.cache,
                 name=self.name,
                 reporter=self.request.reporter,
@@ -376,7 +356,7 @@ class _Work:
                 "scales": dict(self.table.amax) if self.table else None,
                 "native": self.native.describe() if self.native else None,
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
-                "preprocess": self.scales.preprocessing(self.table, self.native),
+                "preprocess": self.preprocessing,
                 "trtopt": __version__,
             }
         )
@@ -419,14 +399,14 @@ class _Work:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
         counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
-        generation, table, device = self.generation, self.table, self.generation.device(self.spec)
+        generation, device, asked = self.generation, self.generation.device(self.spec), self.spec.describe()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
                 generation={name: getattr(generation, name) for name in ("family", "product", "version")}
                 | {"gpu": str(device) if device else None},
                 targets=[f"sm{target}" for target in built.targets],
-                spec=self.spec.describe(),
+                spec=asked,
                 precision=counts,
                 truth=summary,
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
@@ -434,14 +414,14 @@ class _Work:
                 kept=plain(lowered.kept),
                 inputs=plain(self.model.inputs),
                 outputs=plain(self.model.outputs),
-                profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
+                profiles=asked["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
                 key=self._key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
-                preprocess=self.scales.preprocessing(table, self.native),
-                calibration=_summary(table),
+                preprocess=self.preprocessing,
+                calibration=_summary(self.table),
                 warnings=list(built.warnings),
                 graph=fingerprint(lowered.proto) if graph else None,
                 graph_file=beside(self.output, graph) if graph else None,
