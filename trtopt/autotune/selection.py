@@ -238,12 +238,8 @@ def stored_comparison(output: Path) -> Comparison | None:
 def time_in_turns(
     sessions: Mapping[str, Session], samples: Iterable[Arrays]
 ) -> tuple[dict[str, tuple[Times, ...]], str]:
-    """Each engine's times at the opt shapes of every profile, and what they were measured on.
-
-    Args:
-        sessions: engines of one model with the same profiles.
-        samples: real inputs, used where they fit; elsewhere made-up ones of the same shapes.
-    """
+    """Times of engines with the same profiles, at the opt shapes of each, and what they were measured on: `samples` where they
+    fit, elsewhere made-up inputs of the same shapes."""
     first = next(iter(sessions.values()))
     times: dict[str, list[Times]] = {name: [] for name in sessions}
     origins = set()

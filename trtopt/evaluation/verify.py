@@ -141,11 +141,7 @@ def verify(request: VerifyRequest) -> Agreement:
 
 
 def check_graphs(reference: Any, candidate: Any) -> None:
-    """Refuse TensorRT engines, which ONNX Runtime can't run.
-
-    Raises:
-        UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
-    """
+    """Refuse TensorRT engines, which ONNX Runtime can't run: name the graph that was kept at the build, and what to type."""
     for model in (reference, candidate):
         path = Path(model) if isinstance(model, (str, os.PathLike)) else None
         if path is None or not path.is_file():
@@ -176,10 +172,7 @@ def verify_all(
 ) -> dict[str, Agreement]:
     """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
 
-    Args:
-        kinds: of the outputs; those that it lacks go by type and shape.
-
-    Raises: DataError and UsageError, as `verify`.
+    `kinds` are of the outputs; those that it lacks go by type and shape.
     """
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,7 +93,6 @@ class Collector:
 
     def __init__(self, trt: Any) -> None:
         self._sinks: list[Messages] = []
-        self._lock = threading.Lock()
         names = {getattr(trt.ILogger, name): name for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")}
         sinks = self._sinks
 
@@ -115,13 +113,11 @@ class Collector:
     @contextlib.contextmanager
     def collecting(self, on_step: Callable[[str], None] | None = None) -> Iterator[Messages]:
         messages = Messages(on_step)
-        with self._lock:
-            self._sinks.append(messages)
+        self._sinks.append(messages)
         try:
             yield messages
         finally:
-            with self._lock:
-                self._sinks.remove(messages)
+            self._sinks.remove(messages)
 
 
 # What only TensorRT's authors can use: where in its source a message was written, and by which check.

@@ -1,4 +1,4 @@
-"""TensorRT's timing cache in a file: read before a build, merged and replaced whole after it."""
+"""TensorRT's timing cache in a file: read before a build, merged and replaced whole after it; OutputError where it can't be."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ from trtopt.core.files import write_bytes
 
 
 def attach(config: Any, path: Path, warn: list[str]) -> None:
-    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used.
-
-    Raises:
-        OutputError: `path` exists and can't be read.
-    """
+    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
     content = _read(path)
     if content:
         cache = _create(config, content)
@@ -27,11 +23,7 @@ def attach(config: Any, path: Path, warn: list[str]) -> None:
 
 
 def save(config: Any, path: Path) -> None:
-    """Write the cache back, together with what another build wrote there meanwhile.
-
-    Raises:
-        OutputError: it can't be written.
-    """
+    """Write the cache back, together with what another build wrote there meanwhile."""
     if (cache := config.get_timing_cache()) is None:
         return
     if (content := _read(path)) and (other := _create(config, content)) is not None:

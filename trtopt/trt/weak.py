@@ -86,15 +86,8 @@ def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
 class NativeCalibration:
     """TensorRT's IInt8EntropyCalibrator2 fed from host batches.
 
-    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
-
-    Attributes:
-        cache: the calibration cache text that TensorRT wrote, after the build.
-
-    Raises (at construction):
-        UnsupportedRequest: neither batches nor a cache.
-        DataError: no batch at all, or fewer samples than one batch.
-        UsageError: arrays that don't fit the inputs, every problem at once.
+    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames. `cache` is
+    the calibration cache that TensorRT wrote, after the build.
     """
 
     def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
