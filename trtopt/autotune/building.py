@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
@@ -265,48 +265,42 @@ class _Best:
     """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
 
     def __init__(self, request: BuildRequest, limits: Limits) -> None:
-        self.request = request if request.int8 or request.fp8 else replace(request, int8=True)
-        self.limits, self.reporter = limits, request.reporter
-        self.spec = spec_of(self.request)
+        self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
+        self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
+        self.output, self.spec = Path(request.output), spec_of(request)
         self.quantized, self.base = self.spec.precision, self.spec.base
-        self.output = Path(request.output)
-
-    def build(self) -> BuildResult:
-        started, given = time.monotonic(), self.request
-        check_outputs(given)
-        if given.images is None and given.data is None:
-            beside = "; beside `calib=` they judge and nothing else" if given.calib is not None else ""
-            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{beside}")
-        model = load_model(given.model)
+        check_outputs(request)
+        if request.images is None and request.data is None:
+            alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
+            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
+        self.model = load_model(request.model)
         try:
-            gpu = gpu_for(given)
+            self.gpu = gpu_for(request)
         except (DeviceError, MissingDependency, UsageError) as error:
             instead = (
                 f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
             )
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
-        samples = real_samples(model, given)
-        names = None if given.classes is None else load_classes(given.classes)
-        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given.output_kind, names)
-        key = self._key(model, gpu, samples)
-        if not given.force and (done := self._up_to_date(key)):
+        self.samples = real_samples(self.model, request)
+        names = None if request.classes is None else load_classes(request.classes)
+        self.kinds = resolve(self.model.proto, self.model.outputs, request.output_kind, names)
+        self.key = self._key()
+
+    def build(self) -> BuildResult:
+        if not self.request.force and (done := self._up_to_date()):
             return done
-        if samples.samples < FEW:
+        if (count := self.samples.samples) < FEW:
             self.reporter.warn(
-                f"only {samples.samples} samples judge the accuracy, so one decides over {1 / samples.samples:.0%}: give at "
-                f"least {FEW}"
+                f"only {count} samples judge the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
             )
         with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            made, comparison = self._selected(folder, stack, gpu, model, samples)
-            comparison = replace(comparison, key=key)
+            made, comparison = self._selected(folder, stack)
             best = made[Precision(comparison.kept)]
             self._install(best, made.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
-        return self._result(best, comparison, seconds=time.monotonic() - started)
+        return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
-    def _selected(
-        self, folder: Path, stack: contextlib.ExitStack, gpu: DeviceInfo, model: Model, samples: Batches
-    ) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         made: dict[Precision, BuildResult] = {}
         failed: dict[Precision, str] = {}
@@ -321,10 +315,10 @@ class _Best:
                 failed[precision] = str(error)
             if precision is self.quantized or not made:
                 continue
-            run, description = reference = reference or self._reference(folder, stack, model)
-            comparison = measured(gpu, made, failed, samples, self.reporter, reference=run, kinds=self.kinds)
+            run, description = reference = reference or self._reference(folder, stack)
+            comparison = measured(self.gpu, made, failed, self.samples, self.reporter, reference=run, kinds=self.kinds)
             try:
-                return made, replace(comparison, reference=description).judged(self.limits)
+                return made, replace(comparison, reference=description, key=self.key).judged(self.limits)
             except AccuracyLost:
                 if precision is Precision.FP32:
                     raise
@@ -338,10 +332,10 @@ class _Best:
             return replace(self.request, images=None, data=None)
         return self.request
 
-    def _reference(self, folder: Path, stack: contextlib.ExitStack, model: Model) -> tuple[Runner, str]:
+    def _reference(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Runner, str]:
         """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
         try:
-            runner = OnnxRunner(model.path or model.proto, optimize=True, gpu=True)
+            runner = OnnxRunner(self.model.path or self.model.proto, optimize=True, gpu=True)
             version = ort_version("the reference")
             return runner, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
@@ -381,10 +375,10 @@ class _Best:
             seconds=seconds,
         )
 
-    def _up_to_date(self, key: str) -> BuildResult | None:
+    def _up_to_date(self) -> BuildResult | None:
         """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
         stored, cache = stored_comparison(self.output), self.request.save_cache
-        if stored is None or stored.key != key or (cache and not Path(cache).is_file()):
+        if stored is None or stored.key != self.key or (cache and not Path(cache).is_file()):
             return None
         try:
             comparison = stored.judged(self.limits)
@@ -403,27 +397,27 @@ class _Best:
             _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)
 
-    def _key(self, model: Model, gpu: DeviceInfo, samples: Batches) -> str:
+    def _key(self) -> str:
         """What the candidates and their figures depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
-            scales = real_samples(model, request, None).describe()
+            scales = real_samples(self.model, request, None).describe()
         else:
             scales = {
                 "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
             }
         return sha256_json(
             {
-                "model": model.fingerprint,
+                "model": self.model.fingerprint,
                 "spec": self.spec.describe(),
                 "calibration": [request.method, request.limit, request.batch],
                 "scales": scales,
-                "samples": samples.describe(),
+                "samples": self.samples.describe(),
                 "kinds": self.kinds,
                 "preprocess": None if preprocess is None else Preprocess.load(preprocess).describe(),
                 "generation": [generation.family, generation.version],
-                "gpu": str(gpu),
+                "gpu": str(self.gpu),
                 "trtopt": __version__,
             }
         )

@@ -66,20 +66,19 @@ def select(backend: str = "auto") -> Generation:
         UsageError: another word.
     """
     choice(backend, BACKENDS, "`backend=`")
-    found = {"tensorrt": _look("tensorrt"), "rtx": _look("tensorrt_rtx")}
+    tensorrt, rtx = _look("tensorrt"), _look("tensorrt_rtx")
     if backend != "auto":
-        taken = found[backend]
-        if isinstance(taken, Generation):
-            return taken
-        raise NoBackend(f"`backend='{backend}'`: {taken}: {_to_install(backend)}")
-    tensorrt, rtx = found["tensorrt"], found["rtx"]
+        generation = rtx if backend == "rtx" else tensorrt
+        if isinstance(generation, Generation):
+            return generation
+        raise NoBackend(f"`backend='{backend}'`: {generation}: {_to_install(backend)}")
     gpu = probe()
     if isinstance(tensorrt, Generation) and gpu:
         tensorrt.alternatives = f"`backend='rtx'` takes {rtx}" if isinstance(rtx, Generation) else ""
         return tensorrt
     if isinstance(rtx, Generation):
-        there = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if isinstance(tensorrt, Generation) else ""
-        rtx.alternatives = there
+        here = isinstance(tensorrt, Generation)
+        rtx.alternatives = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if here else ""
         return rtx
     if isinstance(tensorrt, Generation):
         raise NoBackend(

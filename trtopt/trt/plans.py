@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from trtopt.trt.messages import Messages, translate
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
-_ELF, _CPUS = b"\x7fELF", (62, 183)  # e_machine: x86-64, aarch64
+# A shared library of a CPU's: plans hold the lean runtime as it is. Kernels are ELF files, too; e_machine is x86-64 or aarch64.
+_HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
@@ -243,17 +245,6 @@ def host_code_refused(name: str) -> UsageError:
     )
 
 
-def _carries_host_code(plan: bytes | memoryview) -> bool:
-    """Whether a shared library of a CPU's lies in it: plans hold the lean runtime as it is. (Kernels are ELF files too.)"""
-    content = bytes(plan)
-    at = content.find(_ELF)
-    while at >= 0:
-        if int.from_bytes(content[at + 18 : at + 20], "little") in _CPUS:
-            return True
-        at = content.find(_ELF, at + 1)
-    return False
-
-
 def deserialize(
     runtime: Any, plan: bytes | memoryview, header: PlanHeader | None, version: str, name: str, messages: Messages
 ) -> Any:
@@ -261,7 +252,7 @@ def deserialize(
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is not None:
         return engine
-    if not runtime.engine_host_code_allowed and _carries_host_code(plan):
+    if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)
     if header is None:
         said = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
