@@ -501,16 +501,11 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))
     for override in overrides:
-        if override.precision.quantized and override.precision is not precision:
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
-                f"the build is {precision}"
-            )
-        if not override.precision.quantized and override.precision not in (Precision.FP32, base):
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
-                f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
-            )
+        wanted = override.precision
+        if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
+            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
+            here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
+            raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
     same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
         **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},

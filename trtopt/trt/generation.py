@@ -22,15 +22,16 @@ from trtopt.core.errors import (
     DeviceError,
     EngineError,
     InvalidModel,
+    OutputError,
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import check_writable, existing_file
+from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, Probe, current_gpu, probe
-from trtopt.trt import parsing, plans, timing, watch, weak
+from trtopt.trt import parsing, plans, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
@@ -409,14 +410,14 @@ class Generation:
                 elif spec.precision.quantized and not weakly.quantized:
                     raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
-                timing.attach(held.config, spec.timing_cache, warnings)
+                _attach_timing_cache(held.config, spec.timing_cache, warnings)
             plan = held.builder.build_serialized_network(held.network, held.config)
             if native is not None:
                 native.finish(plan is not None, warnings)
             if plan is None:
                 raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
-                timing.save(held.config, spec.timing_cache)
+                _save_timing_cache(held.config, spec.timing_cache)
         finally:
             held.close()
         view = memoryview(plan).cast("B")
@@ -474,3 +475,42 @@ class Generation:
             if held.config.add_optimization_profile(profile) < 0:
                 listing = "; ".join(f"{name}:{shape}" for name, shape in wanted.items())
                 raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
+
+
+def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
+    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
+    content = _read_timing_cache(path)
+    if content:
+        cache = _timing_cache(config, content)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return
+        warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
+    empty = _timing_cache(config, b"")
+    if empty is not None:
+        config.set_timing_cache(empty, False)
+
+
+def _save_timing_cache(config: Any, path: Path) -> None:
+    """Write the cache back, together with what another build wrote there meanwhile."""
+    if (cache := config.get_timing_cache()) is None:
+        return
+    if (content := _read_timing_cache(path)) and (other := _timing_cache(config, content)) is not None:
+        cache.combine(other, False)  # a cache of another GPU is refused here and replaced
+    write_bytes(path, memoryview(cache.serialize()).cast("B"))
+
+
+def _timing_cache(config: Any, content: bytes) -> Any:
+    try:
+        return config.create_timing_cache(content)
+    except (TypeError, RuntimeError):  # how pybind11 says that the native side gave nothing
+        return None
+
+
+def _read_timing_cache(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
+from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import rebatched
 from trtopt.trt.layers import onnx_nodes
@@ -204,8 +205,6 @@ def _fits(info: TensorInfo, shape: tuple[int, ...]) -> bool:
 
 def device_upload(ordinal: int = 0) -> Upload:
     """An `Upload` to a GPU through the runtime's device layer; one buffer per input, reused."""
-    from trtopt.cuda.device import Device
-
     device = Device(ordinal)
     stream = device.stream()
     buffers: dict[str, tuple[Any, Any]] = {}
