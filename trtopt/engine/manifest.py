@@ -125,6 +125,13 @@ class _Asked(_Precision, total=False):
     allow_precision_fallback: bool
 
 
+class _Layer(TypedDict):
+    name: str
+    kind: str
+    precision: str
+    nodes: Sequence[str]
+
+
 class _Source(TypedDict):
     path: str | None
     sha256: str
@@ -182,7 +189,7 @@ class Manifest:
     spec: Annotated[Mapping[str, Any], _Asked]
     precision: Mapping[str, int]
     truth: str
-    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[LayerInfo]]
+    layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
     kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
     inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
     outputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]

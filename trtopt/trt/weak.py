@@ -121,8 +121,11 @@ class NativeCalibration:
         for info in self._inputs:
             if info.name not in first:
                 problems.append(f"there is no array for the input {info.name}; there is {', '.join(first)}")
-            elif not _fits(info, first[info.name].shape):
-                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {first[info.name].shape}")
+                continue
+            shape = first[info.name].shape
+            fixed = {axis: size for axis, size in enumerate(info.shape) if axis not in info.open_axes}
+            if len(shape) != len(info.shape) or any(shape[axis] != size for axis, size in fixed.items()):
+                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {shape}")
         if problems:
             listing = "; ".join(problems)
             raise UsageError(
@@ -195,12 +198,6 @@ class NativeCalibration:
             warnings.append(
                 f"native calibration left out the last {self.left_over} samples: they don't fill a batch of {self._batch}"
             )
-
-
-def _fits(info: TensorInfo, shape: tuple[int, ...]) -> bool:
-    return len(shape) == len(info.shape) and all(
-        not isinstance(size, int) or size < 0 or size == there for size, there in zip(info.shape, shape)
-    )
 
 
 def device_upload(ordinal: int = 0) -> Upload:
