@@ -134,8 +134,8 @@ def test_the_work_of_a_merged_node_counts_where_it_is_done(block: onnx.ModelProt
     made = lowered(block, table, rearranges=True)
     built = BuiltPlan(b"", _layers(first=Precision.INT8, main=Precision.INT8, next=Precision.INT8), (), 1.0)
     work = dict.fromkeys(["first", "main", "skip", "next"], 10)
-    verdict = judge(built, made, BuildSpec(precision=Precision.INT8), work, made.asked)
-    assert verdict.coverage == {Precision.INT8: 1.0}
+    report = judge(built, made, BuildSpec(precision=Precision.INT8), work, made.asked)
+    assert report.coverage == {Precision.INT8: 1.0}
 
 
 def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) -> None:
@@ -143,9 +143,9 @@ def test_what_is_in_a_region_is_unknown(block: onnx.ModelProto, table: Table) ->
     built = BuiltPlan(
         b"", _layers(first=Precision.INT8), (), 1.0, unseen="nothing is said of {ForeignNode[main...next]}"
     )
-    verdict = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
-    assert "1 of the 4 nodes" in verdict.unknown
-    assert "{ForeignNode[main...next]}" in verdict.unknown
+    report = judge(built, made, BuildSpec(precision=Precision.INT8), dict.fromkeys(made.asked, 10), made.asked)
+    assert "1 of the 4 nodes" in report.unknown
+    assert "{ForeignNode[main...next]}" in report.unknown
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "8.6"])

@@ -12,7 +12,8 @@ from standins import SCRATCH, Simulation, plan_without_layers
 
 from trtopt.core.errors import EngineError
 from trtopt.core.values import BuildSpec, ShapeRange
-from trtopt.trt import Generation
+from trtopt.trt import Generation, LoadedEngine
+from trtopt.trt.messages import Messages
 from trtopt.trt.rtx import TensorRTRTX
 
 RTX = "rtx-1.7.1"
@@ -149,10 +150,9 @@ def test_a_callback_never_raises_into_tensorrt(kind: type[BaseException], opened
 
 def test_the_real_base_class_takes_the_allocator() -> None:
     module = pytest.importorskip("tensorrt_rtx")
-    from trtopt.trt.contexts import output_allocator
-
     shapes: dict[str, tuple[int, ...]] = {}
-    allocator: Any = output_allocator(module, lambda name, nbytes, alignment: nbytes + alignment, shapes.__setitem__)
+    loaded = LoadedEngine(module, None, None, Messages())
+    allocator: Any = loaded.output_allocator(lambda name, nbytes, alignment: nbytes + alignment, shapes.__setitem__)
     assert isinstance(allocator, module.IOutputAllocator)
     assert allocator.reallocate_output_async("y", None, 1024, 256, 0) == 1280
     allocator.notify_shape("y", module.Dims([3, 5]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
 from trtopt.graph.io import Model, load_model, save_model
-from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
@@ -132,6 +132,7 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
     Raises:
         DeviceError: there is none, CUDA can't use it, or the engines are for others.
         MissingDependency: cuda-bindings isn't installed.
+        UsageError: engines of both precisions can't be made of the model and run.
     """
     generation, spec = select(request.backend), spec_of(request)
     here, targets = generation.device(spec), generation.targets(spec)
@@ -142,17 +143,14 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
         raise DeviceError(
             f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
         )
-    return Device(here.ordinal).info
-
-
-def check_measurable(request: BuildRequest, model: Model, base: Precision) -> None:
-    """Raise UsageError unless engines of both precisions can be made of the model and run."""
+    device = Device(here.ordinal)
     if request.strip:
         raise UsageError("an engine without its weights (`strip=True`) can't run")
-    if is_quantized(model.proto):
+    if is_quantized(load_model(request.model, lazy=True).proto):
         raise UsageError(
-            f"the model already holds Q/DQ, so there is no {base.upper()} form of it: give the float model"
+            f"the model already holds Q/DQ, so there is no {spec.base.upper()} form of it: give the float model"
         )
+    return device.info
 
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
@@ -228,19 +226,17 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         return replace(result, not_measured="`compare=False` was given")
     try:
         gpu = gpu_for(request)
-        comparison = stored_comparison(result.engine) if result.cached else None
-        if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
-            comparison = None
-            model = load_model(request.model)
-            check_measurable(request, model, base)
     except TrtoptError as error:
         return replace(result, not_measured=str(error))
-    if comparison is None:
+    comparison = stored_comparison(result.engine) if result.cached else None
+    if comparison is None or comparison.gpu != str(gpu) or comparison.speedup is None:
         try:
             with folder_beside(result.engine) as folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
                 other = build_candidate(floating(request, base, request.preprocess), base, folder)
-                samples = None if request.images is None and request.data is None else real_samples(model, request)
+                samples = None
+                if request.images is not None or request.data is not None:
+                    samples = real_samples(load_model(request.model), request)
                 comparison = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
         except BuildCancelled:
             raise
@@ -269,77 +265,63 @@ class _Best:
     """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
 
     def __init__(self, request: BuildRequest, limits: Limits) -> None:
-        self.request = request if request.int8 or request.fp8 else replace(request, int8=True)
-        self.limits, self.reporter = limits, request.reporter
-        self.spec = spec_of(self.request)
+        self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
+        self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
+        self.output, self.spec = Path(request.output), spec_of(request)
         self.quantized, self.base = self.spec.precision, self.spec.base
-        self.output = Path(request.output)
-
-    def build(self) -> BuildResult:
-        started, given = time.monotonic(), self.request
-        read = (given.model, given.data, given.calib, given.preprocess, given.timing_cache)
-        check_outputs(self.output, (given.save_onnx, given.save_cache), read)
-        if given.images is None and given.data is None:
-            beside = "; beside `calib=` they judge and nothing else" if given.calib is not None else ""
-            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{beside}")
-        model = load_model(given.model)
+        check_outputs(request)
+        if request.images is None and request.data is None:
+            alone = "; beside `calib=` they judge and nothing else" if request.calib is not None else ""
+            raise UsageError(f"`best=True` judges accuracy on real samples: add `images=DIR` or `data='F.npz'`{alone}")
+        self.model = load_model(request.model)
         try:
-            gpu = gpu_for(given)
-            check_measurable(given, model, self.base)
+            self.gpu = gpu_for(request)
         except (DeviceError, MissingDependency, UsageError) as error:
             instead = (
                 f"choose the precision yourself: `{self.quantized}=True` or `{self.base}=True` instead of `best=True`"
             )
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
-        samples = real_samples(model, given)
-        names = None if given.classes is None else load_classes(given.classes)
-        self.kinds: Mapping[str, Kind] = resolve(model.proto, model.outputs, given.output_kind, names)
-        key = self._key(model, gpu, samples)
-        if not given.force and (done := self._up_to_date(key)):
+        self.samples = real_samples(self.model, request)
+        names = None if request.classes is None else load_classes(request.classes)
+        self.kinds = resolve(self.model.proto, self.model.outputs, request.output_kind, names)
+        self.key = self._key()
+
+    def build(self) -> BuildResult:
+        if not self.request.force and (done := self._up_to_date()):
             return done
-        if samples.samples < FEW:
+        if (count := self.samples.samples) < FEW:
             self.reporter.warn(
-                f"only {samples.samples} samples judge the accuracy, so one decides over {1 / samples.samples:.0%}: give at "
-                f"least {FEW}"
+                f"only {count} samples judge the accuracy, so one decides over {1 / count:.0%}: give at least {FEW}"
             )
         with folder_beside(self.output) as folder, contextlib.ExitStack() as stack:
-            made, comparison = self._selected(folder, stack, gpu, model, samples)
-            comparison = replace(comparison, key=key)
+            made, comparison = self._selected(folder, stack)
             best = made[Precision(comparison.kept)]
             self._install(best, made.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
-        return self._result(best, comparison, seconds=time.monotonic() - started)
+        return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
-    def _selected(
-        self, folder: Path, stack: contextlib.ExitStack, gpu: DeviceInfo, model: Model, samples: Batches
-    ) -> tuple[dict[Precision, BuildResult], Comparison]:
+    def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
         """The engines that could be built, and how they compare and which is kept."""
         made: dict[Precision, BuildResult] = {}
         failed: dict[Precision, str] = {}
-
-        def enter(precision: Precision) -> None:
-            first = made.get(self.quantized)
-            stored = load_manifest(first.engine) if first else None
+        reference: tuple[Runner, str] | None = None
+        for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
+            stored = load_manifest(made[self.quantized].engine) if self.quantized in made else None
             try:
                 chosen = self._chosen(precision, stored.preprocess if stored else self.request.preprocess)
                 made[precision] = build_candidate(chosen, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failed[precision] = str(error)
-
-        enter(self.quantized)
-        enter(self.base)
-        reference, description = self._reference(folder, stack, model)
-        for last in (False, True):
-            if last:
-                enter(Precision.FP32)
-            if made:
-                comparison = measured(gpu, made, failed, samples, self.reporter, reference=reference, kinds=self.kinds)
-                try:
-                    return made, replace(comparison, reference=description).judged(self.limits)
-                except AccuracyLost:
-                    if last:
-                        raise
+            if precision is self.quantized or not made:
+                continue
+            run, description = reference = reference or self._reference(folder, stack)
+            comparison = measured(self.gpu, made, failed, self.samples, self.reporter, reference=run, kinds=self.kinds)
+            try:
+                return made, replace(comparison, reference=description, key=self.key).judged(self.limits)
+            except AccuracyLost:
+                if precision is Precision.FP32:
+                    raise
         raise BuildFailed("; ".join(f"no {item.upper()} engine: {why}" for item, why in failed.items()))
 
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
@@ -350,10 +332,10 @@ class _Best:
             return replace(self.request, images=None, data=None)
         return self.request
 
-    def _reference(self, folder: Path, stack: contextlib.ExitStack, model: Model) -> tuple[Runner, str]:
+    def _reference(self, folder: Path, stack: contextlib.ExitStack) -> tuple[Runner, str]:
         """The FP32 model in ONNX Runtime; as an engine where that isn't installed or can't run it."""
         try:
-            runner = OnnxRunner(model.path or model.proto, optimize=True, gpu=True)
+            runner = OnnxRunner(self.model.path or self.model.proto, optimize=True, gpu=True)
             version = ort_version("the reference")
             return runner, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
@@ -371,7 +353,7 @@ class _Best:
         manifest = load_manifest(best.engine)
         assert manifest is not None  # the builder has just written it
         graph, cache = self.request.save_onnx, self.request.save_cache
-        engine.tell_cut_off(self.output, graph, self.reporter)
+        engine.tell_cut_off(self.request)
         graph_file = beside(self.output, graph) if graph else None
         manifest = replace(manifest, comparison=comparison.describe(), graph_file=graph_file)
         with writing_together(self.output, manifest_path(self.output)) as (plan, described):
@@ -393,10 +375,10 @@ class _Best:
             seconds=seconds,
         )
 
-    def _up_to_date(self, key: str) -> BuildResult | None:
+    def _up_to_date(self) -> BuildResult | None:
         """What is at the output, if a selection now would have the same candidates and, by these limits, keep the same one."""
         stored, cache = stored_comparison(self.output), self.request.save_cache
-        if stored is None or stored.key != key or (cache and not Path(cache).is_file()):
+        if stored is None or stored.key != self.key or (cache and not Path(cache).is_file()):
             return None
         try:
             comparison = stored.judged(self.limits)
@@ -415,27 +397,27 @@ class _Best:
             _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)
 
-    def _key(self, model: Model, gpu: DeviceInfo, samples: Batches) -> str:
+    def _key(self) -> str:
         """What the candidates and their figures depend on."""
         request, generation = self.request, select(self.request.backend)
         calib, preprocess = request.calib, request.preprocess
         if calib is None:
-            scales = real_samples(model, request, None).describe()
+            scales = real_samples(self.model, request, None).describe()
         else:
             scales = {
                 "table": calib.digest if isinstance(calib, Table) else sha256_file(existing_file(calib, "`calib=`"))
             }
         return sha256_json(
             {
-                "model": model.fingerprint,
+                "model": self.model.fingerprint,
                 "spec": self.spec.describe(),
                 "calibration": [request.method, request.limit, request.batch],
                 "scales": scales,
-                "samples": samples.describe(),
+                "samples": self.samples.describe(),
                 "kinds": self.kinds,
                 "preprocess": None if preprocess is None else Preprocess.load(preprocess).describe(),
                 "generation": [generation.family, generation.version],
-                "gpu": str(gpu),
+                "gpu": str(self.gpu),
                 "trtopt": __version__,
             }
         )

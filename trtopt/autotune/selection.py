@@ -6,6 +6,7 @@ Everything that was measured is kept as plain JSON, so that other limits can be 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from trtopt.core.values import Precision, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.cuda.tensors import Profile, numpy_dtype
 from trtopt.data import Batches
-from trtopt.data.rebatch import filled, joined
+from trtopt.data.rebatch import filled, rebatched
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
@@ -237,12 +238,8 @@ def stored_comparison(output: Path) -> Comparison | None:
 def time_in_turns(
     sessions: Mapping[str, Session], samples: Iterable[Arrays]
 ) -> tuple[dict[str, tuple[Times, ...]], str]:
-    """Each engine's times at the opt shapes of every profile, and what they were measured on.
-
-    Args:
-        sessions: engines of one model with the same profiles.
-        samples: real inputs, used where they fit; elsewhere made-up ones of the same shapes.
-    """
+    """Times of engines with the same profiles, at the opt shapes of each, and what they were measured on: `samples` where they
+    fit, elsewhere made-up inputs of the same shapes."""
     first = next(iter(sessions.values()))
     times: dict[str, list[Times]] = {name: [] for name in sessions}
     origins = set()
@@ -251,23 +248,17 @@ def time_in_turns(
         origins.add(origin)
         shapes = {name: x(array.shape) for name, array in inputs.items()}
         graphs: dict[str, bool] = {}
-        ways = {name: _rounds(name, session, _typed(session, inputs), graphs) for name, session in sessions.items()}
+        ways: dict[str, Callable[[], float]] = {}
+        for name, session in sessions.items():
+            trial = functools.partial(session.time, _typed(session, inputs))
+            timing = trial(3, 3)
+            graphs[name] = timing.cuda_graph
+            count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
+            ways[name] = lambda trial=trial, count=count: trial(count, 3).gpu.median  # type: ignore[misc]
         for name, medians in in_turns(ways, _ROUNDS, rounds=_ROUNDS).items():
             middle = statistics.median(medians)
             times[name].append(Times(shapes, middle, min(medians), max(medians), graphs[name]))
     return {name: tuple(each) for name, each in times.items()}, " and ".join(sorted(origins))
-
-
-def _rounds(name: str, session: Session, inputs: Arrays, graphs: dict[str, bool]) -> Callable[[], float]:
-    """Gives the median GPU time of as many inferences as a round has time for; `graphs`, whether a CUDA graph was replayed."""
-    count = int(np.clip(_ROUND_MS / max(session.time(inputs, 3, 3).gpu.median, 1e-4), 3, 200))
-
-    def measure() -> float:
-        timing = session.time(inputs, count, 3)
-        graphs[name] = timing.cuda_graph
-        return timing.gpu.median
-
-    return measure
 
 
 def judge(
@@ -275,10 +266,10 @@ def judge(
 ) -> dict[str, Mapping[str, Any]]:
     """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
 
-    def runner(session: Session) -> Runner:
-        return lambda batch: session.run_batches(_typed(session, batch))
-
-    runners = {name: runner(session) for name, session in sessions.items()}
+    runners: dict[str, Runner] = {
+        name: lambda batch, session=session: session.run_batches(_typed(session, batch))  # type: ignore[misc]
+        for name, session in sessions.items()
+    }
     agreements = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.describe() for name, agreement in agreements.items()}
 
@@ -297,16 +288,10 @@ def _at_opt(
     for info in inputs:
         known = profile[info.name].opt if info.name in profile else info.shape
         shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
-    batches: list[Arrays] = []
-    wanted, count = max((shape[0] for shape in shapes.values() if shape), default=0), 0
-    for batch in samples if all(shapes.values()) else ():
-        if count >= wanted:
-            break
-        if all(batch[name].shape[1:] == shape[1:] for name, shape in shapes.items()):
-            batches.append(batch)
-            count += len(next(iter(batch.values())))
-    if batches:
-        together = joined(batches)
-        return {name: filled({name: together[name]}, shape[0])[name] for name, shape in shapes.items()}, "real samples"
+    if shapes and all(shapes.values()):
+        fitting = (item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in shapes.items()))
+        batch = next(rebatched(fitting, max(1, *(shape[0] for shape in shapes.values()))), None)
+        if batch is not None:
+            return {name: filled({name: batch[name]}, size[0])[name] for name, size in shapes.items()}, "real samples"
     shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
     return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import onnx
 
 from trtopt.builder import kernels
-from trtopt.builder.lowering import Lowered, Verdict, judge, lower
+from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
@@ -49,12 +49,11 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
-from trtopt.data import Batches
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
-from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.io import load_model, save_model
 from trtopt.graph.origin import Origins
-from trtopt.graph.output_kinds import Kind, resolve, stated
+from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
@@ -62,9 +61,10 @@ from trtopt.graph.proto import fingerprint
 from trtopt.graph.work import macs
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import BuiltPlan, Generation, heavy_kind, refusal, select, validate_profiles
+from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+_CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
 PARTS = "part of an operator that TensorRT takes only written out"
 
 
@@ -111,70 +111,29 @@ def construct(request: BuildRequest) -> BuildResult:
     This is `trtopt.build` without measuring anything; arguments and errors are described there.
     """
     started = time.monotonic()
-    spec = spec_of(request)
-    output, reporter = Path(request.output), request.reporter
-    if request.save_cache and request.calibrator != "native":
-        raise UsageError(
-            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
-            "a cache with trtopt calibrate --export-cache"
-        )
-    check_outputs(
-        output,
-        (request.save_onnx, request.save_cache),
-        (request.model, request.data, request.calib, request.preprocess, request.timing_cache),
-    )
-    model = load_model(request.model)
-    names = None if request.classes is None else load_classes(request.classes)
-    if names is not None:
-        check_classes(names, model.outputs)
-    kinds = stated(request.output_kind, model.outputs)
-    scales = Scales(
-        request.images,
-        request.data,
-        request.calib,
-        request.preprocess,
-        request.method,
-        request.limit,
-        request.batch,
-        request.precision_override,
-    )
-    quantized = is_quantized(model.proto)
-    scales.check(spec, quantized)
-    generation = select(request.backend)
-    generation.refuse(spec)
-    if not spec.targets and (targets := generation.targets(spec)):
-        reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
-    prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
-    spec = _with_profiles(spec, model.inputs, prepared, reporter)
-    if prepared is not None:
-        sized = prepared.at_opt(model.inputs, spec.profiles)
-        if sized.size is not None and prepared.size is None:
-            reporter.note(f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)")
-        scales = replace(scales, preprocess=sized)
-    table = scales.table(model, spec, quantized, reporter)
-    native, cache = scales.native(model, spec), scales.native_cache(spec)
-    work = _Work(request, output, model, spec, generation, scales, table, native, cache, names, kinds)
+    work = _Build(request)
+    reporter = request.reporter
     if not request.force and (manifest := work.up_to_date()):
-        reporter.note(f"{output} is up to date")
+        reporter.note(f"{work.output} is up to date")
         return work.result(work.described(manifest), time.monotonic() - started, cached=True)
-    folded, folding = fold(model.proto, reporter=reporter)
+    folded, folding = fold(work.model.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
     for finding in damaged(folded):
         if finding.level == "error":
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
-    if table is not None and table.model["fingerprint"] != fingerprint(folded):
+    if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
-    lowered, built, verdict = work.construct(folded)
-    tell_cut_off(output, request.save_onnx, reporter)
+    lowered, built, report = work.construct(folded)
+    tell_cut_off(request)
     if count := len(lowered.merged):
         reporter.note(
             f"{count} convolution{'s' if count > 1 else ''} of residual skips computed by the last one of their blocks, which "
             "is faster on this GPU"
         )
-    for warning in [*built.warnings, *_hazards(folded, spec, lowered)]:
+    for warning in [*built.warnings, *_hazards(folded, work.spec, lowered)]:
         reporter.warn(warning)
-    manifest = work.write(lowered, built, verdict, time.monotonic() - started)
+    manifest = work.write(lowered, built, report, time.monotonic() - started)
     return work.result(manifest, time.monotonic() - started, cached=False)
 
 
@@ -199,79 +158,60 @@ def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list
     return [f"{first.node} ({first.op}){others}: {what}"]
 
 
-def _other(verdict: Verdict, lowered: Lowered, spec: BuildSpec, quantized: bool) -> str:
-    """Why nothing runs in the precision asked for."""
-    what = f"no convolution or matrix product runs in {spec.precision.upper()}"
-    if quantized and not spec.precision.quantized:
-        return f"{what}: the model is quantized, which `int8=True` says"
-    if lowered.kept:
-        return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
-    others = " and ".join(precision.upper() for precision in verdict.coverage)
-    return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
+class _Build:
+    """One build. Making it checks all that can be known before TensorRT is asked, and calibrates."""
 
-
-def _accept(
-    verdict: Verdict, spec: BuildSpec, generation: Generation, named: Sequence[str], reporter: Reporter
-) -> None:
-    """Raise PrecisionLost, or warn, where the engine isn't what was asked for."""
-    anyway = "take it as it is with `allow_precision_fallback=True`"
-    if verdict.unknown:
-        what = f"what the engine of {generation} runs isn't known: {verdict.unknown}"
-        if not spec.allow_precision_fallback:
-            raise PrecisionLost(f"{what}. Nothing was written; {anyway}")
-        reporter.warn(what)
-    little = verdict.share < LEAST_SHARE
-    if not (verdict.problem or little):
-        return
-    share = f"{verdict.share:.0%} of the arithmetic asked for runs as asked"
-    what = f"{verdict.problem}; {share}" if verdict.problem else share
-    if not spec.allow_precision_fallback and (little or named):
-        raise PrecisionLost(
-            f"{generation} built an engine without the precision asked for: {what}. Nothing was written; {anyway}, "
-            "or keep layers out with `precision_override=`"
-        )
-    reporter.warn(what)
-
-
-@dataclass(frozen=True)
-class _Work:
-    """One build's inputs, all known before TensorRT is asked."""
-
-    request: BuildRequest
-    output: Path
-    model: Model
-    spec: BuildSpec
-    generation: Generation
-    scales: Scales
-    table: Table | None
-    native: Batches | None
-    cache: bytes | None
-    classes: tuple[str, ...] | None
-    stated: Mapping[str, Kind]
-
-    @property
-    def name(self) -> str:
-        """What messages call the model."""
-        return str(self.model.path or "the model")
+    def __init__(self, request: BuildRequest) -> None:
+        self.request, self.output, reporter = request, Path(request.output), request.reporter
+        spec = spec_of(request)
+        check_outputs(request)
+        self.model = model = load_model(request.model)
+        self.name = str(model.path or "the model")  # what messages call it
+        self.classes = None if request.classes is None else load_classes(request.classes)
+        if self.classes is not None:
+            check_classes(self.classes, model.outputs)
+        self.stated = stated(request.output_kind, model.outputs)
+        sources = {name: getattr(request, name) for name in _CALIBRATION}
+        scales = Scales(**sources, overrides=request.precision_override)
+        quantized = is_quantized(model.proto)
+        scales.check(spec, quantized)
+        self.generation = select(request.backend)
+        self.generation.refuse(spec)
+        if not spec.targets and (targets := self.generation.targets(spec)):
+            reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
+        prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
+        self.spec = spec = _with_profiles(spec, model.inputs, prepared, reporter)
+        if prepared is not None:
+            sized = prepared.at_opt(model.inputs, spec.profiles)
+            if sized.size is not None and prepared.size is None:
+                reporter.note(
+                    f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)"
+                )
+            scales = replace(scales, preprocess=sized)
+        self.table = scales.table(model, spec, quantized, reporter)
+        self.native, self.cache = scales.native(model, spec), scales.native_cache(spec)
+        self.native_batch = scales.native_batch(model)
+        self.preprocessing = scales.preprocessing(self.table, self.native)
 
     # Building
 
-    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, Verdict]:
+    def construct(self, folded: onnx.ModelProto) -> tuple[Lowered, BuiltPlan, PrecisionReport]:
         """Build the plan; what TensorRT doesn't quantize is left out of INT8 or FP8 in a second build.
 
         Raises:
             PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
         """
         spec, generation, reporter = self.spec, self.generation, self.request.reporter
+        shapes = self._opt_shapes()[0]
+        sizes = {str(name): size for item in self.model.inputs for name, size in zip(item.shape, shapes[item.name])}
         with scratch() as folder:
             lowered, built = self._planned(folded, {}, folder)
-            asked = lowered.asked
-            arithmetic = macs(lowered.source or folded, self._opt_sizes())
-            verdict = judge(built, lowered, spec, arithmetic, asked)
-            lost = verdict.lost
+            asked, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
+            report = judge(built, lowered, spec, arithmetic, asked)
+            lost = report.lost
             operators = {node.name: node.op_type for node in folded.graph.node}
-            named = [node for node in lost if overriding(spec.overrides, node, operators.get(node, "")) is not None]
-            repairable = bool(lost) and verdict.share >= LEAST_SHARE and not named
+            named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
+            repairable = bool(lost) and report.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
                 some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
                 reporter.note(
@@ -280,21 +220,71 @@ class _Work:
                 )
                 reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
                 lowered, built = self._planned(folded, reasons, folder)
-                verdict = judge(built, lowered, spec, arithmetic, asked)
-        try:
-            _accept(verdict, spec, generation, named, reporter)
-        except PrecisionLost as error:
-            raise PrecisionLost(Origins(self.model.proto, folded).explained(str(error))) from error
-        if spec.precision is not Precision.FP32 and verdict.coverage and not verdict.coverage.get(spec.precision):
-            reporter.warn(_other(verdict, lowered, spec, is_quantized(folded)))
-        return lowered, built, verdict
+                report = judge(built, lowered, spec, arithmetic, asked)
+        for what, advice in self._deviations(report, named):
+            if advice and not spec.allow_precision_fallback:
+                raise PrecisionLost(
+                    Origins(self.model.proto, folded).explained(f"{what}. Nothing was written; {advice}")
+                )
+            reporter.warn(what)
+        if spec.precision is not Precision.FP32 and report.coverage and not report.coverage.get(spec.precision):
+            reporter.warn(self._other(report, lowered, is_quantized(folded)))
+        return lowered, built, report
+
+    def _deviations(self, report: PrecisionReport, named: bool) -> Iterator[tuple[str, str]]:
+        """In what the engine isn't as asked for, and what to do where that fails the build; "" where it is only told.
+
+        Args:
+            named: the user named a node that is lost.
+        """
+        anyway = "take it as it is with `allow_precision_fallback=True`"
+        if report.unknown:
+            yield f"what the engine of {self.generation} runs isn't known: {report.unknown}", anyway
+        little = report.share < LEAST_SHARE
+        if report.problem or little:
+            what = "; ".join(
+                filter(None, [report.problem, f"{report.share:.0%} of the arithmetic asked for runs as asked"])
+            )
+            serious = (little or named) and not self.spec.allow_precision_fallback
+            if serious:
+                what = f"{self.generation} built an engine without the precision asked for: {what}"
+            yield what, f"{anyway}, or keep layers out with `precision_override=`" * serious
+
+    def _other(self, report: PrecisionReport, lowered: Lowered, quantized: bool) -> str:
+        """Why nothing runs in the precision asked for."""
+        what = f"no convolution or matrix product runs in {self.spec.precision.upper()}"
+        if quantized and not self.spec.precision.quantized:
+            return f"{what}: the model is quantized, which `int8=True` says"
+        if lowered.kept:
+            return f"{what}: {lowered.kept[0].node}: {lowered.kept[0].reason}"
+        others = " and ".join(precision.upper() for precision in report.coverage)
+        return f"{what}: they run in {others}, because of the model's own types, which are left as they are"
 
     def _planned(
         self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
     ) -> tuple[Lowered, BuiltPlan]:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
+        spec, generation, path = self.spec, self.generation, folder / "model.onnx"
+        if spec.timing_cache is None and generation.capabilities.timing_cache:
+            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
         try:
-            return self._lowered_and_built(graph, unquantized, folder)
+            if issues := generation.limits(graph):
+                raise refusal(self.name, issues)
+            lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
+            save_model(lowered.proto, path)
+            built = generation.build(
+                path,
+                spec,
+                quantized=lowered.quantized,
+                layer_precision=lowered.layer_precision,
+                preferred=lowered.preferred,
+                calibration=self.native,
+                calibration_batch=self.native_batch,
+                calibration_cache=self.cache,
+                name=self.name,
+                reporter=self.request.reporter,
+            )
+            return lowered, self._seen_through(lowered, built)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
             if parts is None:
@@ -308,30 +298,6 @@ class _Work:
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
 
-    def _lowered_and_built(
-        self, graph: onnx.ModelProto, unquantized: Mapping[str, str], folder: Path
-    ) -> tuple[Lowered, BuiltPlan]:
-        spec, generation, path = self.spec, self.generation, folder / "model.onnx"
-        if issues := generation.limits(graph):
-            raise refusal(self.name, issues)
-        lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
-        save_model(lowered.proto, path)
-        if spec.timing_cache is None and generation.capabilities.timing_cache:
-            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
-        built = generation.build(
-            path,
-            spec,
-            quantized=lowered.quantized,
-            layer_precision=lowered.layer_precision,
-            preferred=lowered.preferred,
-            calibration=self.native,
-            calibration_batch=self.scales.native_batch(self.model),
-            calibration_cache=self.cache,
-            name=self.name,
-            reporter=self.request.reporter,
-        )
-        return lowered, self._seen_through(lowered, built)
-
     def _seen_through(self, lowered: Lowered, built: BuiltPlan) -> BuiltPlan:
         """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
         regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
@@ -342,7 +308,7 @@ class _Work:
         nodes = {
             node.name: (node, kind)
             for node in graph.node
-            if (kind := heavy_kind(node.op_type)) and node.name not in named
+            if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named
         }
         if lowered.asked:
             asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
@@ -366,23 +332,11 @@ class _Work:
             except EngineError as error:
                 return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
 
-    def _opt_sizes(self) -> dict[str, int]:
-        """What the first profile is tuned for: sizes of the dynamic dimensions, by name."""
-        profile = self.spec.profiles[0] if self.spec.profiles else {}
-        return {
-            str(name): size
-            for item in self.model.inputs
-            if item.name in profile
-            for name, size in zip(item.shape, profile[item.name].opt)
-        }
-
-    def _opt_shapes(self) -> list[dict[str, list[int]]]:
-        """Of all inputs, for each profile."""
+    def _opt_shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """Of all inputs, what each profile is tuned for."""
+        static = {item.name: item.shape for item in self.model.inputs}
         return [
-            {
-                item.name: list(map(int, profile[item.name].opt if item.name in profile else item.shape))
-                for item in self.model.inputs
-            }
+            {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
             for profile in self.spec.profiles or ({},)
         ]
 
@@ -402,7 +356,7 @@ class _Work:
                 "scales": dict(self.table.amax) if self.table else None,
                 "native": self.native.describe() if self.native else None,
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
-                "preprocess": self.scales.preprocessing(self.table, self.native),
+                "preprocess": self.preprocessing,
                 "trtopt": __version__,
             }
         )
@@ -441,33 +395,33 @@ class _Work:
         kinds = resolve(self.model.proto, self.model.outputs, self.stated, classes)
         return {name: str(kind) for name, kind in kinds.items()}
 
-    def write(self, lowered: Lowered, built: BuiltPlan, verdict: Verdict, seconds: float) -> Manifest:
+    def write(self, lowered: Lowered, built: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
         counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
-        generation, table, device = self.generation, self.table, self.generation.device(self.spec)
+        generation, device, asked = self.generation, self.generation.device(self.spec), self.spec.describe()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
                 generation={name: getattr(generation, name) for name in ("family", "product", "version")}
                 | {"gpu": str(device) if device else None},
                 targets=[f"sm{target}" for target in built.targets],
-                spec=self.spec.describe(),
+                spec=asked,
                 precision=counts,
                 truth=summary,
-                coverage={str(item): round(share, 4) for item, share in verdict.coverage.items()},
+                coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
                 inputs=plain(self.model.inputs),
                 outputs=plain(self.model.outputs),
-                profiles=[{name: str(shape) for name, shape in profile.items()} for profile in self.spec.profiles],
+                profiles=asked["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
                 key=self._key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
-                preprocess=self.scales.preprocessing(table, self.native),
-                calibration=_summary(table),
+                preprocess=self.preprocessing,
+                calibration=_summary(self.table),
                 warnings=list(built.warnings),
                 graph=fingerprint(lowered.proto) if graph else None,
                 graph_file=beside(self.output, graph) if graph else None,
@@ -500,24 +454,32 @@ class _Work:
         )
 
 
-def tell_cut_off(output: Path, save_onnx: str | os.PathLike[str] | None, reporter: Reporter) -> None:
+def tell_cut_off(request: BuildRequest) -> None:
     """Say that an engine is going to replace one whose graph was kept, where its own isn't."""
-    if save_onnx is None and (graph := kept_graph(output)) is not None:
-        reporter.warn(
+    output, saved = Path(request.output), request.save_onnx
+    if saved is None and (graph := kept_graph(output)) is not None:
+        request.reporter.warn(
             f"{graph} is the graph of the engine that this one replaces, and isn't this one's: add `save_onnx='{graph}'`"
         )
-    if save_onnx is not None and beside(output, save_onnx) is None:
-        reporter.warn(
-            f"{os.fspath(save_onnx)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
+    if saved is not None and beside(output, saved) is None:
+        request.reporter.warn(
+            f"{os.fspath(saved)} isn't in the folder of {output} or below it, so the manifest doesn't name it: "
             "`backend='onnxruntime'` won't find it"
         )
 
 
-def check_outputs(output: Path, saved: Sequence[str | os.PathLike[str] | None], read: Sequence[Any]) -> None:
-    """Raise OutputError or UsageError unless the plan, its manifest and `saved` can be written without harm to `read`."""
-    written = [output, manifest_path(output), *(Path(path) for path in saved if path)]
+def check_outputs(request: BuildRequest) -> None:
+    """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
+    if request.save_cache and request.calibrator != "native":
+        raise UsageError(
+            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
+            "a cache with trtopt calibrate --export-cache"
+        )
+    read = (request.model, request.data, request.calib, request.preprocess, request.timing_cache)
+    written = (request.output, manifest_path(request.output), request.save_onnx, request.save_cache)
     for index, path in enumerate(written):
-        check_writable(path, *read, *written[:index])
+        if path:
+            check_writable(path, *read, *written[:index])
 
 
 def _summary(table: Table | None) -> dict[str, Any] | None:
@@ -539,16 +501,11 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
     overrides = tuple(map(Override.parse, request.precision_override))
     for override in overrides:
-        if override.precision.quantized and override.precision is not precision:
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
-                f"the build is {precision}"
-            )
-        if not override.precision.quantized and override.precision not in (Precision.FP32, base):
-            raise UsageError(
-                f"`precision_override=['{override.pattern}={override.precision}']` needs `{override.precision}=True`: "
-                f"beside {precision} this build has {'fp32 only' if base is Precision.FP32 else f'{base} and fp32'}"
-            )
+        wanted = override.precision
+        if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
+            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
+            here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
+            raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
     same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
         **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
@@ -575,18 +532,20 @@ def _with_profiles(
             prepared.check_profiles(inputs, spec.profiles)
         return spec
     known = inputs if prepared is None else prepared.known(inputs)
-    dynamic = [item for item in known if item.open_axes] or list(known)
-    if not batch_alone(dynamic):
+    dynamic = [item for item in known if item.open_axes]
+    if not batch_alone(dynamic or known):
         validate_profiles(inputs, ())  # raises, listing the dynamic inputs
     profile = {
-        item.name: ShapeRange(*((size, *map(int, item.shape[1:])) for size in DEFAULT_BATCH))
-        if item.open_axes
-        else ShapeRange(*((tuple(map(int, item.shape)),) * 3))
-        for item in dynamic
+        item.name: ShapeRange(
+            *(
+                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
+                for size in DEFAULT_BATCH
+            )
+        )
+        for item in dynamic or known
     }
-    low, best, high = DEFAULT_BATCH
-    what = f"one profile for batch {low} to {high}, tuned for {best}"
-    if not any(item.open_axes for item in dynamic):
+    what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
+    if not dynamic:
         what = "the size that images are prepared in"
     reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
     return replace(spec, profiles=(profile,))

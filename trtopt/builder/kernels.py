@@ -21,6 +21,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import LayerInfo, Precision
 from trtopt.engine.manifest import HEAVY
 
+_PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
 REGION = "ForeignNode"  # in the name of a layer that hides others
 SECONDS = 300
 # Attention (mha) has products, but no weights; __myl are kernels of several operators, three letters of each in the name.
@@ -49,9 +50,6 @@ def launched(
     plan: bytes | memoryview, shapes: Sequence[Mapping[str, Sequence[int]]], device: int = 0
 ) -> tuple[tuple[str, ...], ...]:
     """The names of the kernels of one inference at each of `shapes` (input → shape), in the order of their launch.
-
-    Args:
-        device: number of the GPU that it runs on.
 
     Raises:
         EngineError: why there are none: no CUPTI, no GPU, or the inference failed.
@@ -110,14 +108,12 @@ def with_hidden(
         hidden: node that must run in `wanted` → its layer's kind.
         others: nodes with products that no layer names and that needn't (attention).
         runs: kernels by profile.
-
-    Raises:
-        EngineError: there is a doubt; how many kernels there are of which precision.
     """
     found = list(layers)
     for number, kernels in enumerate(runs):
         end = f" [profile {number}]" if number else ""
-        told = Counter(layer.precision for layer in layers if layer.kind in HEAVY and _profile(layer.name) == number)
+        own = [layer for layer in layers if (_PROFILE.search(layer.name) or [""])[0] == end]
+        told = Counter(layer.precision for layer in own if layer.kind in HEAVY)
         counts = Counter(filter(None, map(multiplies_in, kernels)))
         left = sum(count for item, count in (counts - told).items() if item is not wanted)
         enough = counts[wanted] - told[wanted] >= len(hidden) and left <= others
@@ -129,8 +125,3 @@ def with_hidden(
             )
         found += [LayerInfo(f"{node}, by its kernels{end}", kind, wanted, (node,)) for node, kind in hidden.items()]
     return tuple(found)
-
-
-def _profile(layer: str) -> int:
-    number = re.search(r" \[profile (\d+)\]$", layer)
-    return int(number[1]) if number else 0

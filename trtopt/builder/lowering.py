@@ -153,7 +153,7 @@ def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PrecisionReport:
     """What an engine runs against what was asked for.
 
     Attributes:
@@ -173,7 +173,7 @@ class Verdict:
 
 def judge(
     built: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked: Collection[str]
-) -> Verdict:
+) -> PrecisionReport:
     """Compare what the engine runs with what was asked for.
 
     Args:
@@ -203,7 +203,7 @@ def judge(
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"
         share = 0.0
-    return Verdict(lost, unknown, share, problem, _coverage(heavy, work, lowered.merged))
+    return PrecisionReport(lost, unknown, share, problem, _coverage(heavy, work, lowered.merged))
 
 
 def _coverage(

@@ -34,8 +34,13 @@ _LIBRARIES = (
 )
 
 
+class _Report:
+    def to_json(self) -> dict[str, Any]:
+        return {"bytes" if name == "nbytes" else name: value for name, value in plain(self).items()}
+
+
 @dataclass(frozen=True)
-class EngineReport:
+class EngineReport(_Report):
     """What `inspect` found.
 
     Attributes:
@@ -53,13 +58,9 @@ class EngineReport:
     truth: str
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        described = plain(self)
-        return {"bytes": described.pop("nbytes"), **described}
-
 
 @dataclass(frozen=True)
-class ModelReport:
+class ModelReport(_Report):
     """What `inspect` found in an ONNX file.
 
     Attributes:
@@ -81,10 +82,6 @@ class ModelReport:
     parameters: int
     weights: int
     quantized: bool
-
-    def to_json(self) -> dict[str, Any]:
-        described = plain(self)
-        return {"bytes": described.pop("nbytes"), **described}
 
 
 def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
@@ -148,7 +145,7 @@ def _model(path: Path) -> ModelReport:
 
 
 @dataclass(frozen=True)
-class VersionReport:
+class VersionReport(_Report):
     """Versions of trtopt and of what it can use here.
 
     Attributes:
@@ -162,9 +159,6 @@ class VersionReport:
     generations: Sequence[Mapping[str, Any]]
     libraries: Mapping[str, str | None]
     extension: bool
-
-    def to_json(self) -> dict[str, Any]:
-        return dict(plain(self))
 
 
 def version() -> VersionReport:

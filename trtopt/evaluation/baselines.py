@@ -206,17 +206,11 @@ class Torch(Baseline):
 
 
 def open_baselines(request: BenchRequest, session: Session, model: Callable[[], Path]) -> Iterator[Baseline]:
-    """One after the other, those that `against` names; each is the caller's to close.
+    """One after the other, those that `against` names; each is the caller's to close, and the errors are those of `bench`.
 
     Args:
         session: the engine that they are measured against.
         model: finds the ONNX model that the engine was built from, or raises.
-
-    Raises:
-        UsageError: something is missing that it takes.
-        MissingDependency: it isn't installed.
-        DeviceError: PyTorch has no CUDA or finds no GPU.
-        ModelError: it can't load the model.
     """
     for name in request.against:
         if name == "onnxruntime":

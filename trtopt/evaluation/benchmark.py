@@ -24,7 +24,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.options import named, taking
-from trtopt.core.values import ShapeRange, TensorInfo, choice
+from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
@@ -159,15 +159,16 @@ def bench(request: BenchRequest) -> BenchReport:
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
-        session = Session(
-            path,
-            device=request.device,
-            backend=request.backend,
-            contexts=max(4, request.streams),
-            trust_host_code=request.trust_host_code,
-        )
+        options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code")}
+        session = Session(path, contexts=max(4, request.streams), **options)
         stack.callback(session.close)
-        notes = list(session.notes) + _shared(strangers, idle)
+        notes = list(session.notes)
+        if strangers:
+            notes.append(f"the GPU is shared: {', '.join(strangers)}; times may be longer than they would be alone")
+        elif (idle.utilization or 0) >= _BUSY:
+            notes.append(
+                f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"
+            )
         inputs, origin = _inputs(session, request)
         baselines: list[Baseline] = []
         for baseline in open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes)):
@@ -207,14 +208,6 @@ def _check(request: BenchRequest) -> None:
             raise UsageError(f"{named(what)} is {value}; at least {low} is needed")
 
 
-def _shared(strangers: Sequence[str], idle: Clocks) -> list[str]:
-    if strangers:
-        return [f"the GPU is shared: {', '.join(strangers)}; times may be longer than they would be alone"]
-    if (idle.utilization or 0) >= _BUSY:
-        return [f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"]
-    return []
-
-
 # Inputs ----------------------------------------------------------------------------------------------------------------
 
 
@@ -239,17 +232,10 @@ def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str
     if images is not None:
         prepared = session.preprocess if preprocess is None else Preprocess.load(preprocess, session.preprocess)
         preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
-    parts = list(
-        open_data(
-            session.inputs,
-            images=images,
-            data=request.data,
-            preprocess=preprocess,
-            limit=max(sizes),
-            batch=min(sizes),
-        )
+    batches = open_data(
+        session.inputs, images=images, data=request.data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
     )
-    samples = joined(parts)
+    samples = joined(batches)
     count = samples_in(samples)
     cut = {size: filled(samples, size) for size in sizes}
     again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
@@ -258,8 +244,9 @@ def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str
 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
     """The inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
-    fitting = [item for item in session.profiles if all(_holds(item[info.name], size) for info in session.inputs)]
-    profile = next(iter(fitting or session.profiles), {})
+    ranges = [[profile[info.name] for info in session.inputs] for profile in session.profiles]
+    fits = [all(not each.min or each.min[0] <= size <= each.max[0] for each in shapes) for shapes in ranges]
+    profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
     shaped = []
     for info in session.inputs:
         first = info.shape[0] if info.shape else size
@@ -270,10 +257,6 @@ def _shaped(session: Session, size: int) -> list[TensorInfo]:
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
         shaped.append(replace(info, shape=(size, *shape[1:]) if shape else shape))
     return shaped
-
-
-def _holds(shapes: ShapeRange, size: int) -> bool:
-    return not shapes.min or shapes.min[0] <= size <= shapes.max[0]
 
 
 def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | None, notes: list[str]) -> Path:
@@ -311,7 +294,11 @@ def _measure(
             ways[baseline.name] = lambda baseline=baseline: baseline.run(inputs)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
     for way in ways.values():
-        _warm(way, request.warmup)
+        end = time.perf_counter() + _WARM_SECONDS
+        for _ in range(request.warmup):
+            way()
+            if time.perf_counter() > end:
+                break
     measurements = {name: lambda way=way: timed(way)[0] for name, way in ways.items()}
     times = in_turns(measurements, iterations, rounds=_ROUNDS, seconds=_SECONDS)
     ours = times[_OURS]
@@ -328,14 +315,6 @@ def _measure(
         spread = Spread.of(times[name])
         rows.append(BenchRow(name, size, baseline.gpu(iterations), None, spread, len(times[name]), rate, 1, away, note))
     return rows
-
-
-def _warm(call: Callable[[], object], count: int) -> None:
-    end = time.perf_counter() + _WARM_SECONDS
-    for _ in range(count):
-        call()
-        if time.perf_counter() > end:
-            break
 
 
 def _throughput(call: Callable[[], object], size: int, streams: int, iterations: int) -> float:

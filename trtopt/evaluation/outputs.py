@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ NEAR_ZERO = 2.0**-14
 FAINT = 1e-6
 WEAK_SCORE, WEAK_CHANNEL = 0.1, 1e-3
 WORST = 3  # samples that are named
+_FIGURES = ("snr_db", "max_abs", "agreement", "cosine")  # of a sample
 _FEW = 1e-4  # of a mask's pixels: with fewer outside the commonest class, their overlap says little
 _BLOCK = 1 << 21  # values that are compared at a time
 
@@ -298,8 +299,11 @@ class OutputSums:
         signal, noise, energy, product, largest, peak = np.concatenate(self._rows, axis=1)
         size = math.sqrt(signal.sum()) * math.sqrt(energy.sum()) if energy.sum() >= 0 else math.nan
         near_zero = ((peak < NEAR_ZERO) | (signal < FAINT * signal.mean())) & (not self._integers)
-        measured = self._measured(self._parts)
-        agreement = OutputAgreement(
+        ratios = _ratios(np.where(near_zero, signal.mean(), signal), noise)
+        figures, samples = self._measured(self._parts)
+        samples = {"snr_db": ratios, "max_abs": largest, **samples}
+        named = self._counts_samples and len(names) == len(signal)
+        return OutputAgreement(
             self.name,
             self.kind,
             float(_ratios(signal.sum(), noise.sum())),
@@ -309,45 +313,30 @@ class OutputSums:
             integers=self._integers,
             rows=len(signal),
             near_zero=int(near_zero.sum()),
-            **measured.figures,
+            spread=self._spread(names, samples, near_zero) if named else None,
+            **figures,
         )
-        if not self._counts_samples or len(names) != len(signal):
-            return agreement
-        ratios = measured.decibels
-        if ratios is None:
-            ratios = _ratios(np.where(near_zero, signal.mean(), signal), noise)
-        return replace(agreement, spread=self._spread(names, measured, ratios, largest, near_zero))
 
     def _spread(
-        self, names: Sequence[str], measured: _Measured, ratios: Floats, largest: Floats, near_zero: NDArray[np.bool_]
+        self, names: Sequence[str], samples: Mapping[str, Floats], near_zero: NDArray[np.bool_]
     ) -> SampleSpread:
-        agreement, cosines = measured.agreement, measured.cosine
-        figure, values = "snr_db", ratios
-        if self.kind in (Kind.TOKENS, Kind.MASK) and agreement is not None and (agreement < 1).any():
-            figure, values = "agreement", agreement
+        figure = "cosine" if "cosine" in samples else "snr_db"
+        if self.kind in (Kind.TOKENS, Kind.MASK) and (samples["agreement"] < 1).any():
+            figure = "agreement"
         elif near_zero.all():
-            figure, values = "max_abs", largest
-        elif cosines is not None:
-            figure, values = "cosine", cosines
-        keys = [ratios, -largest if figure == "max_abs" else values]  # the last one decides first
-        if self.kind is Kind.CLASSES and agreement is not None:
-            keys.append(agreement)
-        differs = values < 1 if figure == "agreement" else largest > 0
-        order = [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]
-        worst = tuple(
-            SampleAgreement(
-                names[row],
-                float(ratios[row]),
-                float(largest[row]),
-                None if agreement is None else float(agreement[row]),
-                None if cosines is None else float(cosines[row]),
-                bool(near_zero[row]),
-            )
-            for row in order
-        )
+            figure = "max_abs"
+        values = samples[figure]
+        keys = [samples["snr_db"], -values if figure == "max_abs" else values]  # the last one decides first
+        if self.kind is Kind.CLASSES:
+            keys.append(samples["agreement"])
+        differs = values < 1 if figure == "agreement" else samples["max_abs"] > 0
+        worst = []
+        for row in [int(row) for row in np.lexsort(keys) if differs[row]][:WORST]:
+            own = {name: float(samples[name][row]) if name in samples else None for name in _FIGURES}
+            worst.append(SampleAgreement(names[row], **own, near_zero=bool(near_zero[row])))  # type: ignore[arg-type]
         known = values[~np.isnan(values)]
         lowest, median = (float(known.min()), _median(known)) if known.size else (math.nan, math.nan)
-        return SampleSpread(figure, lowest, median, worst)
+        return SampleSpread(figure, lowest, median, tuple(worst))
 
 
 def _median(values: Floats) -> float:
@@ -366,14 +355,8 @@ def _ratios(signal: Any, noise: Any) -> Floats:
 # argument is what was kept of those before), and what follows from all that was kept.
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What `OutputAgreement` has of a kind's measure, and what each sample has."""
-
-    figures: Mapping[str, Any] = field(default_factory=dict)
-    agreement: Floats | None = None
-    cosine: Floats | None = None
-    decibels: Floats | None = None
+_Measured = tuple[Mapping[str, Any], Mapping[str, Floats]]
+"""What `OutputAgreement` has of a kind's measure, and what each sample has, in the fields of `SampleAgreement`."""
 
 
 def _counted(same: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -385,7 +368,7 @@ def _counted(same: NDArray[np.bool_]) -> NDArray[np.int64]:
 def _shares(counts: Sequence[NDArray[np.int64]]) -> _Measured:
     same, parts = np.concatenate(counts, axis=1)
     share_of_all = float(same.sum() / parts.sum()) if parts.any() else 1.0
-    return _Measured({"agreement": share_of_all}, agreement=np.where(parts, same / np.maximum(parts, 1), 1.0))
+    return {"agreement": share_of_all}, {"agreement": np.where(parts, same / np.maximum(parts, 1), 1.0)}
 
 
 def _same_classes(old: NDArray[Any], new: NDArray[Any], _: Any) -> NDArray[np.int64]:
@@ -420,18 +403,17 @@ def _same_pixels(old: NDArray[Any], new: NDArray[Any], _: Any) -> tuple[bool, li
 def _mask(parts: Sequence[tuple[bool, Sequence[_Split]]]) -> _Measured:
     within = all(inside for inside, _ in parts)
     splits = [splits[within] for _, splits in parts]
-    measured = _shares([counts for counts, _ in splits])
+    figures, samples = _shares([counts for counts, _ in splits])
     pixels = [pixels for _, pixels in splits if pixels is not None]
     if not pixels:
-        return measured
+        return figures, samples
     reference, both = np.sum(pixels, axis=0)
     background = reference.argmax()
     rest = reference.sum() - reference[background]
     either = reference.sum() - both[background]  # pixels that aren't background in both
     if not rest or rest < _FEW * reference.sum():
-        return measured
-    overlap = float((both.sum() - both[background]) / either)
-    return replace(measured, figures={**measured.figures, "overlap": overlap})
+        return figures, samples
+    return {**figures, "overlap": float((both.sum() - both[background]) / either)}, samples
 
 
 def _cosines(old: NDArray[Any], new: NDArray[Any], _: Any) -> Floats:
@@ -449,7 +431,7 @@ def _embedding(parts: Sequence[Floats]) -> _Measured:
     cosines = np.concatenate(parts)
     known = cosines[~np.isnan(cosines)]
     mean, lowest = (float(known.mean()), float(known.min())) if known.size else (math.nan, math.nan)
-    return _Measured({"cosine_mean": mean, "cosine_min": lowest}, cosine=cosines)
+    return {"cosine_mean": mean, "cosine_min": lowest}, {"cosine": cosines}
 
 
 _Box = tuple[int, Floats, Floats]
@@ -477,8 +459,8 @@ def _boxes(parts: Sequence[_Box]) -> _Measured:
     for group, weak in ((scores, WEAK_SCORE), (~scores, WEAK_CHANNEL)):
         carries &= ~group | (peak >= weak * peak[group].max(initial=0.0))
     values = tuple(float(value) if live else None for value, live in zip(_ratios(energy, noise.sum(0)), carries))
-    each = _ratios(energy[carries] / len(noise), noise[:, carries]).min(1) if carries.any() else None
-    return _Measured({"channels": Channels(parts[0][0], values)}, decibels=each)
+    ratios = _ratios(energy[carries] / len(noise), noise[:, carries])
+    return {"channels": Channels(parts[0][0], values)}, {"snr_db": ratios.min(1)} if carries.any() else {}
 
 
 def _channel_axis(shape: tuple[int, ...]) -> int:
@@ -496,5 +478,5 @@ _MEASURES: Mapping[Kind, tuple[Callable[[Any, Any, Any], Any], Callable[[Any], _
     Kind.BOXES: (_of_channels, _boxes),
     Kind.MASK: (_same_pixels, _mask),
     Kind.TOKENS: (_same_tokens, _shares),
-    Kind.OTHER: (lambda *_: None, lambda _: _Measured()),
+    Kind.OTHER: (lambda *_: None, lambda _: ({}, {})),
 }

@@ -124,8 +124,7 @@ def verify(request: VerifyRequest) -> Agreement:
         UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
             limit can't be right.
     """
-    asked = {"min_agreement": request.min_agreement, "min_snr": request.min_snr}
-    limits = {name: value for name, value in asked.items() if value is not None}
+    limits = {name: value for name in ("min_agreement", "min_snr") if (value := getattr(request, name)) is not None}
     judged = Limits(**limits) if limits else None
     check_graphs(request.reference, request.candidate)
     if callable(request.reference):
@@ -142,11 +141,7 @@ def verify(request: VerifyRequest) -> Agreement:
 
 
 def check_graphs(reference: Any, candidate: Any) -> None:
-    """Refuse TensorRT engines, which ONNX Runtime can't run.
-
-    Raises:
-        UsageError: it names the graph that was kept at the engine's build, if there is one, and what to type.
-    """
+    """Refuse TensorRT engines, which ONNX Runtime can't run: name the graph that was kept at the build, and what to type."""
     for model in (reference, candidate):
         path = Path(model) if isinstance(model, (str, os.PathLike)) else None
         if path is None or not path.is_file():
@@ -177,10 +172,7 @@ def verify_all(
 ) -> dict[str, Agreement]:
     """`verify` for several candidates by name: one pass over the samples, each run once through the reference.
 
-    Args:
-        kinds: of the outputs; those that it lacks go by type and shape.
-
-    Raises: DataError and UsageError, as `verify`.
+    `kinds` are of the outputs; those that it lacks go by type and shape.
     """
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
@@ -199,7 +191,9 @@ class _Comparison:
         self.labels, self.kinds = labels, dict(kinds or {})
         self.samples = 0
         self.sums: dict[str, OutputSums] = {}
-        self.hits: dict[str, NDArray[Any]] = {}
+        self.hits: Any = (
+            None  # of the first output that is classes: in the reference and the candidate, of one and of five
+        )
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
         if set(reference) != set(candidate):
@@ -210,23 +204,21 @@ class _Comparison:
             raise UsageError(f"{len(labels) + self.samples} labels were given; there are more samples")
         outputs = {name: (np.asarray(reference[name]), np.asarray(candidate[name])) for name in reference}
         if not self.sums:
-            self._start({name: old for name, (old, _) in outputs.items()}, samples)
+            infos = [TensorInfo(name, old.dtype.name, old.shape) for name, (old, _) in outputs.items()]
+            stated(self.kinds, infos)
+            for name, kind in by_shape(infos).items():
+                alone = kind is Kind.CLASSES and len(outputs[name][0]) != samples
+                self.sums[name] = OutputSums(name, self.kinds.get(name, Kind.OTHER if alone else kind))
         for name, (old, new) in outputs.items():
             if old.shape != new.shape:
                 raise UsageError(f"output {name!r}: shape {old.shape} in the reference, {new.shape} in the candidate")
             self.sums[name].add(old, new, samples)
-            if labels is not None and self.sums[name].kind is Kind.CLASSES and len(old) == samples:
-                self.hits[name] = self.hits.get(name, 0) + _hits(name, (old, new), labels)
+        scored = [name for name, sums in self.sums.items() if sums.kind is Kind.CLASSES]
+        scored = [name for name in scored if len(outputs[name][0]) == samples]
+        if labels is not None and scored:
+            hits = np.array([_hits(scored[0], array, labels) for array in outputs[scored[0]]])
+            self.hits = hits if self.hits is None else self.hits + hits
         self.samples += samples
-
-    def _start(self, outputs: Arrays, samples: int) -> None:
-        """Decide what the outputs are."""
-        infos = [TensorInfo(name, array.dtype.name, array.shape) for name, array in outputs.items()]
-        stated(self.kinds, infos)
-        for name, kind in by_shape(infos).items():
-            if kind is Kind.CLASSES and len(outputs[name]) != samples:
-                kind = Kind.OTHER
-            self.sums[name] = OutputSums(name, self.kinds.get(name, kind))
 
     def result(self, names: Sequence[str] = ()) -> Agreement:
         if not self.samples:
@@ -238,26 +230,22 @@ class _Comparison:
             return Agreement(self.samples, outputs)
         if len(self.labels) != self.samples:
             raise UsageError(f"{len(self.labels)} labels were given for {self.samples} samples")
-        if not self.hits:
+        if self.hits is None:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
             raise UsageError(
                 f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
                 f"(`output_kind=['{outputs[0].name}=classes']`)"
             )
-        shares = next(iter(self.hits.values())) / self.samples
-        before, after = (Accuracy(float(top1), float(top5)) for top1, top5 in shares)
+        before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)
         return Agreement(self.samples, outputs, before, after)
 
 
-def _hits(name: str, outputs: Sequence[NDArray[Any]], labels: NDArray[Any]) -> NDArray[Any]:
-    """Of each output, how often the label is the best class, and one of the five best."""
-    hits = []
-    for array in outputs:
-        scores = array.astype(np.float64).reshape(len(array), -1)
-        if labels.min() < 0 or labels.max() >= scores.shape[1]:
-            allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
-            raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
-        best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
-        right = best == labels[:, None]
-        hits.append([right[:, 0].sum(), right.any(1).sum()])
-    return np.array(hits)
+def _hits(name: str, array: NDArray[Any], labels: NDArray[Any]) -> tuple[int, int]:
+    """How often the label is the best class, and one of the five best."""
+    scores = array.astype(np.float64).reshape(len(array), -1)
+    if labels.min() < 0 or labels.max() >= scores.shape[1]:
+        allowed = f"output {name!r} has classes 0 to {scores.shape[1] - 1}"
+        raise UsageError(f"labels {labels.min()} to {labels.max()}: {allowed}")
+    best = np.argsort(-np.nan_to_num(scores, nan=-np.inf), axis=1, kind="stable")[:, :5]
+    right = best == labels[:, None]
+    return int(right[:, 0].sum()), int(right.any(1).sum())

@@ -4,7 +4,7 @@
     generation.refuse(spec)              # before any work
     built = generation.build(path, spec, quantized=True)
 
-Four generations stand behind one interface. What differs is in four small files; elsewhere code asks
+Four generations stand behind one interface. What differs is read off the module or in two small files; elsewhere code asks
 `generation.capabilities`.
 """
 
@@ -19,24 +19,22 @@ from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.capabilities import Capabilities
 from trtopt.trt.generation import BuiltPlan, Generation
-from trtopt.trt.layers import heavy_kind
+from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.parsing import NetworkLayer, refusal
 from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
-from trtopt.trt.tensorrt10 import TensorRT10
-from trtopt.trt.tensorrt11 import TensorRT11
 
 __all__ = [
     "DEFAULT_TARGETS",
+    "HEAVY_OPS",
     "BuiltPlan",
     "Capabilities",
     "Generation",
     "LoadedEngine",
     "NetworkLayer",
     "PlanHeader",
-    "heavy_kind",
     "host_code_refused",
     "installed",
     "plan_header",
@@ -46,7 +44,7 @@ __all__ = [
     "validate_profiles",
 ]
 
-_FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: TensorRT10, 11: TensorRT11}
+_FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: Generation, 11: Generation}
 _made: dict[ModuleType, Generation] = {}
 
 
@@ -68,20 +66,19 @@ def select(backend: str = "auto") -> Generation:
         UsageError: another word.
     """
     choice(backend, BACKENDS, "`backend=`")
-    found = {"tensorrt": _look("tensorrt"), "rtx": _look("tensorrt_rtx")}
+    tensorrt, rtx = _look("tensorrt"), _look("tensorrt_rtx")
     if backend != "auto":
-        taken = found[backend]
-        if isinstance(taken, Generation):
-            return taken
-        raise NoBackend(f"`backend='{backend}'`: {taken}: {_to_install(backend)}")
-    tensorrt, rtx = found["tensorrt"], found["rtx"]
+        generation = rtx if backend == "rtx" else tensorrt
+        if isinstance(generation, Generation):
+            return generation
+        raise NoBackend(f"`backend='{backend}'`: {generation}: {_to_install(backend)}")
     gpu = probe()
     if isinstance(tensorrt, Generation) and gpu:
         tensorrt.alternatives = f"`backend='rtx'` takes {rtx}" if isinstance(rtx, Generation) else ""
         return tensorrt
     if isinstance(rtx, Generation):
-        there = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if isinstance(tensorrt, Generation) else ""
-        rtx.alternatives = there
+        here = isinstance(tensorrt, Generation)
+        rtx.alternatives = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if here else ""
         return rtx
     if isinstance(tensorrt, Generation):
         raise NoBackend(

@@ -7,9 +7,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trtopt.core.options import named
 from trtopt.core.values import HARDWARE_LEVELS, BuildSpec, Precision
 
 _TYPES = {"UINT8": "uint8", "BF16": "bfloat16", "FP8": "float8_e4m3fn", "INT4": "int4", "FP4": "float4_e2m1fn"}
+
+LEAST = {Precision.FP8: 89, Precision.BF16: 80}
+"""Compute capability that the arithmetic needs."""
+_SWITCHES = {  # options that are also capabilities: why not, what to do instead
+    "timing_cache": ("has no timing cache", "drop it"),
+    "strip": ("can't strip weights from a plan", "use `refit=True` alone, or drop it"),
+    "refit": ("can't refit here", "drop it"),
+    "version_compatible": ("makes no version-compatible plans", "drop it and rebuild after an upgrade"),
+    "sparsity": ("has no sparse kernels to choose", "drop it"),
+    "tf32": ("has no TF32 switch", "drop it"),
+    "optimization_level": ("has no optimization levels", "drop it"),
+}
 
 
 @dataclass(frozen=True)
@@ -123,56 +136,44 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         name: how to call the generation in the text, such as "TensorRT 8.6.0".
         compute_capability: of the GPU that will build, where there is one.
     """
+    problems: list[str] = []
+
+    def refuse(option: str, why: str, instead: str) -> None:
+        problems.append(f"{option}: {name} {why}; {instead}")
+
+    asked = precisions(spec)
     there = ", ".join(str(item) for item in Precision if item in can.precisions)
-    wanted = {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
-    listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets or ()))
-    hardware = "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead"
-    rows: list[tuple[bool, bool, str, str, str]] = []  # asked for, honoured, the option, why not, what to do instead
-    for precision in sorted(wanted - can.precisions, key=str):
+    for precision in sorted(asked - can.precisions, key=str):
         option = f"`precision_override=['…={precision}']`"
         if precision in (spec.precision, spec.base):
             option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
-        rows.append((True, False, option, f"has {there}", "choose one of these, or install a newer TensorRT"))
-    native = "drop it: trtopt's calibrator gives the scales"
-    here = "builds for the GPU of this machine only"
-    rows += [
-        (
-            spec.calibrator == "native",
-            can.native_calibrator,
-            "`calibrator='native'`",
-            "has no calibrator of its own",
-            native,
-        ),
-        (bool(spec.targets), can.compute_targets is not None, "`target=`", here, "drop it, or use `backend='rtx'`"),
-    ]
-    if can.compute_targets is not None:
-        for target in spec.targets:
-            known = target in can.compute_targets
-            rows.append((True, known, f"`target='sm{target}'`", f"has {listing}", "choose of these"))
-    level, levels = spec.hardware_compatibility, ", ".join(sorted(can.hardware_levels))
-    upgrade, refit = "drop it and rebuild after an upgrade", "use `refit=True` alone, or drop it"
-    versions, tuned = "makes no version-compatible plans", spec.optimization_level is not None
-    rows += [
-        (
-            level != "none",
-            level in can.hardware_levels,
-            f"`hardware_compatibility='{level}'`",
-            f"has {levels}",
-            hardware,
-        ),
-        (spec.timing_cache is not None, can.timing_cache, "`timing_cache=`", "has no timing cache", "drop it"),
-        (spec.strip, can.strip, "`strip=True`", "can't strip weights from a plan", refit),
-        (spec.refit, can.refit, "`refit=True`", "can't refit here", "drop it"),
-        (spec.version_compatible, can.version_compatible, "`version_compatible=True`", versions, upgrade),
-        (spec.sparsity, can.sparsity, "`sparsity=True`", "has no sparse kernels to choose", "drop it"),
-        (not spec.tf32, can.tf32, "`tf32=False`", "has no TF32 switch", "drop it"),
-        (tuned, can.optimization_level, "`optimization_level=`", "has no optimization levels", "drop it"),
-    ]
-    found = [f"{option}: {name} {why}; {instead}" for asked, honoured, option, why, instead in rows if asked > honoured]
-    if compute_capability is not None and can.compute_targets is None:
-        gpu = f"this GPU is sm{compute_capability}"
-        if Precision.FP8 in wanted and compute_capability < 89:
-            found.append(f"fp8: {gpu}, FP8 needs sm89 or later; use `int8=True`")
-        if Precision.BF16 in wanted and compute_capability < 80:
-            found.append(f"bf16: {gpu}, BF16 needs sm80 or later; use fp16")
-    return found
+        refuse(option, f"has {there}", "choose one of these, or install a newer TensorRT")
+    if spec.calibrator == "native" and not can.native_calibrator:
+        refuse("`calibrator='native'`", "has no calibrator of its own", "drop it: trtopt's calibrator gives the scales")
+    if spec.targets and can.compute_targets is None:
+        refuse("`target=`", "builds for the GPU of this machine only", "drop it, or use `backend='rtx'`")
+    elif can.compute_targets is not None:
+        listing = ", ".join(f"sm{cc}" for cc in sorted(can.compute_targets))
+        for target in [item for item in spec.targets if item not in can.compute_targets]:
+            refuse(f"`target='sm{target}'`", f"has {listing}", "choose of these")
+    level = spec.hardware_compatibility
+    if level not in ("none", *can.hardware_levels):
+        instead = "drop it" if can.compute_targets is None else "name the GPUs with `target=` instead"
+        levels = ", ".join(sorted(can.hardware_levels))
+        refuse(f"`hardware_compatibility='{level}'`", f"has {levels}", instead)
+    for option, (why, instead) in _SWITCHES.items():
+        value, default = getattr(spec, option), getattr(BuildSpec, option)
+        if value != default and not getattr(can, option):
+            refuse(named(option, None if default is None else value), why, instead)
+    here = () if compute_capability is None or can.compute_targets is not None else (compute_capability,)
+    for precision, least in LEAST.items():
+        low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
+        if low and precision in asked:
+            where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
+            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
+    return problems
+
+
+def precisions(spec: BuildSpec) -> set[Precision]:
+    """All that a build is asked for."""
+    return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}

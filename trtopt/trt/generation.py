@@ -1,6 +1,6 @@
 """What every TensorRT generation shares, written once: parse, configure, build, read the layers back, load.
 
-A family (tensorrt8.py, tensorrt10.py, tensorrt11.py, rtx.py) overrides the few hooks that differ.
+It is TensorRT 10 and 11 as it stands; a family (tensorrt8.py, rtx.py) overrides the few hooks that differ.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from trtopt.core.errors import (
     DeviceError,
     EngineError,
     InvalidModel,
+    OutputError,
     UnsupportedRequest,
     UsageError,
 )
-from trtopt.core.files import check_writable, existing_file
+from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
 from trtopt.cuda.device import DeviceInfo, Probe, current_gpu, probe
-from trtopt.trt import parsing, plans, timing, watch, weak
+from trtopt.trt import parsing, plans, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
-from trtopt.trt.contexts import RuntimeSettings
 from trtopt.trt.layers import LayerReport, from_inspector
 from trtopt.trt.messages import Collector, Messages, translate
 from trtopt.trt.parsing import NetworkLayer
-from trtopt.trt.plans import LoadedEngine
-from trtopt.trt.profiles import may_be_values, validate_profiles
+from trtopt.trt.plans import LoadedEngine, RuntimeSettings
+from trtopt.trt.profiles import may_be_values, validate_profiles, value_count
 
 if TYPE_CHECKING:  # running an engine needs no onnx
     from onnx import ModelProto
@@ -76,10 +76,7 @@ class _Objects:
     parser: Any = None
 
     def close(self) -> None:
-        self.parser = None
-        self.network = None
-        self.config = None
-        self.builder = None
+        self.parser = self.network = self.config = self.builder = None
 
 
 class Generation:
@@ -92,12 +89,13 @@ class Generation:
         alternatives: what else could have been chosen, in words (set by `select`).
     """
 
-    family: ClassVar[str]
+    family: str = ""
     product: ClassVar[str] = "TensorRT"
 
     def __init__(self, module: Any) -> None:
         self.module = module
         self.version = str(module.__version__)
+        self.family = self.family or f"tensorrt{self.version.partition('.')[0]}"
         self.capabilities: Capabilities = self._capabilities(read(module))
         self.alternatives = ""
         self._collector = Collector(module)
@@ -116,7 +114,8 @@ class Generation:
 
     def _network_flags(self, typed: bool) -> tuple[str, ...]:
         """Names of the NetworkDefinitionCreationFlag members to create a network with."""
-        return ()
+        # Where there are no builder flags for precisions, every network is strongly typed, and this flag deprecated.
+        return ("STRONGLY_TYPED",) if typed and self.capabilities.precision_flags else ()
 
     def _refusals(self, spec: BuildSpec) -> list[str]:
         """Refusals that only this family has."""
@@ -212,7 +211,7 @@ class Generation:
             UsageError: there is no such file.
         """
         light = parsing.light_model(existing_file(model, "the model"))
-        ours = self._issues(light)
+        ours = self.limits(light)
         with self._parser() as (held, _):
             theirs = parsing.ask_support(held.parser, model, parsing.graph_nodes(light))
         known = {issue.node for issue in ours}
@@ -231,16 +230,13 @@ class Generation:
 
         with self._network(model) as network:
             inputs, names = parsing.network_inputs(network)
-            return tuple((info.name, int(info.shape[0]) if info.shape else 1) for info in inputs if info.name in names)
+            return tuple((info.name, value_count(info)) for info in inputs if info.name in names)
 
-    def limits(self, graph: ModelProto) -> tuple[Issue, ...]:
-        """What no build of this generation takes, found without its parser."""
+    def limits(self, graph: ModelProto | None) -> tuple[Issue, ...]:
+        """What no build of this generation takes, found without its parser; nothing in a file that onnx can't read."""
         from trtopt.graph import limits
 
-        return limits.issues(graph, self.capabilities.types, self.capabilities.absent)
-
-    def _issues(self, light: ModelProto | None) -> tuple[Issue, ...]:
-        return () if light is None else self.limits(light)
+        return () if graph is None else limits.issues(graph, self.capabilities.types, self.capabilities.absent)
 
     def network(self, model: Path) -> tuple[NetworkLayer, ...]:
         """The layers that the parser makes of `model`, in its order and with its tensor names.
@@ -256,7 +252,10 @@ class Generation:
     @contextlib.contextmanager
     def _parser(self) -> Iterator[tuple[_Objects, Messages]]:
         """A parser with an empty network, and what TensorRT says meanwhile."""
-        self._need_gpu("asking TensorRT's parser")
+        if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
+            raise DeviceError(
+                f"asking TensorRT's parser ({self}) needs a GPU: {gpu.reason}; TensorRT-RTX needs none ({to_install('rtx')})"
+            )
         held = _Objects()
         with self._lock, self._collector.collecting() as messages:
             try:
@@ -313,9 +312,8 @@ class Generation:
             check_writable(spec.timing_cache)
         if (layer_precision or preferred) and self.typed(spec):
             raise UsageError("layer_precision is for weakly typed builds; a typed graph carries its precisions itself")
-        pins = weak.Pins(dict(layer_precision or {}), dict(preferred or {}))
-        request = _Request(
-            model, name or str(model), spec, quantized, pins, calibration, calibration_batch, calibration_cache
+        weakly = weak.Options(
+            quantized, layer_precision or {}, preferred or {}, calibration, calibration_batch, calibration_cache
         )
         cancel, started = threading.Event(), time.monotonic()
         stoppable = self.capabilities.progress_monitor
@@ -323,7 +321,7 @@ class Generation:
 
         def work() -> BuiltPlan:
             with current_gpu(device.ordinal if device else 0):  # of this thread, which is the build's own
-                return self._build(request, messages, monitor)
+                return self._build(model, name or str(model), spec, weakly, messages, monitor)
 
         with reporter.phase(f"building with {self}") as phase:
             show = None if stoppable else phase.detail
@@ -365,15 +363,9 @@ class Generation:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        notes = () if settings is None else settings.notes
-        return LoadedEngine(self.module, engine, runtime, messages, settings, notes, self._collector.collecting)
+        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting)
 
     # The work
-
-    def _need_gpu(self, purpose: str) -> None:
-        if not self.capabilities.builds_without_gpu and not (gpu := self.gpu()):
-            instead = f"TensorRT-RTX needs none ({to_install('rtx')})"
-            raise DeviceError(f"{purpose} ({self}) needs a GPU: {gpu.reason}; {instead}")
 
     def _start(self, held: _Objects, typed: bool, messages: Messages) -> None:
         trt = self.module
@@ -383,25 +375,25 @@ class Generation:
             held.builder = trt.Builder(self._collector.logger)
         except TypeError as error:  # how pybind11 says that the native side gave nothing
             raise translate((*messages.errors, str(error)), f"{self} doesn't start", BackendError) from None
-        flags = 0
-        for name in self._network_flags(typed):
-            flags |= 1 << int(getattr(trt.NetworkDefinitionCreationFlag, name))
-        held.network = held.builder.create_network(flags)
+        flags = (1 << int(getattr(trt.NetworkDefinitionCreationFlag, name)) for name in self._network_flags(typed))
+        held.network = held.builder.create_network(sum(flags))
         held.parser = trt.OnnxParser(held.network, self._collector.logger)
 
-    def _build(self, request: _Request, messages: Messages, monitor: Any) -> BuiltPlan:
-        spec, held, warnings = request.spec, _Objects(), list[str]()
+    def _build(
+        self, model: Path, name: str, spec: BuildSpec, weakly: weak.Options, messages: Messages, monitor: Any
+    ) -> BuiltPlan:
+        held, warnings, native = _Objects(), list[str](), None
         try:
-            light = parsing.light_model(request.model)
-            if issues := self._issues(light):
-                raise parsing.refusal(request.name, issues)
+            light = parsing.light_model(model)
+            if issues := self.limits(light):
+                raise parsing.refusal(name, issues)
             nodes = parsing.graph_nodes(light)
             self._start(held, self.typed(spec), messages)
-            if problem := parsing.parse(held.parser, request.model, nodes, messages, request.name):
+            if problem := parsing.parse(held.parser, model, nodes, messages, name):
                 raise problem
             if held.network.num_outputs == 0:
                 # The parser takes an empty file, and some random ones, for a model without nodes.
-                raise InvalidModel(f"{request.name} has no outputs, so no network; run `trtopt check {request.name}`")
+                raise InvalidModel(f"{name} has no outputs, so no network; run `trtopt check {name}`")
             self._let_attention_be_parted(held.network)
             inputs, shape_inputs = parsing.network_inputs(held.network)
             validate_profiles(inputs, spec.profiles, shape_inputs=shape_inputs)
@@ -409,25 +401,25 @@ class Generation:
             self._configure_common(held.config, spec, monitor)
             self._configure(held.config, spec)
             self._add_profiles(held, spec, inputs, shape_inputs)
-            native = None if self.typed(spec) else self._configure_weak(held, request, inputs, warnings)
+            if not self.typed(spec):
+                weak.set_precisions(self.module, held.network, held.config, spec, weakly, warnings)
+                if spec.calibrator == "native":
+                    upload = functools.partial(self.calibration_upload, spec.device)
+                    native = weak.NativeCalibration(self.module, inputs, weakly, upload)
+                    native.attach(held.builder, held.config)
+                elif spec.precision.quantized and not weakly.quantized:
+                    raise UsageError(f"{name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
             if spec.timing_cache is not None:
-                timing.attach(held.config, spec.timing_cache, warnings)
+                _attach_timing_cache(held.config, spec.timing_cache, warnings)
             plan = held.builder.build_serialized_network(held.network, held.config)
-            if native is not None and plan is not None:
-                native.finish()
+            if native is not None:
+                native.finish(plan is not None, warnings)
             if plan is None:
-                if native is not None and native.error is not None:
-                    raise native.error
-                raise translate(messages.errors, f"{self} can't build {request.name}", BuildFailed)
+                raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
-                timing.save(held.config, spec.timing_cache)
+                _save_timing_cache(held.config, spec.timing_cache)
         finally:
             held.close()
-        if native is not None and native.left_over:
-            warnings.append(
-                f"native calibration left out the last {native.left_over} samples: they don't fill a batch of "
-                f"{request.batch}"
-            )
         view = memoryview(plan).cast("B")
         report = self._found_layers(view, messages, dict(nodes))
         cache = None if native is None else native.cache
@@ -484,38 +476,41 @@ class Generation:
                 listing = "; ".join(f"{name}:{shape}" for name, shape in wanted.items())
                 raise UsageError(f"TensorRT refuses profile {number} ({listing}): correct `shapes=`")
 
-    def _configure_weak(
-        self, held: _Objects, request: _Request, inputs: tuple[TensorInfo, ...], warnings: list[str]
-    ) -> weak.NativeCalibration | None:
-        trt, spec = self.module, request.spec
-        weak.set_precision_flags(trt, held.config, spec)
-        if not spec.io_fp32 and spec.base is not Precision.FP32:
-            weak.set_io_type(trt, held.network, spec.base)
-        if request.pins:
-            obey = not spec.allow_precision_fallback
-            lost = weak.set_layer_precision(trt, held.network, held.config, request.pins, obey)
-            if lost:
-                some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-                warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
-        if spec.calibrator == "native":
-            upload = functools.partial(self.calibration_upload, spec.device)
-            native = weak.NativeCalibration(trt, inputs, request.calibration, request.batch, request.cache, upload)
-            native.attach(held.builder, held.config)
-            return native
-        if spec.precision.quantized and not request.quantized:
-            raise UsageError(f"{request.name} has no Q/DQ and no calibrator was given: nothing would run in INT8")
+
+def _attach_timing_cache(config: Any, path: Path, warn: list[str]) -> None:
+    """Give `config` the cache in `path`, or an empty one (with a warning) where it can't be used."""
+    content = _read_timing_cache(path)
+    if content:
+        cache = _timing_cache(config, content)
+        if cache is not None and config.set_timing_cache(cache, False):
+            return
+        warn.append(f"the timing cache {path} is another TensorRT's or another GPU's: it is ignored and replaced")
+    empty = _timing_cache(config, b"")
+    if empty is not None:
+        config.set_timing_cache(empty, False)
+
+
+def _save_timing_cache(config: Any, path: Path) -> None:
+    """Write the cache back, together with what another build wrote there meanwhile."""
+    if (cache := config.get_timing_cache()) is None:
+        return
+    if (content := _read_timing_cache(path)) and (other := _timing_cache(config, content)) is not None:
+        cache.combine(other, False)  # a cache of another GPU is refused here and replaced
+    write_bytes(path, memoryview(cache.serialize()).cast("B"))
+
+
+def _timing_cache(config: Any, content: bytes) -> Any:
+    try:
+        return config.create_timing_cache(content)
+    except (TypeError, RuntimeError):  # how pybind11 says that the native side gave nothing
         return None
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One build's arguments."""
-
-    model: Path
-    name: str
-    spec: BuildSpec
-    quantized: bool
-    pins: weak.Pins
-    calibration: Iterable[Mapping[str, NDArray[Any]]] | None
-    batch: int
-    cache: bytes | None
+def _read_timing_cache(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"can't read the timing cache {path}: {reason}; give another `timing_cache=`") from error

@@ -39,18 +39,25 @@ _TYPES = {
 _TYPE_WORD = re.compile(r"\b(Float|FP32|Half|FP16|BFloat16|BF16|Int8|FP8|E4M3)\b", re.I)
 # Fused kernels carry their operators, each cut to four letters: __myl_CorrMulAdd_myl0_3, __myl_FcAddSilu_myl0_7.
 _FUSED = re.compile(r"^__myl_((?:[A-Z][a-z0-9]*)+)")
-_HEAVY_OPS = {
+_FUSED_KINDS = {
+    "convolution": {"Corr", "Conv"},
+    "deconvolution": {"Deco", "Dcon"},
+    "matmul": {"Fc", "Gemm", "Bmm", "Matm"},
+}
+_KINDS = (  # of the layer's type, the first that matches
+    (r"reformat|noop", "other"),
+    (r"deconv", "deconvolution"),
+    (r"conv|correlation", "convolution"),
+    (r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", "matmul"),
+)
+HEAVY_OPS = {
     "Conv": "convolution",
     "ConvTranspose": "deconvolution",
     "Gemm": "matmul",
     "MatMul": "matmul",
     "Einsum": "matmul",
 }
-
-
-def heavy_kind(op: str) -> str | None:
-    """The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
-    return _HEAVY_OPS.get(op)
+"""The kind of layer (`LayerInfo.kind`) that an operator with products becomes."""
 
 
 def onnx_nodes(metadata: str) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
     """Whether a layer casts what it reads before it multiplies; `ops` is in the order of the graph."""
     inside = set(nodes)
-    kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in _HEAVY_OPS)]
+    kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in HEAVY_OPS)]
     return len(kinds) > 1 and kinds[0] == "Cast"
 
 
@@ -176,40 +183,22 @@ def _entry_nodes(entry: Mapping[str, Any], name: str, ops: Mapping[str, str] | N
     if name.startswith("Reformatting CopyNode"):
         return ()
     # "layer1.conv.weight + QuantizeLinear_3 + Conv_4 + PWN(Sigmoid_5, Mul_6)"
-    parts = [part.strip() for piece in name.split(" + ") for part in _unwrap(piece).split(", ")]
+    parts = []
+    for piece in name.split(" + "):
+        while match := re.fullmatch(r"\s*(?:PWN|fusion\w*)\((.*)\)\s*", piece):
+            piece = match[1]
+        parts += [part.strip() for part in piece.split(", ")]
     return tuple(dict.fromkeys(part for part in parts if part and (ops is None or part in ops)))
 
 
-def _unwrap(piece: str) -> str:
-    while match := re.fullmatch(r"\s*(?:PWN|fusion\w*)\((.*)\)\s*", piece):
-        piece = match[1]
-    return piece
-
-
 def _kind(layer_type: str, name: str, parameters: str, nodes: tuple[str, ...], ops: Mapping[str, str] | None) -> str:
-    kind = _kind_by_type(f"{layer_type} {parameters}".lower(), name)
-    if kind == "other" or not ops:
-        return kind
+    said = f"{layer_type} {parameters}".lower() + " mha" * ("_mha" in name)
+    kind = next((kind for pattern, kind in _KINDS if re.search(pattern, said)), "")
+    if not kind and (match := _FUSED.match(name)):
+        words = re.findall(r"[A-Z][a-z0-9]*", match[1])
+        kind = next((kind for kind, known in _FUSED_KINDS.items() if known.intersection(words)), "")
+    if kind in ("", "other") or not ops:
+        return kind or "other"
     # 8.6 runs a Gemm as a 1×1 convolution: where the nodes agree on one heavy operator, they decide.
-    heavy = {_HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in _HEAVY_OPS}
+    heavy = {HEAVY_OPS[op] for node in nodes if (op := ops.get(node, "")) in HEAVY_OPS}
     return heavy.pop() if len(heavy) == 1 else kind
-
-
-def _kind_by_type(kind: str, name: str) -> str:
-    if "reformat" in kind or "noop" in kind:
-        return "other"
-    if "deconv" in kind:
-        return "deconvolution"
-    if "conv" in kind or "correlation" in kind:
-        return "convolution"
-    if re.search(r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", kind) or "_mha" in name:
-        return "matmul"
-    if match := _FUSED.match(name):
-        words = set(re.findall(r"[A-Z][a-z0-9]*", match[1]))
-        if words & {"Corr", "Conv"}:
-            return "convolution"
-        if words & {"Deco", "Dcon"}:
-            return "deconvolution"
-        if words & {"Fc", "Gemm", "Bmm", "Matm"}:
-            return "matmul"
-    return "other"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trtopt.core.errors import (
@@ -94,7 +93,6 @@ class Collector:
 
     def __init__(self, trt: Any) -> None:
         self._sinks: list[Messages] = []
-        self._lock = threading.Lock()
         names = {getattr(trt.ILogger, name): name for name in ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")}
         sinks = self._sinks
 
@@ -115,13 +113,11 @@ class Collector:
     @contextlib.contextmanager
     def collecting(self, on_step: Callable[[str], None] | None = None) -> Iterator[Messages]:
         messages = Messages(on_step)
-        with self._lock:
-            self._sinks.append(messages)
+        self._sinks.append(messages)
         try:
             yield messages
         finally:
-            with self._lock:
-                self._sinks.remove(messages)
+            self._sinks.remove(messages)
 
 
 # What only TensorRT's authors can use: where in its source a message was written, and by which check.
@@ -148,128 +144,98 @@ def tidy(text: str) -> str:
     return re.sub(r"(?:[;:,]\s*)+$", "", line).strip()
 
 
-# Known error texts, first match wins: pattern, error class, our words ({0} and {1} are its groups).
-_KNOWN: tuple[tuple[str, type[TrtoptError], str], ...] = (
-    (r"BuildCancell?ed", BuildCancelled, "the build was cancelled"),
-    (
-        r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported",
-        UnsupportedRequest,
-        "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`",
-    ),
-    (
-        r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)",
-        UnsupportedRequest,
-        "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision",
-    ),
-    (
-        r"no tactics to implement the operation within workspace limit",
-        BuildFailed,
-        "the workspace is too small for at least one layer: raise or drop `workspace=`",
-    ),
-    (
-        r"no optimization profile has been defined",
-        UsageError,
-        "the network has dynamic inputs and no profile: give `shapes='NAME:MIN,OPT,MAX'`",
-    ),
-    (
-        r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)",
-        UsageError,
-        "profile {1} doesn't cover the dynamic input {0}: add it to `shapes=`",
-    ),
-    (
-        r"optimization profiles satisfy MIN<=OPT<=MAX",
-        UsageError,
-        "a profile breaks min ≤ opt ≤ max: correct `shapes=`",
-    ),
-    (
-        r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)",
-        UnsupportedOperator,
-        "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it",
-    ),
-    (
-        r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC",
-        InvalidModel,
-        "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to `int8=True`",
-    ),
-    (
-        r"([^\s(]+): input has type Int32 but must have type",
-        InvalidModel,
-        "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model",
-    ),
-    (
-        r"legalUINT8|UINT8.* not supported",
-        UnsupportedOperator,
-        "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first",
-    ),
-    (
-        r"mode == \"none\".*(ScatterND|ScatterElements)",
-        UnsupportedOperator,
-        "TensorRT has {0} without a reduction only",
-    ),
-    (
-        r"scaleAllPositive",
-        InvalidModel,
-        "a quantization scale isn't a positive FP32 number (TensorRT 8.6 can't read FP16 scales): keep the graph FP32",
-    ),
-    (
-        r"cudaError 35|CUDA initialization failure with error|factory function returned nullptr|no CUDA-capable device",
-        DeviceError,
-        "this needs a GPU, and CUDA can use none here",
-    ),
-    (
-        r"Failed to import initializer: ?(\S*)",
-        InvalidModel,
-        "the weights of {0} can't be read: is the model's external data beside it and complete?",
-    ),
-    (
-        r"Failed to open file|offset/length out of range",
-        InvalidModel,
-        "the model's external data is missing or too short",
-    ),
-    (
-        r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory",
-        BuildFailed,
-        "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU",
-    ),
-    (r"Network must have at least one output", InvalidModel, "the model has no outputs"),
-    (
-        r"libnvinfer_lean",
-        UnsupportedRequest,
-        "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add `exclude_lean_runtime=True`",
-    ),
-    (
-        r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)",
-        UnsupportedRequest,
-        "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them",
-    ),
-    (
-        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible",
-        EngineMismatch,
-        "the plan was made by another TensorRT or for another GPU",
-    ),
-)
+# Known error texts by the class of ours that they mean, the first match wins: pattern, our words ({0} and {1} are its groups).
+_KNOWN: dict[type[TrtoptError], dict[str, str]] = {
+    BuildCancelled: {
+        r"BuildCancell?ed": "the build was cancelled",
+    },
+    UnsupportedRequest: {
+        r"Cannot compile operation '([^']*)' for Turing \(SM75\): FP32 GEMM is not supported": (
+            "TensorRT-RTX has no FP32 matrix product for sm75 (node {0}): drop sm75 from `target=`, or build with `fp16=True`"
+        ),
+        r"Cannot compile for target\(s\) (sm\d+(?:, sm\d+)*), because the model contains HW-specific datatypes: (\w+)": (
+            "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision"
+        ),
+        r"libnvinfer_lean": (
+            "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add `exclude_lean_runtime=True`"
+        ),
+        r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)": (
+            "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them"
+        ),
+    },
+    UsageError: {
+        r"no optimization profile has been defined": (
+            "the network has dynamic inputs and no profile: give `shapes='NAME:MIN,OPT,MAX'`"
+        ),
+        r"Dynamic input tensor (\S+) is missing dimensions in profile (\d+)": (
+            "profile {1} doesn't cover the dynamic input {0}: add it to `shapes=`"
+        ),
+        r"optimization profiles satisfy MIN<=OPT<=MAX": "a profile breaks min ≤ opt ≤ max: correct `shapes=`",
+    },
+    InvalidModel: {
+        r"Non-zero zero point is not supported|shiftIsAllZeros|kENABLE_UINT8_AND_ASYMMETRIC": (
+            "a zero point isn't 0 and TensorRT can't run that: quantize symmetrically, or give the float model to `int8=True`"
+        ),
+        r"([^\s(]+): input has type Int32 but must have type": (
+            "{0} dequantizes an int32 bias: keep biases float (ONNX Runtime: QuantizeBias=False), or give the float model"
+        ),
+        r"scaleAllPositive": (
+            "a quantization scale isn't a positive FP32 number (TensorRT 8.6 can't read FP16 scales): keep the graph FP32"
+        ),
+        r"Failed to import initializer: ?(\S*)": (
+            "the weights of {0} can't be read: is the model's external data beside it and complete?"
+        ),
+        r"Failed to open file|offset/length out of range": "the model's external data is missing or too short",
+        r"Network must have at least one output": "the model has no outputs",
+    },
+    UnsupportedOperator: {
+        r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)": (
+            "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it"
+        ),
+        r"legalUINT8|UINT8.* not supported": (
+            "TensorRT takes uint8 for a network's inputs and outputs and casts of them only: cast to float32 first"
+        ),
+        r"mode == \"none\".*(ScatterND|ScatterElements)": "TensorRT has {0} without a reduction only",
+    },
+    DeviceError: {
+        r"cudaError 35|CUDA initialization failure with error|factory function returned nullptr|no CUDA-capable device": (
+            "this needs a GPU, and CUDA can use none here"
+        ),
+    },
+    BuildFailed: {
+        r"no tactics to implement the operation within workspace limit": (
+            "the workspace is too small for at least one layer: raise or drop `workspace=`"
+        ),
+        r"[Oo]ut ?[Oo]f ?[Mm]emory|Requested amount of GPU memory": (
+            "the GPU ran out of memory: use smaller `shapes=` or a smaller `workspace=`, or free the GPU"
+        ),
+    },
+    EngineMismatch: {
+        r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible": (
+            "the plan was made by another TensorRT or for another GPU"
+        ),
+    },
+}
 
 
 def in_words(text: str) -> str:
     """What a message of TensorRT's means; empty where we don't know it."""
-    line = " ".join(text.split())
-    return next((ours for known in _KNOWN if (ours := _in_words(line, known))), "")
-
-
-def _in_words(line: str, known: tuple[str, type[TrtoptError], str]) -> str:
-    pattern, _, words = known
-    match = re.search(pattern, line)
-    if match is None:
-        return ""
-    groups = [group for group in match.groups() if group] + ["", ""]
-    return words.replace("{0}", groups[0]).replace("{1}", groups[1])
+    return next((words for _, words, _ in _known([" ".join(text.split())])), "")
 
 
 def translate(errors: tuple[str, ...], doing: str, default: type[TrtoptError] = BuildFailed) -> TrtoptError:
     """The error of ours that TensorRT's messages mean; unknown ones are quoted in `default`."""
     lines = [" ".join(text.split()) for text in errors]
-    for known in _KNOWN:
-        for line in lines:
-            if ours := _in_words(line, known):
-                return known[1](f"{doing}: {ours} (TensorRT said: {tidy(line)[:600]})")
+    for kind, words, line in _known(lines):
+        return kind(f"{doing}: {words} (TensorRT said: {tidy(line)[:600]})")
     return default(f"{doing}: {'; '.join(filter(None, map(tidy, lines[:6]))) or 'TensorRT gave no message'}")
+
+
+def _known(lines: Sequence[str]) -> Iterator[tuple[type[TrtoptError], str, str]]:
+    """What is known of messages, one line each: the error, our words, the message."""
+    for kind, texts in _KNOWN.items():
+        for pattern, words in texts.items():
+            for line in lines:
+                if match := re.search(pattern, line):
+                    groups = [group for group in match.groups() if group] + ["", ""]
+                    yield kind, words.replace("{0}", groups[0]).replace("{1}", groups[1]), line

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from trtopt.core.errors import EngineError, EngineMismatch, UsageError
-from trtopt.trt.contexts import OutputAllocator, RuntimeSettings, output_allocator
 from trtopt.trt.messages import Messages, translate
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
-_ELF, _CPUS = b"\x7fELF", (62, 183)  # e_machine: x86-64, aarch64
+# A shared library of a CPU's: plans hold the lean runtime as it is. Kernels are ELF files, too; e_machine is x86-64 or aarch64.
+_HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 
 
@@ -38,6 +39,28 @@ def plan_header(plan: bytes | memoryview) -> PlanHeader | None:
     return PlanHeader(product, ".".join(str(number) for number in version))
 
 
+class OutputAllocator(Protocol):
+    """TensorRT's IOutputAllocator with what its callbacks couldn't raise."""
+
+    def check(self) -> None:
+        """Raise the first exception of a callback since the last check, if there was one."""
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """TensorRT-RTX's IRuntimeConfig and IRuntimeCache for an engine, the same ones for all of its contexts.
+
+    The order of the fields is the order in which they are let go: what needs the engine goes before it.
+    """
+
+    cache: Any
+    config: Any
+    engine: Any
+    runtime: Any
+    captures: bool
+    notes: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class LoadedEngine:
     """A deserialized engine with what keeps it alive, and what the runtime needs to drive it.
@@ -47,7 +70,6 @@ class LoadedEngine:
         engine: ICudaEngine.   runtime: IRuntime; must outlive the engine.
         messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
-        notes: what the user may want to know, such as a runtime cache that didn't fit.
         collecting: gathers TensorRT's messages while it is entered.
 
     Contexts must be let go before this.
@@ -58,7 +80,6 @@ class LoadedEngine:
     runtime: Any
     messages: Messages
     settings: RuntimeSettings | None = None
-    notes: tuple[str, ...] = ()
     collecting: Callable[[], AbstractContextManager[Messages]] = field(
         default=lambda: nullcontext(Messages()), repr=False, compare=False
     )
@@ -68,6 +89,11 @@ class LoadedEngine:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
         engine = self.engine
         return int(engine.device_memory_size_v2 if _has(engine, "device_memory_size_v2") else engine.device_memory_size)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user may want to know, such as a runtime cache that didn't fit."""
+        return () if self.settings is None else self.settings.notes
 
     @property
     def captures_itself(self) -> bool:
@@ -131,7 +157,39 @@ class LoadedEngine:
             reallocate: (name, nbytes, alignment) → device address; never 0, not even for 0 bytes.
             notify: (name, shape), once the shape is known.
         """
-        return output_allocator(self.module, reallocate, notify)
+        base: Any = self.module.IOutputAllocator
+
+        class Allocator(base):  # type: ignore[misc]
+            def __init__(self) -> None:
+                base.__init__(self)  # pybind11 refuses an instance whose base wasn't initialized by name
+                self._raised: BaseException | None = None
+
+            def reallocate_output(self, tensor_name: str, memory: Any, size: int, alignment: int) -> int:
+                try:
+                    return int(reallocate(tensor_name, int(size), int(alignment)))
+                except BaseException as error:  # through C++ it would end the process
+                    self._raised = self._raised or error
+                    return 0
+
+            # From TensorRT 10 on; the caller's stream is the one that the session enqueues on, so it needs no other care.
+            def reallocate_output_async(
+                self, tensor_name: str, memory: Any, size: int, alignment: int, stream: Any
+            ) -> int:
+                return self.reallocate_output(tensor_name, memory, size, alignment)
+
+            def notify_shape(self, tensor_name: str, shape: Any) -> None:
+                try:
+                    notify(tensor_name, tuple(int(length) for length in shape))
+                except BaseException as error:
+                    self._raised = self._raised or error
+
+            def check(self) -> None:
+                error, self._raised = self._raised, None
+                if error is not None:
+                    raise error
+
+        allocator: OutputAllocator = Allocator()
+        return allocator
 
     def runtime_cache(self) -> bytes | None:
         """The kernels that TensorRT-RTX compiled so far, for `Generation.load(runtime_cache=)`; None elsewhere."""
@@ -160,12 +218,7 @@ def _has(thing: Any, name: str) -> bool:
 
 
 def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:
-    """Refuse what can't be a plan, or is the other product's.
-
-    Raises:
-        EngineMismatch: TensorRT-RTX's plan given to TensorRT, or the reverse.
-        EngineError: empty, too short for a plan, or (TensorRT-RTX) cut.
-    """
+    """Refuse what can't be a plan, or is the other product's; the errors are those of `Generation.load`."""
     size = memoryview(plan).nbytes
     if size < 64:
         raise EngineError(f"{name} isn't a TensorRT plan: it has {size} bytes")
@@ -192,31 +245,14 @@ def host_code_refused(name: str) -> UsageError:
     )
 
 
-def _carries_host_code(plan: bytes | memoryview) -> bool:
-    """Whether a shared library of a CPU's lies in it: plans hold the lean runtime as it is. (Kernels are ELF files too.)"""
-    content = bytes(plan)
-    at = content.find(_ELF)
-    while at >= 0:
-        if int.from_bytes(content[at + 18 : at + 20], "little") in _CPUS:
-            return True
-        at = content.find(_ELF, at + 1)
-    return False
-
-
 def deserialize(
     runtime: Any, plan: bytes | memoryview, header: PlanHeader | None, version: str, name: str, messages: Messages
 ) -> Any:
-    """ICudaEngine from `plan`.
-
-    Raises:
-        UsageError: it carries code for the host, which `runtime` doesn't allow.
-        EngineMismatch: another version made it (both named), or it is for another GPU.
-        EngineError: damaged, or TensorRT refuses it.
-    """
+    """ICudaEngine from `plan`, or the error of `Generation.load` that says why there is none."""
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is not None:
         return engine
-    if not runtime.engine_host_code_allowed and _carries_host_code(plan):
+    if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)
     if header is None:
         said = "; ".join(messages.errors[:3]) or "TensorRT gave no message"

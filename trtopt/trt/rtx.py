@@ -7,17 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 from trtopt.core.errors import UnsupportedRequest
+from trtopt.core.options import named
 from trtopt.core.values import BuildSpec, Precision
-from trtopt.trt.capabilities import Capabilities
-from trtopt.trt.contexts import RuntimeSettings
+from trtopt.trt.capabilities import LEAST, Capabilities, precisions
 from trtopt.trt.generation import Generation
 from trtopt.trt.layers import LayerReport, from_dump
 from trtopt.trt.messages import Messages
+from trtopt.trt.plans import RuntimeSettings
 
 DEFAULT_TARGETS = (80, 86, 89, 120)
 """Ampere, Ada and Blackwell. Not sm75: one Turing target turns INT8 convolutions into float ones for every target."""
 
-_LEAST = {Precision.FP8: 89, Precision.BF16: 80}  # compute capability that the arithmetic needs
+_TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"
 
 
 class TensorRTRTX(Generation):
@@ -44,29 +45,17 @@ class TensorRTRTX(Generation):
     def targets(self, spec: BuildSpec) -> tuple[int, ...]:
         if spec.targets:
             return spec.targets
-        least = max(_LEAST.get(precision, 0) for precision in self._wanted(spec))
+        least = max(LEAST.get(precision, 0) for precision in precisions(spec))
         return tuple(target for target in DEFAULT_TARGETS if target >= least)
-
-    @staticmethod
-    def _wanted(spec: BuildSpec) -> set[Precision]:
-        return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
 
     def _refusals(self, spec: BuildSpec) -> list[str]:
         found = []
-        for precision, least in _LEAST.items():
-            low = [f"sm{target}" for target in spec.targets if target < least]
-            if low and precision in self._wanted(spec):
-                found.append(
-                    f"`target='{','.join(low)}'`: {precision} needs sm{least} or later; drop it or use `fp16=True`"
-                )
         if self._turing_loses_int8(spec) and not spec.allow_precision_fallback:
             found.append(f"`target='sm75'`: {_TURING}; drop sm75, or add `allow_precision_fallback=True`")
         if (spec.strip or spec.refit) and not self.gpu():
-            option = " and ".join(
-                name for name, asked in (("`strip=True`", spec.strip), ("`refit=True`", spec.refit)) if asked
-            )
+            options = " and ".join(named(name, True) for name in ("strip", "refit") if getattr(spec, name))
             found.append(
-                f"{option}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
+                f"{options}: TensorRT-RTX needs a GPU for it at build time; drop it, or build where there is one"
             )
         return found
 
@@ -115,6 +104,3 @@ class TensorRTRTX(Generation):
         reports = [from_dump(dump, ops) for dump in messages.layers]
         layers = tuple(layer for report in reports for layer in report.layers)
         return LayerReport(layers, "; ".join(report.unread for report in reports if report.unread))
-
-
-_TURING = "with sm75 among the targets TensorRT-RTX runs INT8 convolutions in floating point on every target"

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any, TypeVar
 
 from trtopt.core import stopping
@@ -15,7 +16,7 @@ from trtopt.core.errors import BackendError, BuildCancelled
 from trtopt.core.progress import Phase
 
 _Result = TypeVar("_Result")
-_abandoned: list[threading.Event] = []
+_abandoned: list[Future[Any]] = []
 
 
 def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -> _Result:
@@ -29,56 +30,45 @@ def run(work: Callable[[], _Result], cancel: threading.Event, stoppable: bool) -
         BuildCancelled: Ctrl-C.
         BackendError: an abandoned build is still running in this process.
     """
-    _abandoned[:] = [done for done in _abandoned if not done.is_set()]
+    _abandoned[:] = [future for future in _abandoned if not future.done()]
     if _abandoned:
         raise BackendError("a cancelled build still runs in this process (it can't be stopped): start a new process")
-    result: list[_Result] = []
-    failure: list[BaseException] = []
-    # Not Thread.join and is_alive: interrupted by Ctrl-C, join marks a running thread as ended (CPython before 3.13).
-    done = threading.Event()
+    future: Future[_Result] = Future()
 
     def target() -> None:
         try:
-            result.append(work())
+            future.set_result(work())
         except BaseException as error:
-            failure.append(error)
-        finally:
-            done.set()
+            future.set_exception(error)
 
-    # A daemon: at exit Python would otherwise wait for a build that nobody wants.
-    thread = threading.Thread(target=target, name="trtopt-build", daemon=True)
     try:
-        thread.start()
-        _wait(done)
+        # A daemon: at exit Python would otherwise wait for a build that nobody wants.
+        threading.Thread(target=target, name="trtopt-build", daemon=True).start()
+        _wait(future)
     except KeyboardInterrupt:
         cancel.set()
         if stoppable:
             with contextlib.suppress(KeyboardInterrupt):
-                _wait(done)
+                _wait(future)
         left = ""
-        if not done.is_set():
-            _abandon(done)
+        if not future.done():
+            if not _abandoned:
+                atexit.register(_leave)
+            _abandoned.append(future)
             left = "; TensorRT's work goes on in the background until this process ends"
         raise BuildCancelled(f"the build was cancelled; nothing was written{left}") from None
-    if failure:
-        raise failure[0]
-    return result[0]
+    return future.result()
 
 
-def _wait(done: threading.Event) -> None:
-    while not done.wait(0.1):  # without a time-out, waiting can't be interrupted by Ctrl-C on every system
+def _wait(future: Future[Any]) -> None:
+    """Not Thread.join: interrupted by Ctrl-C, it marks a running thread as ended (CPython before 3.13)."""
+    while wait([future], 0.1).not_done:  # without a time-out, waiting can't be interrupted by Ctrl-C on every system
         pass
-
-
-def _abandon(done: threading.Event) -> None:
-    if not _abandoned:
-        atexit.register(_leave)
-    _abandoned.append(done)
 
 
 def _leave() -> None:
     """End at once while an abandoned build runs: unloading CUDA under its feet would crash or hang instead."""
-    if not all(done.is_set() for done in _abandoned):
+    if not all(future.done() for future in _abandoned):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(stopping.status() or BuildCancelled.exit_code)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError, DataError, UnsupportedRequest, UsageError
 from trtopt.core.values import BuildSpec, Precision, TensorInfo
+from trtopt.cuda.device import Device
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import rebatched
 from trtopt.trt.layers import onnx_nodes
@@ -23,49 +25,42 @@ Upload = Callable[[str, NDArray[Any]], int]
 _DATA_TYPES = {Precision.FP32: "FLOAT", Precision.FP16: "HALF", Precision.BF16: "BF16", Precision.INT8: "INT8"}
 
 
-def set_precision_flags(trt: Any, config: Any, spec: BuildSpec) -> None:
-    """Allow the reduced precisions that `spec` names."""
-    for precision in (spec.precision, spec.base):
-        if precision is not Precision.FP32:
-            config.set_flag(getattr(trt.BuilderFlag, precision.name))
-
-
-def set_io_type(trt: Any, network: Any, base: Precision) -> None:
-    """Make the floating inputs and outputs `base`-typed (an FP32-typed graph has FP32 ones)."""
-    wanted = getattr(trt.DataType, _DATA_TYPES[base])
-    tensors = [network.get_input(index) for index in range(network.num_inputs)]
-    tensors += [network.get_output(index) for index in range(network.num_outputs)]
-    for tensor in tensors:
-        if tensor.dtype == trt.DataType.FLOAT:
-            tensor.dtype = wanted
-
-
 @dataclass(frozen=True)
-class Pins:
-    """Precisions of single layers, by ONNX node.
+class Options:
+    """What a weakly typed build is given besides its `BuildSpec`; see `Generation.build`."""
 
-    Attributes:
-        fixed: what a layer computes in and gives.
-        preferred: what it computes in where TensorRT can build it so.
-    """
-
-    fixed: Mapping[str, Precision]
+    quantized: bool
+    layer_precision: Mapping[str, Precision]
     preferred: Mapping[str, Precision]
+    batches: Iterable[Batch] | None
+    batch: int
+    cache: bytes | None
 
-    def __bool__(self) -> bool:
-        return bool(self.fixed or self.preferred)
+
+def set_precisions(trt: Any, network: Any, config: Any, spec: BuildSpec, options: Options, warnings: list[str]) -> None:
+    """Allow the precisions that `spec` names, and pin inputs, outputs and single layers to theirs."""
+    for precision in {spec.precision, spec.base} - {Precision.FP32}:
+        config.set_flag(getattr(trt.BuilderFlag, precision.name))
+    if not spec.io_fp32 and spec.base is not Precision.FP32:
+        tensors = [network.get_input(index) for index in range(network.num_inputs)]
+        tensors += [network.get_output(index) for index in range(network.num_outputs)]
+        for tensor in tensors:
+            if tensor.dtype == trt.DataType.FLOAT:  # as all floating ones are
+                tensor.dtype = getattr(trt.DataType, _DATA_TYPES[spec.base])
+    if options.layer_precision or options.preferred:
+        lost = _set_layer_precision(trt, network, options)
+        # With OBEY a layer that can't be pinned fails the build; else TensorRT may choose otherwise.
+        obey = not (spec.allow_precision_fallback or options.preferred)
+        config.set_flag(getattr(trt.BuilderFlag, f"{'OBEY' if obey else 'PREFER'}_PRECISION_CONSTRAINTS"))
+        if lost:
+            some = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+            warnings.append(f"no layer came from {some}: the precision asked for there has no effect")
 
 
-def set_layer_precision(trt: Any, network: Any, config: Any, pins: Pins, obey: bool) -> tuple[str, ...]:
-    """Pin the layers that come from the named ONNX nodes; give back the fixed names that no layer came from.
-
-    With `obey`, and where nothing is merely preferred, a layer that can't be pinned fails the build; else TensorRT may
-    choose otherwise.
-    """
-    wanted = {**pins.preferred, **pins.fixed}
-    floating = {trt.DataType.FLOAT, trt.DataType.HALF}
-    if hasattr(trt.DataType, "BF16"):
-        floating.add(trt.DataType.BF16)
+def _set_layer_precision(trt: Any, network: Any, options: Options) -> list[str]:
+    """Pin the layers that come from the named ONNX nodes; the names, of those not merely preferred, that no layer has."""
+    fixed, wanted = options.layer_precision, {**options.preferred, **options.layer_precision}
+    floating = {trt.DataType.FLOAT, trt.DataType.HALF, getattr(trt.DataType, "BF16", trt.DataType.HALF)}
     found: set[str] = set()
     for index in range(network.num_layers):
         layer = network.get_layer(index)
@@ -82,53 +77,34 @@ def set_layer_precision(trt: Any, network: Any, config: Any, pins: Pins, obey: b
         data_type = getattr(trt.DataType, _DATA_TYPES[wanted[name]])
         layer.precision = data_type
         # An INT8 layer may write floats, and a preferred one what its readers want: their output types stay free.
-        if name in pins.fixed and wanted[name] is not Precision.INT8:
+        if name in fixed and wanted[name] is not Precision.INT8:
             for number, tensor in enumerate(outputs):
                 if tensor.dtype in floating:
                     layer.set_output_type(number, data_type)
-    flag = "OBEY_PRECISION_CONSTRAINTS" if obey and not pins.preferred else "PREFER_PRECISION_CONSTRAINTS"
-    config.set_flag(getattr(trt.BuilderFlag, flag))
-    return tuple(sorted(set(pins.fixed) - found))
+    return sorted(set(fixed) - found)
 
 
 class NativeCalibration:
     """TensorRT's IInt8EntropyCalibrator2 fed from host batches.
 
-    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames.
-
-    Attributes:
-        cache: the calibration cache text that TensorRT wrote, after the build.
-        samples: how many it took.   left_over: how many it didn't, because they don't fill a batch.
-
-    Raises (at construction):
-        UnsupportedRequest: neither batches nor a cache.
-        DataError: no batch at all, or fewer samples than one batch.
-        UsageError: arrays that don't fit the inputs, every problem at once.
+    Errors while reading batches are kept and raised by `finish`: an exception must not cross TensorRT's C++ frames. `cache` is
+    the calibration cache that TensorRT wrote, after the build.
     """
 
-    def __init__(
-        self,
-        trt: Any,
-        inputs: Sequence[TensorInfo],
-        batches: Iterable[Batch] | None,
-        batch: int,
-        cache: bytes | None,
-        upload: Callable[[], Upload],
-    ) -> None:
-        if batches is None and cache is None:
+    def __init__(self, trt: Any, inputs: Sequence[TensorInfo], options: Options, upload: Callable[[], Upload]) -> None:
+        if options.batches is None and options.cache is None:
             raise UnsupportedRequest(
                 "`calibrator='native'` needs data to calibrate on: give `images=DIR` or `data=FILE`"
             )
-        self.cache = cache
+        self.cache = self._given = options.cache
         self.error: BaseException | None = None
         self.samples, self.left_over = 0, 0
-        self._given, self._upload_factory = cache, upload
-        self._upload: Upload | None = None
-        self._inputs, self._batch = tuple(inputs), batch
+        self._upload = functools.cache(upload)
+        self._inputs, self._batch = tuple(inputs), options.batch
         self._source: Iterator[dict[str, NDArray[Any]]] = iter(())
         self._shapes: dict[str, tuple[int, ...]] = {}
-        if cache is None and batches is not None:
-            self._open(rebatched(batches, batch))
+        if options.cache is None and options.batches is not None:
+            self._open(rebatched(options.batches, options.batch))
         self._calibrator = self._make(trt)
 
     def _open(self, source: Iterator[dict[str, NDArray[Any]]]) -> None:
@@ -145,8 +121,11 @@ class NativeCalibration:
         for info in self._inputs:
             if info.name not in first:
                 problems.append(f"there is no array for the input {info.name}; there is {', '.join(first)}")
-            elif not _fits(info, first[info.name].shape):
-                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {first[info.name].shape}")
+                continue
+            shape = first[info.name].shape
+            fixed = {axis: size for axis, size in enumerate(info.shape) if axis not in info.open_axes}
+            if len(shape) != len(info.shape) or any(shape[axis] != size for axis, size in fixed.items()):
+                problems.append(f"{info.name} needs {info.shape}, a calibration batch has {shape}")
         if problems:
             listing = "; ".join(problems)
             raise UsageError(
@@ -203,31 +182,26 @@ class NativeCalibration:
         if count < self._batch:  # TensorRT calibrates with one batch size only
             self.left_over = count
             return None
-        if self._upload is None:
-            self._upload = self._upload_factory()
+        upload = self._upload()
         types = {info.name: info.dtype for info in self._inputs}
-        pointers = [self._upload(name, converted(arrays[name], types[name], f"the input {name!r}")) for name in names]
+        pointers = [upload(name, converted(arrays[name], types[name], f"the input {name!r}")) for name in names]
         self.samples += count
         return pointers
 
-    def finish(self) -> None:
-        """Raise what went wrong while TensorRT was calibrating."""
+    def finish(self, built: bool, warnings: list[str]) -> None:
+        """Raise what went wrong while TensorRT was calibrating; warn of samples that were left out."""
         if self.error is not None:
             raise self.error
-        if self._given is None and self.samples == 0:
+        if built and self._given is None and self.samples == 0:
             raise CalibrationError("TensorRT asked for no calibration data: is there a quantizable layer in the model?")
-
-
-def _fits(info: TensorInfo, shape: tuple[int, ...]) -> bool:
-    return len(shape) == len(info.shape) and all(
-        not isinstance(size, int) or size < 0 or size == there for size, there in zip(info.shape, shape)
-    )
+        if self.left_over:
+            warnings.append(
+                f"native calibration left out the last {self.left_over} samples: they don't fill a batch of {self._batch}"
+            )
 
 
 def device_upload(ordinal: int = 0) -> Upload:
     """An `Upload` to a GPU through the runtime's device layer; one buffer per input, reused."""
-    from trtopt.cuda.device import Device
-
     device = Device(ordinal)
     stream = device.stream()
     buffers: dict[str, tuple[Any, Any]] = {}
