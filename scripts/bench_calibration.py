@@ -131,10 +131,9 @@ def plain_from_files(folder: Path, model: str) -> dict[str, Any]:
 def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
     """calibrate() with entropy, from arrays or from images; then all five methods from the same pass."""
     from trtopt.calibration.calibrator import calibrate
-    from trtopt.calibration.counting import counter, plain
+    from trtopt.core import native
     from trtopt.core.values import METHODS
 
-    counter()  # imports aren't counted, as they aren't for peers
     onnx_tools = ("onnxscript.optimizer", "onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer")
     for name in ("cv2", "onnxruntime", *onnx_tools):
         importlib.import_module(name)
@@ -158,7 +157,7 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
         "pass": result.table.seconds,
         "others": time.perf_counter() - start,
         "digest": result.table.digest,
-        "version": f"{importlib.metadata.version('trtopt')}, counting {'in NumPy' if counter() is plain else 'in C'}",
+        "version": f"{importlib.metadata.version('trtopt')}, counting {'in NumPy' if native.count is None else 'in C'}",
     }
 
 

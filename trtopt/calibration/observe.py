@@ -9,8 +9,6 @@ needs to say which of its axes is the batch (in ViT it is the second). It is als
 from __future__ import annotations
 
 import queue
-import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.counting import counter
 from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.quality import checksum
 from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
@@ -56,6 +54,7 @@ def observe(
     *,
     threads: int | None = None,
     shard: bool = False,
+    total: int | None = None,
     engine: Callable[[ModelProto, Sequence[str]], Engine] | None = None,
     reporter: Reporter = SILENT,
 ) -> Observation:
@@ -67,6 +66,7 @@ def observe(
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
         engine: what runs the graph, made from it and the tensors; None: ONNX Runtime on the CPU.
+        total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
 
     Raises:
@@ -74,23 +74,17 @@ def observe(
         DataError, UsageError: no samples, or they don't fit the inputs.
         MissingDependency: ONNX Runtime isn't installed.
     """
-    inputs = _inputs(proto)
-    producers = {name: node_label(node) for node in proto.graph.node for name in node.output if name}
-    unknown = [name for name in tensors if name not in producers and name not in inputs]
+    inputs, sources = _inputs(proto), _sources(proto)
+    unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    total = getattr(batches, "samples", None)
     samples = 0
     pending: deque[tuple[Future[None], int]] = deque()
-    if (
-        engine is None
-    ):  # loading what counts takes a second, much of it while ONNX Runtime opens the model and runs samples
-        threading.Thread(target=counter, name="trtopt-counter").start()
-    runner = _Runner(proto, tensors, inputs, producers, engine or SessionEngine, threads)
+    runner = _Runner(proto, tensors, sources, engine or SessionEngine, threads)
     workers, feeds = runner.workers, _feeds(batches, inputs, runner.engine.together)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
-        with reporter.phase("calibrating", total if isinstance(total, int) else None) as phase:
+        with reporter.phase("calibrating", total) as phase:
             for feed, fresh, copies in feeds:
                 if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
                     done, count = pending.popleft()
@@ -108,7 +102,7 @@ def observe(
     blocks = runner.result()
     histograms = _summed(blocks)
     if not shard:
-        _refuse_constant(histograms, producers, samples)
+        _refuse_constant(histograms, sources, samples)
     return Observation(histograms, samples, blocks)
 
 
@@ -120,7 +114,7 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     """
     histograms = _summed([item.histograms for item in shards])
     samples = sum(item.samples for item in shards)
-    _refuse_constant(histograms, {name: node_label(node) for node in proto.graph.node for name in node.output}, samples)
+    _refuse_constant(histograms, _sources(proto), samples)
     blocks = tuple(_summed(parts) for parts in zip(*(item.blocks for item in shards)))
     return Observation(histograms, samples, blocks)
 
@@ -174,14 +168,13 @@ class _Runner:
         self,
         proto: ModelProto,
         tensors: Sequence[str],
-        inputs: Mapping[str, TensorInfo],
-        producers: Mapping[str, str],
+        sources: Mapping[str, str],
         engine: Callable[[ModelProto, Sequence[str]], Engine],
         threads: int | None,
     ) -> None:
-        self.tensors, self.producers = tuple(tensors), producers
-        self.fed = [name for name in tensors if name in inputs]
-        self.computed = [name for name in tensors if name not in inputs]
+        self.sources = sources
+        self.fed = [name for name in tensors if sources[name] == _INPUT]
+        self.computed = [name for name in tensors if sources[name] != _INPUT]
         self.engine = engine(proto, self.computed)
         self.workers = self.engine.workers or threads or cores()
         self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
@@ -196,7 +189,7 @@ class _Runner:
         except Exception as error:  # runtimes' exceptions have no common base
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise CalibrationError(f"{self.engine.name} can't run the model on {shapes}: {error}") from error
-        sets = self.sets[_block(feed)]
+        sets = self.sets[checksum(feed) % BLOCKS]  # by content, so that neither order nor shards matter
         histograms = sets.get()
         try:
             for name in self.fed:
@@ -218,7 +211,7 @@ class _Runner:
                 histograms[name].merge(repeated.divided(copies) or repeated)
         except FloatingPointError as error:
             raise CalibrationError(
-                f"the tensor {name!r} ({_source(name, self.producers)}) isn't finite for sample {sample} (from 0): {error}; "
+                f"the tensor {name!r} ({self.sources[name]}) isn't finite for sample {sample} (from 0): {error}; "
                 "check the preprocessing and the weights, or keep that node out with "
                 "`precision_override=['NODE=fp32']`"
             ) from None
@@ -228,12 +221,13 @@ class _Runner:
         return tuple(_summed([sets.get() for _ in range(sets.qsize())]) for sets in self.sets)
 
 
-def _block(feed: Feed) -> int:
-    """Which block a feed's samples belong to: by their content, so that neither order nor shards matter."""
-    value = 0
-    for name in sorted(feed):
-        value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
-    return value % BLOCKS
+_INPUT = "a network input"
+
+
+def _sources(proto: ModelProto) -> dict[str, str]:
+    """Where each tensor comes from, for messages."""
+    computed = {name: f"from {node_label(node)}" for node in proto.graph.node for name in node.output if name}
+    return dict.fromkeys(_inputs(proto), _INPUT) | computed
 
 
 def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
@@ -283,7 +277,7 @@ def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]
     return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
-def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str, str], samples: int) -> None:
+def _refuse_constant(histograms: Mapping[str, Histogram], sources: Mapping[str, str], samples: int) -> None:
     bad = {name: item for name, item in histograms.items() if item.constant or item.absmax == 0}
     if not bad:
         return
@@ -291,10 +285,6 @@ def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str
     seen = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
     more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
     raise CalibrationError(
-        f"the tensor {name!r} ({_source(name, producers)}) {seen} in {samples} samples{more}, which gives no scale: "
+        f"the tensor {name!r} ({sources[name]}) {seen} in {samples} samples{more}, which gives no scale: "
         "calibrate on real, varied inputs, or keep its readers out with `precision_override=['NODE=fp32']`"
     )
-
-
-def _source(name: str, producers: Mapping[str, str]) -> str:
-    return f"from {producers[name]}" if name in producers else "a network input"
