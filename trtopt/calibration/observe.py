@@ -13,13 +13,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.quality import checksum
 from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptError
 from trtopt.core.host import cores
@@ -36,15 +38,20 @@ BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw: a histogram per tensor, and how many samples it was made of.
+    """What one pass saw.
 
     Attributes:
-        blocks: histograms of `BLOCKS` parts of the samples, dealt by their content, which add up to `histograms`.
+        blocks: a histogram per tensor, for each of `BLOCKS` parts of the samples, dealt by their content.
+        samples: how many there were.
     """
 
-    histograms: Mapping[str, Histogram]
+    blocks: tuple[Mapping[str, Histogram], ...]
     samples: int
-    blocks: tuple[Mapping[str, Histogram], ...] = ()
+
+    @cached_property
+    def histograms(self) -> dict[str, Histogram]:
+        """A histogram per tensor, of all samples."""
+        return _summed(self.blocks)
 
 
 def observe(
@@ -80,7 +87,7 @@ def observe(
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
     samples = 0
     pending: deque[tuple[Future[None], int]] = deque()
-    runner = _Runner(proto, tensors, sources, engine or SessionEngine, threads)
+    runner = _Runner(proto, tensors, sources, engine or Engine, threads)
     workers, feeds = runner.workers, _feeds(batches, inputs, runner.engine.together)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
@@ -99,11 +106,10 @@ def observe(
         pool.shutdown(wait=True, cancel_futures=True)
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
-    blocks = runner.result()
-    histograms = _summed(blocks)
+    seen = Observation(runner.result(), samples)
     if not shard:
-        _refuse_constant(histograms, sources, samples)
-    return Observation(histograms, samples, blocks)
+        _refuse_constant(seen, sources)
+    return seen
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
@@ -112,39 +118,31 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    histograms = _summed([item.histograms for item in shards])
-    samples = sum(item.samples for item in shards)
-    _refuse_constant(histograms, _sources(proto), samples)
-    blocks = tuple(_summed(parts) for parts in zip(*(item.blocks for item in shards)))
-    return Observation(histograms, samples, blocks)
+    blocks = zip_longest(*(item.blocks for item in shards), fillvalue=dict[str, Histogram]())
+    seen = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
+    _refuse_constant(seen, _sources(proto))
+    return seen
 
 
-def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
-    return {name: merged(part[name] for part in parts) for name in parts[0]}
+def _summed(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    result: dict[str, Histogram] = {}
+    for part in parts:
+        for name, histogram in part.items():
+            result.setdefault(name, Histogram()).merge(histogram)
+    return result
 
 
-class Engine(Protocol):
-    """What runs the graph.
+class Engine:
+    """What runs the graph: ONNX Runtime on the CPU, single samples on one thread each.
+
+    Args:
+        outputs: what `run` gives.
 
     Attributes:
         name: for messages.
         together: samples in one run, where the model leaves that free.
         workers: how many may run side by side; None: as many as are asked for.
     """
-
-    name: str
-    together: int
-    workers: int | None
-
-    def run(self, feed: Feed) -> list[Any]:
-        """The tensors asked for, as `add` takes them."""
-
-    def add(self, histogram: Histogram, values: Any) -> None:
-        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
-
-
-class SessionEngine:
-    """ONNX Runtime on the CPU: single samples, one thread each."""
 
     name = "ONNX Runtime"
     together = 1
@@ -155,9 +153,11 @@ class SessionEngine:
         self.session = open_session(proto, outputs) if outputs else None
 
     def run(self, feed: Feed) -> list[Any]:
+        """The tensors asked for, as `add` takes them."""
         return [] if self.session is None else list(self.session.run(self.outputs, feed))
 
     def add(self, histogram: Histogram, values: Any) -> None:
+        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
         histogram.add(values)
 
 
@@ -277,14 +277,14 @@ def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]
     return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
-def _refuse_constant(histograms: Mapping[str, Histogram], sources: Mapping[str, str], samples: int) -> None:
-    bad = {name: item for name, item in histograms.items() if item.constant or item.absmax == 0}
+def _refuse_constant(seen: Observation, sources: Mapping[str, str]) -> None:
+    bad = {name: item for name, item in seen.histograms.items() if item.constant or item.absmax == 0}
     if not bad:
         return
     name, histogram = next(iter(bad.items()))
-    seen = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
+    what = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
     more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
     raise CalibrationError(
-        f"the tensor {name!r} ({sources[name]}) {seen} in {samples} samples{more}, which gives no scale: "
+        f"the tensor {name!r} ({sources[name]}) {what} in {seen.samples} samples{more}, which gives no scale: "
         "calibrate on real, varied inputs, or keep its readers out with `precision_override=['NODE=fp32']`"
     )
