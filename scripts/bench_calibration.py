@@ -46,8 +46,8 @@ INTRODUCTION = """\
 
 {today}, {cpu}, {threads} cores, Python {python}, {versions}; `scripts/bench_calibration FILE`.
 Each figure is the best of {rounds} runs (peers: of two), which take turns, each in a process of its own; imports don't count.
-Right before each but the peers', which take long, another process uses and frees {at_hand} GB of memory: a virtual machine's
-host takes back what lies idle for seconds, and gives it again slowly.
+Right before each but the peers', which take long, and whole processes, another process uses and frees {at_hand} GB of
+memory: a virtual machine's host takes back what lies idle for seconds, and gives it again slowly.
 
 {samples} crops of real photos, decoded and prepared before (arrays in a file), in torchvision's models with random weights;
 entropy everywhere. **trtopt**: the whole `calibrate()` from the model's file to the table, folding, opening the data and
@@ -131,10 +131,9 @@ def plain_from_files(folder: Path, model: str) -> dict[str, Any]:
 def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
     """calibrate() with entropy, from arrays or from images; then all five methods from the same pass."""
     from trtopt.calibration.calibrator import calibrate
-    from trtopt.calibration.counting import counter, plain
+    from trtopt.core import native
     from trtopt.core.values import METHODS
 
-    counter()  # imports aren't counted, as they aren't for peers
     onnx_tools = ("onnxscript.optimizer", "onnxscript.rewriter", "onnxslim.third_party.symbolic_shape_infer")
     for name in ("cv2", "onnxruntime", *onnx_tools):
         importlib.import_module(name)
@@ -158,7 +157,7 @@ def ours(folder: Path, model: str, source: str, count: int) -> dict[str, Any]:
         "pass": result.table.seconds,
         "others": time.perf_counter() - start,
         "digest": result.table.digest,
-        "version": f"{importlib.metadata.version('trtopt')}, counting {'in NumPy' if counter() is plain else 'in C'}",
+        "version": f"{importlib.metadata.version('trtopt')}, counting {'in NumPy' if native.count is None else 'in C'}",
     }
 
 
@@ -207,12 +206,38 @@ def modelopt_own(folder: Path, model: str) -> dict[str, Any]:
     return {"seconds": float(seconds), "version": version}
 
 
+INFER = """
+import sys
+import numpy as np, onnxruntime
+options = onnxruntime.SessionOptions()
+options.intra_op_num_threads = int(sys.argv[3])
+session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
+((key, samples),) = np.load(sys.argv[2]).items()
+for index in range(0, len(samples), 8):
+    session.run(None, {key: samples[index : index + 8]})
+"""
+
+
+def process(folder: Path, model: str, what: str) -> dict[str, Any]:
+    """A whole process, imports and all: one that only infers the samples in batches of 8, or `trtopt calibrate`."""
+    onnx, samples = str(folder / f"{model}.onnx"), str(folder / "samples.npz")
+    command = [sys.executable, "-c", INFER, onnx, samples, str(THREADS)]
+    if what == "calibrate":
+        options = ["--method", "entropy", "--no-cache", "--threads", str(THREADS)]
+        table = str(folder / "process.calib.json")
+        command = [sys.executable, "-m", "trtopt", "calibrate", onnx, "--data", samples, *options, "-o", table]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return {"seconds": time.perf_counter() - start}
+
+
 WORKERS = {
     "plain": plain,
     "files": plain_from_files,
     "ours": ours,
     "onnxruntime": onnxruntime_own,
     "modelopt": modelopt_own,
+    "process": process,
 }
 
 
@@ -248,7 +273,11 @@ def work(folder: Path, name: str, arguments: list[Any]) -> None:
 
     found = WORKERS[name](folder, *arguments)
     # Of itself not by getrusage: that would count what the process that started it held at that moment.
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 if name == "modelopt" else peak_memory()
+    peak = (
+        resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+        if name in ("modelopt", "process")
+        else peak_memory()
+    )
     print(json.dumps(found | {"megabytes": peak / (1 << 20)}))
 
 
@@ -256,6 +285,7 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
     own: list[tuple[Any, ...]] = []
     for model in MODELS:
         own += [("files", model), ("plain", model, 8), ("plain", model, 0), ("ours", model, "arrays", SAMPLES)]
+    own += [("process", "resnet50", what) for what in ("infer", "calibrate")]
     own += [("ours", "resnet50", "images", count) for count in (32, 128, 1024)]
     peers = [(name, model) for model in MODELS for name in ("onnxruntime", "modelopt")]
     best: dict[tuple[Any, ...], Best] = defaultdict(Best)
@@ -312,7 +342,15 @@ def table(best: dict[tuple[Any, ...], Best], rounds: int) -> str:
             f"All five methods from the one pass: {(whole + mine.found['others']) / whole:.2f} × entropy alone.",
             "",
         ]
+    bare, calibrates = (best["process", "resnet50", what] for what in ("infer", "calibrate"))
     lines += [
+        "## Whole processes: resnet50, imports included",
+        "",
+        "| | seconds | trtopt is | peak MB |",
+        "|---|---|---|---|",
+        f"| `trtopt calibrate` | {calibrates.seconds:.2f} | | {calibrates.megabytes:.0f} |",
+        f"| only infers | {bare.seconds:.2f} | {calibrates.seconds / bare.seconds:.2f} × its time | {bare.megabytes:.0f} |",
+        "",
         "## From image files: resnet50, decoding included",
         "",
         "| images | seconds | peak MB |",

@@ -22,7 +22,6 @@ import numpy as np
 from bench_calibration import RECIPE, onnxruntime_own
 
 from trtopt.calibration.calibrator import calibrate
-from trtopt.calibration.counting import counter
 from trtopt.core.errors import require
 from trtopt.core.files import write_bytes
 from trtopt.data import open_data
@@ -56,7 +55,6 @@ def run(folder: Path, report: Path, peer_samples: int) -> None:
     model = folder / f"{MODEL}.onnx"
     if not model.is_file():
         export(f"torchvision:{MODEL}", model, verify=False)
-    counter()
 
     def ours(device: str, images: list[Path]) -> tuple[float, Any]:
         start = time.perf_counter()

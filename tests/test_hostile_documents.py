@@ -3,6 +3,7 @@ none where the place doesn't matter; no internal error, nothing that steers a te
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -230,12 +231,8 @@ def test_tables_of_anything(world: World) -> None:
 def test_text_caches_of_anything(world: World, content: bytes) -> None:
     path = world.folder / "old.cache"
     path.write_bytes(content)
-    try:
-        cache = read_cache(path)
-        assert cache.version
-        assert cache.algorithm
-    except TrtoptError:
-        pass
+    with contextlib.suppress(TrtoptError):
+        assert read_cache(path).amax
     tame(world.run("calibrate", world.model, "--import-cache", path, "-o", world.output / "o.json"))
 
 

@@ -21,6 +21,7 @@ from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.exporting import floating
 from trtopt.calibration.importing import import_table, kept_out, without_scales
 from trtopt.calibration.observe import observe
+from trtopt.calibration.prepared import prepare
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, DeviceError, UsageError
 from trtopt.core.progress import PlainReporter
@@ -187,12 +188,12 @@ def _small() -> ModelProto:
 @pytest.mark.parametrize("gone", ["i", "twin"])
 def test_names_that_folding_removed_still_count(gone: str, tmp_path: Path) -> None:
     given = _small()
-    folded, _ = fold(given)
-    names = {name for node in folded.graph.node for name in node.output}
-    needed = points_of(folded).activations
+    prepared = prepare(load_model(given))
+    names = {name for node in prepared.proto.graph.node for name in node.output}
+    needed = prepared.tensors
     assert gone not in names
     cache = read_cache(write_cache({"x": 1.0, gone: 2.5, "f": 9.0, "e": 9.0}, tmp_path / "c"))
-    table, coverage = import_table(cache, given, folded)
+    table, coverage = import_table(cache, given, prepared)
     (relu,) = (name for name in needed if name in ("r", "twin", "i"))
     assert coverage.folding == (relu,)
     assert table.amax[relu] == pytest.approx(2.5, rel=1e-6)
@@ -235,7 +236,7 @@ def test_numbers_of_another_network_are_not_believed(lite0: Case, tmp_path: Path
 
 def test_numbers_end_where_the_kinds_differ(tmp_path: Path) -> None:
     given = _small()
-    folded, _ = fold(given)
+    prepared = prepare(load_model(given))
     cache = read_cache(
         write_cache(
             {
@@ -247,13 +248,13 @@ def test_numbers_end_where_the_kinds_differ(tmp_path: Path) -> None:
             tmp_path / "c",
         )
     )
-    relu = next(name for name in points_of(folded).activations if name not in ("x", "e", "f"))
+    relu = next(name for name in prepared.tensors if name not in ("x", "e", "f"))
     layers = [
         NetworkLayer("CONVOLUTION", ("x",), ("c",)),
         NetworkLayer("ACTIVATION", ("c",), (relu,)),
         NetworkLayer("CONVOLUTION", (relu,), ("e",)),
     ]
-    table, coverage = import_table(cache, given, folded, networks=lambda: iter([layers]), missing="float")
+    table, coverage = import_table(cache, given, prepared, networks=lambda: iter([layers]), missing="float")
     assert coverage.numbering == (relu,)
     assert table.amax[relu] == pytest.approx(3.0, rel=1e-6)
     assert "from '(Unnamed Layer* 2) [Pooling]_output' on" in coverage.note
@@ -262,19 +263,19 @@ def test_numbers_end_where_the_kinds_differ(tmp_path: Path) -> None:
 def test_numbers_inside_nodes_never_stand_for_named_tensors(tmp_path: Path) -> None:
     """A cache with ONNX names comes from the parser, which would have named what layer 1 gives."""
     given = _small()
-    folded, _ = fold(given)
+    prepared = prepare(load_model(given))
     cache = read_cache(write_cache({"x": 1.0, "e": 2.0, "(Unnamed Layer* 1) [Activation]_output": 3.0}, tmp_path / "c"))
     layers = [NetworkLayer("CONVOLUTION", ("x",), ("c",)), NetworkLayer("ACTIVATION", ("c",), ("r",))]
     with pytest.raises(CalibrationError, match="otherwise"):
-        import_table(cache, given, folded, networks=lambda: iter([layers]))
+        import_table(cache, given, prepared, networks=lambda: iter([layers]))
 
 
 def test_without_a_parser_numbered_names_stay_unmatched_and_are_counted(tmp_path: Path) -> None:
     given = _small()
-    folded, _ = fold(given)
+    prepared = prepare(load_model(given))
     cache = read_cache(write_cache({"x": 1.0, "(Unnamed Layer* 1) [Activation]_output": 3.0}, tmp_path / "c"))
     with pytest.raises(CalibrationError, match=r"1 numbered names .* can't be looked up: the parser needs a GPU"):
-        import_table(cache, given, folded, networks=nowhere)
+        import_table(cache, given, prepared, networks=nowhere)
 
 
 # What is missing
@@ -342,10 +343,10 @@ def test_names_with_brackets_are_left_out_whole(tmp_path: Path) -> None:
     given = _small()
     for node in given.graph.node:
         node.name = f"[{node.name}]*"
-    folded, _ = fold(given)
+    prepared = prepare(load_model(given))
     cache = read_cache(write_cache({"x": 1.0}, tmp_path / "c"))
-    table, coverage = import_table(cache, given, folded, missing="float")
-    assert set(coverage.unquantized) >= {"[conv2]*", "[conv3]*"} & {node.name for node in folded.graph.node}
+    table, coverage = import_table(cache, given, prepared, missing="float")
+    assert set(coverage.unquantized) >= {"[conv2]*", "[conv3]*"} & {node.name for node in prepared.proto.graph.node}
     assert set(table.amax) == {"x"}
     assert "[conv1]*" not in coverage.unquantized
 
@@ -353,9 +354,9 @@ def test_names_with_brackets_are_left_out_whole(tmp_path: Path) -> None:
 def test_a_node_with_the_name_of_an_operator_takes_no_others_along(tmp_path: Path) -> None:
     given = _small()
     given.graph.node[5].name = "Conv"
-    folded, _ = fold(given)
+    prepared = prepare(load_model(given))
     cache = read_cache(write_cache({"x": 1.0}, tmp_path / "c"))
-    table, coverage = import_table(cache, given, folded, missing="float")
+    table, coverage = import_table(cache, given, prepared, missing="float")
     assert "Conv" in coverage.unquantized
     assert set(table.amax) == {"x"}  # conv1 stays
     assert all("*" not in item.pattern for item in kept_out(without_scales(table), Precision.FP16))

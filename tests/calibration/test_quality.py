@@ -131,9 +131,12 @@ def test_order_batches_and_shards_change_nothing() -> None:
     assert sum(len(batch["x"]) for batch in whole.watch([{"x": images[:7]}, {"x": images[7:]}])) == 40
     for number in reversed(range(40)):
         (first if number % 3 else second).add(f"sample {number}", {"x": images[number]})
-    second.join(first)
+    second.samples += first.samples
     assert facts(second) == facts(whole)
-    assert sorted(whole.probes) == sorted(second.probes)
+    backwards = Survey()
+    for number in reversed(range(40)):
+        backwards.add(f"sample {number}", {"x": images[number]})
+    assert sorted(whole.probes) == sorted(backwards.probes)
     assert len(whole.probes) == PROBES
 
 
@@ -252,7 +255,7 @@ def judged(ids: NDArray[np.int64], parts: int = 1) -> int:
         mask = np.ones(len(row), np.int64)
         surveys[number % parts].add(str(number), {"attention_mask": mask, "input_ids": row, "token_type_ids": 0 * mask})
     for other in surveys[1:]:
-        surveys[0].join(other)
+        surveys[0].samples += other.samples
     return int(facts(surveys[0])["tokens"]["count"])
 
 

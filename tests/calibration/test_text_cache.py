@@ -26,21 +26,21 @@ def test_tensorrts_cache_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "version", "algorithm"),
+    "header",
     [
-        ("TRT-7103-EntropyCalibration2", "7.1.3", "EntropyCalibration2"),
-        ("TRT-7000-LegacyCalibration", "7.0.0", "LegacyCalibration"),
-        ("TRT-8201-EntropyCalibration", "8.2.1", "EntropyCalibration"),
-        ("TRT-8601-MinMaxCalibration", "8.6.1", "MinMaxCalibration"),
-        ("TRT-100300-EntropyCalibration2", "10.3.0", "EntropyCalibration2"),
-        ("TRT-101301-MinMaxCalibration", "10.13.1", "MinMaxCalibration"),
+        "TRT-7103-EntropyCalibration2",
+        "TRT-7000-LegacyCalibration",
+        "TRT-8201-EntropyCalibration",
+        "TRT-8601-MinMaxCalibration",
+        "TRT-100300-EntropyCalibration2",
+        "TRT-101301-MinMaxCalibration",
     ],
 )
-def test_headers_of_every_generation(header: str, version: str, algorithm: str, tmp_path: Path) -> None:
+def test_headers_of_every_generation(header: str, tmp_path: Path) -> None:
     cache = tmp_path / "calib.cache"
     cache.write_text(f"{header}\nx: 3f800000\n")
     found = read_cache(cache)
-    assert (found.version, found.algorithm) == (version, algorithm)
+    assert (found.header, dict(found.amax)) == (header, {"x": 127.0})
     assert is_cache(cache)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.quality import Sample
 from trtopt.core.errors import OutputError, UsageError
@@ -49,7 +49,7 @@ def seen() -> Observation:
     blocks[0]["x"].add(np.linspace(-3, 5, 1000, dtype=np.float32))
     blocks[1]["x"].add(np.linspace(0, 9, 7, dtype=np.float32))
     blocks[0]["zeros"].add(np.zeros(7, np.float32))
-    return Observation({name: merged(block[name] for block in blocks) for name in blocks[0]}, 4, blocks)
+    return Observation(blocks, 4)
 
 
 def content() -> dict[str, Any]:

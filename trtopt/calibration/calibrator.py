@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -12,22 +12,22 @@ from typing import Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.convergence import movement
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
-from trtopt.calibration.importing import MISSING, Coverage, load_import, refuse_measuring
-from trtopt.calibration.observe import Observation, observe
+from trtopt.calibration.importing import MISSING, Coverage, import_table
+from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import is_cache
+from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
+from trtopt.core.documents import plain
 from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import METHODS, Override, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
@@ -71,28 +71,30 @@ class CalibrateResult:
         return forecast(self.table)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "tensors": {
-                name: {"amax": entry.amax, "method": entry.method} | _seen(entry.histogram)
-                for name, entry in self.table.tensors.items()
-            },
-            "groups": [list(group) for group in self.table.groups],
-            "method": self.table.method,
-            "samples": self.samples,
-            "skipped": [asdict(item) for item in self.skipped],
-            "table": str(self.path) if self.path else None,
-            "digest": self.table.digest,
-            "quality": None if self.table.quality is None else dict(self.table.quality),
-            "notes": list(self.notes),
-            "coverage": self.coverage.to_json() if self.coverage else None,
-            "exported": self.exported.to_json() if self.exported else None,
-            "seconds": round(self.seconds, 3),
-            "cached": self.cached,
+        table = self.table
+        tensors = {
+            name: {"amax": entry.amax, "method": entry.method}
+            | ({} if (seen := entry.histogram) is None else {"absmax": seen.absmax, "count": seen.total})
+            for name, entry in table.tensors.items()
         }
-
-
-def _seen(histogram: Any) -> dict[str, Any]:
-    return {} if histogram is None else {"absmax": histogram.absmax, "count": histogram.total}
+        content: dict[str, Any] = plain(
+            {
+                "tensors": tensors,
+                "groups": table.groups,
+                "method": table.method,
+                "samples": table.samples,
+                "skipped": self.skipped,
+                "table": self.path,
+                "digest": table.digest,
+                "quality": table.quality,
+                "notes": self.notes,
+                "coverage": self.coverage.to_json() if self.coverage else None,
+                "exported": self.exported,
+                "seconds": round(self.seconds, 3),
+                "cached": self.cached,
+            }
+        )
+        return content
 
 
 @taking(CalibrateRequest)
@@ -130,68 +132,33 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             nothing in it can be quantized; or the imported cache lacks tensors (named).
         OutputError: the table can't be written. Nothing is left behind.
     """
-    reporter = request.reporter
-    started = time.monotonic()
+    reporter, started = request.reporter, time.monotonic()
     choice(request.method, METHODS, "`method=`")
     if request.threads is not None and request.threads < 1:
         raise UsageError(f"`threads=` is {request.threads}; at least 1 is needed")
     choice(request.missing, MISSING, "`missing=`")
     choice(request.device, DEVICES, "`device=`")
     overrides = tuple(map(Override.parse, request.precision_override))
+    others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
-        check_writable(
-            request.output,
-            request.model,
-            request.data,
-            request.preprocess,
-            request.import_cache,
-            None if isinstance(request.calib, Table) else request.calib,
-        )
+        check_writable(request.output, *others)
     if request.export_cache is not None:
-        check_writable(
-            request.export_cache, request.model, request.data, request.preprocess, request.import_cache, request.output
-        )
+        check_writable(request.export_cache, *others, request.output)
     loaded = load_model(request.model, lazy=True)
     refuse_quantized(loaded)
-    original = loaded.proto if request.export_cache is not None else None
+    cache = earlier = batches = first = None
     if request.import_cache is not None:
-        refuse_measuring(
-            images=request.images,
-            data=request.data,
-            calib=request.calib,
-            method=None if request.method == "auto" else request.method,
-            limit=request.limit,
-            threads=request.threads,
-        )
-        table, coverage, old, folded = load_import(
-            request.import_cache,
-            loaded,
-            overrides=overrides,
-            missing=request.missing,
-            preprocess=request.preprocess,
-            reporter=reporter,
-        )
-        check_overrides(overrides, folded.graph.node)
-        found = _Found(table, folded, coverage=coverage, amax=old.amax)
+        also = {} if request.method == "auto" else {"method": request.method}
+        _refuse_measuring(request, "`import_cache=`", calib=request.calib, **also)
+        cache = read_cache(request.import_cache)
     elif request.calib is not None:
-        refuse_measuring(
-            "`calib=`",
-            images=request.images,
-            data=request.data,
-            preprocess=request.preprocess,
-            limit=request.limit,
-            threads=request.threads,
-            device=None if request.device == "cpu" else request.device,
-        )
+        also = {} if request.device == "cpu" else {"device": request.device}
+        _refuse_measuring(request, "`calib=`", preprocess=request.preprocess, **also)
         if not isinstance(request.calib, Table) and is_cache(request.calib):
             raise UsageError(
                 f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"
             )
         earlier = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
-        prepared = prepare(loaded, overrides, reporter=reporter)
-        check_overrides(overrides, prepared.proto.graph.node)
-        with reporter.phase("choosing thresholds"):
-            found = _Found(prepared.chosen_again(earlier, request.method), prepared.proto, cached=True)
     else:
         batches = open_data(
             loaded.inputs,
@@ -204,116 +171,109 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             lazy=True,
         )
         check_enough(batches, loaded.inputs)
-        prepared, first = prepare(loaded, overrides, reporter=reporter), first_layers(loaded.proto)
-        check_overrides(overrides, prepared.proto.graph.node)
-        del loaded  # of a model given in memory a copy of all weights
-        found = _measured(
-            prepared,
-            first,
-            batches,
-            request.method,
-            threads=request.threads,
-            device=request.device,
-            cache=request.cache,
-            insist=request.allow_unusual_data,
-            reporter=reporter,
-        )
-    notes = () if found.coverage else data_notes(found.table)
+        first = first_layers(loaded.proto)
+    prepared = prepare(loaded, overrides, reporter=reporter)
+    check_overrides(overrides, prepared.proto.graph.node)
+    original = None if batches is not None and request.export_cache is None else loaded.proto
+    del loaded  # of a model given in memory a copy of all weights
+    coverage, cached = None, earlier is not None
+    if batches is not None and first is not None:
+        table, cached = _measured(request, prepared, first, batches)
+    elif earlier is not None:
+        with reporter.phase("choosing thresholds"):
+            table = prepared.chosen_again(earlier, request.method)
+    else:
+        assert cache is not None and original is not None
+        with reporter.phase(f"importing {Path(str(request.import_cache)).name}"):
+            table, coverage = import_table(
+                cache, original, prepared, overrides=overrides, missing=request.missing, preprocess=request.preprocess
+            )
+        for warning in coverage.warnings:
+            reporter.warn(warning)
+    notes = () if coverage else data_notes(table)
     for note in notes:
         reporter.warn(note)
     if request.output is not None:
-        found.table.save(request.output)
+        table.save(request.output)
     exported = None
     if request.export_cache is not None and original is not None:
         exported = export(
             request.export_cache,
             original,
-            found.folded,
-            found.table,
-            batches=found.batches,
-            amax=found.amax,
+            prepared.proto,
+            table,
+            batches=batches,
+            amax=cache.amax if cache else None,
             threads=request.threads,
             reporter=reporter,
         )
     return CalibrateResult(
-        table=found.table,
+        table=table,
         path=None if request.output is None else Path(request.output),
-        skipped=() if found.batches is None else found.batches.skipped,
+        skipped=() if batches is None else batches.skipped,
         seconds=time.monotonic() - started,
-        cached=found.cached,
+        cached=cached,
         notes=notes,
-        coverage=found.coverage,
+        coverage=coverage,
         exported=exported,
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A table, the folded graph that it is for, and what it came from: an imported cache, an earlier pass, or samples."""
-
-    table: Table
-    folded: ModelProto
-    cached: bool = False
-    coverage: Coverage | None = None
-    amax: Mapping[str, float] | None = None
-    batches: Batches | None = None
+def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> None:
+    """Raise UsageError for what only measuring needs, `others` among it, beside scales from `source`."""
+    options = {name: getattr(request, name) for name in ("images", "data", "limit", "threads")} | others
+    extra = [named(name) for name, value in options.items() if value is not None]
+    if extra:
+        raise UsageError(
+            f"{source} takes what was measured before, without data: drop {', '.join(extra)}, or drop {source} to measure anew"
+        )
 
 
-def _measured(
-    prepared: Prepared,
-    first: ModelProto,
-    batches: Batches,
-    method: str,
-    *,
-    threads: int | None,
-    device: str,
-    cache: bool,
-    insist: bool,
-    reporter: Reporter,
-) -> _Found:
-    """What a pass over the samples gives, or gave in an earlier call.
+def _measured(request: CalibrateRequest, prepared: Prepared, first: ModelProto, batches: Batches) -> tuple[Table, bool]:
+    """What a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
         first: the model's first layers, which know what data it was trained on.
-        insist: take data that isn't fit.
     """
+    reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
-    engine = None if device == "cpu" else partial(TorchEngine, device=device)
     store = None
-    if cache:
-        identity = None if device == "cpu" else engine_identity(device)
-        key = prepared.pass_key(batches.describe(), described, identity)
+    if request.cache:
+        key = prepared.pass_key(batches.describe(), described, None if device == "cpu" else engine_identity(device))
         try:
             store = cache_folder("calibration") / f"{key}.calib.json"
         except OutputError as error:
             reporter.warn(f"this pass can't be kept for later calls: {error}")
-    table = _cached(store, batches, method, reporter) if store else None
+    table = _cached(store, batches, request.method, reporter) if store else None
     cached = table is not None
     if table is None:
-        started = time.monotonic()
-        survey = Survey()
-        watched = survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist))
-        seen = observe(prepared.proto, prepared.tensors, watched, threads=threads, engine=engine, reporter=reporter)
+        started, survey = time.monotonic(), Survey()
+        seen = observe(
+            prepared.proto,
+            prepared.tensors,
+            survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
+            total=batches.samples,
+            threads=request.threads,
+            engine=None if device == "cpu" else partial(TorchEngine, device=device),
+            reporter=reporter,
+        )
         check_enough(batches)  # again: now it is known which images can be used
-        found = facts(survey)
-        refuse(found, insist)
+        quality = facts(survey)
+        refuse(quality, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
-            examining = beside.submit(examine, first, [feed for _, feed in sorted(survey.probes.items())])
-            table = prepared.table(seen, method, data=batches.describe(), preprocess=described)
-            table = with_quality(table, seen, found, examining.result())
+            examined = beside.submit(examine, first, [feed for _, feed in sorted(survey.probes.items())])
+            table = prepared.table(
+                seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
+            )
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
-            _remember(table, store, reporter)
+            try:
+                table.save(store)
+            except OutputError as error:
+                reporter.warn(f"this pass can't be kept for later calls: {error}")
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
     refuse(table.quality or {}, insist)
-    return _Found(table, prepared.proto, cached, batches=batches)
-
-
-def with_quality(table: Table, seen: Observation, found: Mapping[str, Any], examined: Mapping[str, Any]) -> Table:
-    """The table with what was found of its data, forecast of more of it, and examined of its preprocessing."""
-    moves = movement(seen.blocks, table.tensors, table.groups, seen.samples)
-    convergence = None if moves is None else {"method": table.method} | moves
-    return replace(table, quality={**found, "convergence": convergence, "preprocessing": dict(examined)})
+    return table, cached
 
 
 def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
@@ -363,10 +323,3 @@ def _cached(store: Path, batches: Batches, method: str, reporter: Reporter) -> T
         return None
     reporter.note(f"the same model was calibrated on the same {table.samples} samples before: that pass is used")
     return table
-
-
-def _remember(table: Table, store: Path, reporter: Reporter) -> None:
-    try:
-        table.save(store)
-    except OutputError as error:
-        reporter.warn(f"this pass can't be kept for later calls: {error}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +19,35 @@ Counts = NDArray[np.int64]
 _CHUNK = 1 << 16  # values at a time in NumPy: the temporaries stay in the cache
 # As in `_native.c`: values at a time, and partial histograms.
 _BLOCK = 1 << 14
-_LANES = 4
+_LANES = 2
+_own = threading.local()
 
 
-Count = Callable[[Floats, int, Counts], tuple[float, float, int]]
-"""Counts a flat, contiguous FP32 array that isn't empty.
+def count(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:
+    """Count a flat, contiguous array that isn't empty.
 
-Args: the array; an exponent, at least `LOWEST_EXPONENT`; and the counts so far of |x| in `BINS` equal bins over
-[0, 2**exponent), int64, which are added to.
+    Args:
+        exponent: at least `LOWEST_EXPONENT`.
+        counts: so far, of |x| in `BINS` equal bins over [0, 2**exponent); added to.
 
-Returns: the least and the greatest value, and the exponent that the counts then have: the smallest, not below the one given,
-that has all |x| below 2**exponent. If any value isn't finite, neither is one of the extremes (it may be NaN), and the counts
-stay as they are. A zero may have either sign.
-"""
-
-
-def counter() -> Count:
-    """The fastest there is here."""
-    return compiled() or plain
+    Returns:
+        The least and the greatest value, and the exponent that the counts then have: the smallest, not below the one given,
+        that has all |x| below 2**exponent. If any value isn't finite, neither is one of the extremes (it may be NaN), and the
+        counts stay as they are. A zero may have either sign.
+    """
+    if native.count is None:
+        return plain(flat, exponent, counts)
+    if not hasattr(_own, "scratch"):
+        _own.scratch = np.empty((_LANES, BINS), np.uint32), np.empty(_BLOCK, np.uint16)
+    addresses = [array.ctypes.data for array in (counts, *_own.scratch)]
+    least, most, reached = native.count(flat.ctypes.data, flat.size, exponent, *addresses)
+    keys = np.array([least, most], np.int32)
+    low, high = (keys ^ ((keys >> 31) & 0x7FFFFFFF)).view(np.float32)
+    return float(low), float(high), reached
 
 
 def plain(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:
+    """`count` in NumPy."""
     low, high = float(flat.min()), float(flat.max())  # NaN if any value is
     if not (math.isfinite(low) and math.isfinite(high)):
         return low, high, exponent
@@ -70,23 +76,3 @@ def coarser(counts: Counts, doublings: int) -> Counts:
     result = np.zeros_like(counts)
     result[: BINS // step] = counts.reshape(-1, step).sum(1)
     return result
-
-
-@functools.cache
-def compiled() -> Count | None:
-    """The C extension's (`trtopt/core/_native.c`); None where it isn't built."""
-    native_count = native.count
-    if native_count is None:
-        return None
-    own = threading.local()
-
-    def count(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:
-        if not hasattr(own, "kept"):
-            lanes, bins = np.empty((_LANES, BINS), np.uint32), np.empty(_BLOCK, np.uint16)
-            own.kept, own.addresses = (lanes, bins), (lanes.ctypes.data, bins.ctypes.data)
-        least, most, reached = native_count(flat.ctypes.data, flat.size, exponent, counts.ctypes.data, *own.addresses)
-        keys = np.array([least, most], np.int32)
-        low, high = (keys ^ ((keys >> 31) & 0x7FFFFFFF)).view(np.float32)
-        return float(low), float(high), reached
-
-    return count

@@ -9,12 +9,10 @@ which `build --calibrator native` gives TensorRT, and those of the original that
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.observe import observe
@@ -23,9 +21,8 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
 from trtopt.core.progress import SILENT, Reporter
+from trtopt.data import Batches
 from trtopt.graph.view import is_constant, is_float, to_ir
-
-Batches = Iterable[Mapping[str, NDArray[Any]]]
 
 
 @dataclass(frozen=True)
@@ -41,14 +38,6 @@ class ExportedCache:
     tensors: int
     others: int
     lacking: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "path": str(self.path),
-            "tensors": self.tensors,
-            "others": self.others,
-            "lacking": list(self.lacking),
-        }
 
 
 def floating(proto: ModelProto) -> tuple[str, ...]:
@@ -85,7 +74,7 @@ def export(
     known = propagate(to_ir(folded), {name: Known(value, (name,)) for name, value in scales.items()}, table.groups)
     rest = [name for name in wanted if name not in known]
     if batches is not None and rest:
-        seen = observe(folded, rest, batches, threads=threads, shard=True, reporter=reporter)
+        seen = observe(folded, rest, batches, total=batches.samples, threads=threads, shard=True, reporter=reporter)
         known |= {
             name: Known(choose(histogram, table.method).amax, (name,))
             for name, histogram in seen.histograms.items()

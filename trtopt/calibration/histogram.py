@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, coarser, counter
+from trtopt.calibration.counting import BINS, LOWEST_EXPONENT, coarser, count
 
 __all__ = ["BINS", "Histogram", "merged"]
 
@@ -64,7 +64,7 @@ class Histogram:
         if not flat.size:
             return
         known = LOWEST_EXPONENT if self.exponent is None else self.exponent
-        low, high, exponent = counter()(flat, known, self.counts)
+        low, high, exponent = count(flat, known, self.counts)
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(np.isnan(flat).sum()), int(np.isinf(flat).sum())
             raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {flat.size} values")
@@ -75,27 +75,19 @@ class Histogram:
 
     def merge(self, other: Histogram) -> None:
         """Add what another one counted, as if its values had been added here."""
-        self._reach(other.low, other.high)
+        reached = max((item.exponent for item in (self, other) if item.exponent is not None), default=0)
+        parts = [
+            coarser(part.counts, 0 if part.exponent is None else reached - part.exponent) for part in (self, other)
+        ]
+        self.counts = parts[0] + parts[1]
+        self.exponent = None if self.exponent is None and other.exponent is None else reached
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.total += other.total
-        known = self.exponent is not None and other.exponent is not None
-        self.counts += coarser(other.counts, (self.exponent or 0) - (other.exponent or 0) if known else 0)
 
     def divided(self, copies: int) -> Histogram | None:
         """What one of `copies` equal parts counted; None where the counts can't be so many equal parts."""
         parts, rest = np.divmod(self.counts, copies)
         return None if rest.any() else Histogram(parts, self.exponent, self.low, self.high, self.total // copies)
-
-    def _reach(self, low: float, high: float) -> None:
-        """Take in new extremes; widen the range until they lie within."""
-        self.low, self.high = min(self.low, low), max(self.high, high)
-        if self.absmax == 0:
-            return
-        needed = max(math.frexp(self.absmax)[1], LOWEST_EXPONENT)
-        if self.exponent is None:
-            self.exponent = needed
-        elif needed > self.exponent:
-            self.counts = coarser(self.counts, needed - self.exponent)
-            self.exponent = needed
 
 
 def merged(histograms: Iterable[Histogram]) -> Histogram:

@@ -15,29 +15,25 @@ A cache names the tensors of the network that the ONNX parser of its time made. 
 from __future__ import annotations
 
 import glob
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onnx import ModelProto
 
-from trtopt.calibration.prepared import prepare
+from trtopt.calibration.prepared import Prepared
 from trtopt.calibration.propagation import Known, propagate
 from trtopt.calibration.table import Table, TableEntry
-from trtopt.calibration.text_cache import TextCache, read_cache
-from trtopt.core.errors import CalibrationError, TrtoptError, UsageError
-from trtopt.core.options import named
-from trtopt.core.progress import SILENT, Reporter
+from trtopt.calibration.text_cache import TextCache
+from trtopt.core.documents import plain
+from trtopt.core.errors import CalibrationError, TrtoptError
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import to_install
 from trtopt.data.preprocess import Preprocess
-from trtopt.graph.io import Model, save_model
+from trtopt.graph.io import save_model
 from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 
 if TYPE_CHECKING:
@@ -113,59 +109,83 @@ class Coverage:
         rows = [(what, str(len(names)), _some(names)) for what, names in parts.items() if names or what == "missing"]
         return [("tensors that INT8 needs", str(self.needed), ""), *rows]
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of a cache that was taken."""
+        kept = (
+            f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
+            f"{_some(self.unquantized)}"
+        )
+        foreign = f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's"
+        return (
+            *([self.note] if self.note and self.missing else []),
+            *([self.unusable_entries] if self.unusable else []),
+            *([foreign] if self.foreign else []),
+            *([kept] if self.unquantized else []),
+        )
+
+    @property
+    def unusable_entries(self) -> str:
+        names = self.unusable
+        which = f"{len(names)} entry of the cache is" if len(names) == 1 else f"{len(names)} entries of the cache are"
+        return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {_some(names)}"
+
     def to_json(self) -> dict[str, Any]:
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return {"header": self.header, "entries": self.entries, "needed": self.needed} | plain
+        return {"needed": self.needed, **plain(self)}
 
 
 def import_table(
     cache: TextCache,
     original: ModelProto,
-    folded: ModelProto,
+    prepared: Prepared,
     *,
     overrides: Sequence[Override] = (),
     missing: str = "error",
+    preprocess: Any = None,
     networks: Networks | None = None,
 ) -> tuple[Table, Coverage]:
     """The table that `cache` gives for a model.
 
     Args:
         original: the model as it was given; its names are looked for too.
-        folded: what `fold` made of it.
+        prepared: what `prepare` made of it.
         missing: "error", or "float": nodes that read a tensor without a scale stay out of INT8.
+        preprocess: how an image becomes the input, where it is known; it is kept with the table.
         networks: where numbered names are looked up; None: what the installed TensorRT's parser makes of both graphs.
 
     Raises:
         CalibrationError: needed tensors have no scale (named, with what to do), or nothing is left to quantize.
     """
-    given, graph = to_ir(original), to_ir(folded)
+    folded, graph = prepared.proto, to_ir(prepared.proto)
     theirs, ours = _names(original), _names(folded)
     exact = {name: Known(amax, (name,)) for name, amax in cache.amax.items() if name in theirs or name in ours}
     ends = {value.name for value in (*folded.graph.input, *folded.graph.output)}
     numbered, note = _numbered(cache, theirs | ours, ends, networks or (lambda: _parsed(original, folded)))
-    known = propagate(given, numbered | exact)
-    known = {name: item for name, item in known.items() if name in ours}
+    known = {name: item for name, item in propagate(to_ir(original), numbered | exact).items() if name in ours}
     left: dict[str, None] = {}
     while True:
         points = find_points(graph, overrides=(*overrides, *kept_out(left)))
-        found = propagate(graph, known, points.groups)
-        lacking = [name for name in points.activations if name not in found]
-        readers = [node for name in lacking for node, _ in points.reads[name] if node not in left]
-        if not lacking or missing == "error" or not readers:
+        scales = propagate(graph, known, points.groups)
+        readers = {node: None for name in points.activations if name not in scales for node, _ in points.reads[name]}
+        if missing == "error" or readers.keys() <= left.keys():
             break
-        left.update(dict.fromkeys(readers))
-    how = {name: _how(name, item, exact, numbered, ours) for name, item in found.items()}
-    by = {key: tuple(name for name in points.activations if how.get(name) == key) for key in HOW}
-    taken = {source for name in points.activations if name in found for source in found[name].sources}
-    spare = [name for name in cache.amax if name not in taken]
+        left |= readers
+    by: dict[str, list[str]] = {"exact": [], "numbering": [], "folding": [], "propagated": []}
+    how: dict[str, str] = {}
+    for name in filter(scales.__contains__, points.activations):
+        outside = any(source not in ours and not _UNNAMED.fullmatch(source) for source in scales[name].sources)
+        found_by = ("exact", exact), ("numbering", numbered), ("folding" if outside else "propagated", scales)
+        how[name] = next(way for way, names in found_by if name in names)
+        by[how[name]].append(name)
+    used = {source for name in how for source in scales[name].sources}
+    spare = [name for name in cache.amax if name not in used]
     anywhere = exact.keys() | {source for item in numbered.values() for source in item.sources}
     strange = tuple(name for name in spare if name not in anywhere)
-    without = find_points(graph, overrides=overrides).activations if left else ()
     coverage = Coverage(
         header=cache.header,
         entries=len(cache.amax),
-        **by,
-        missing=tuple(name for name in without if name not in found) if left else tuple(lacking),
+        **{way: tuple(names) for way, names in by.items()},
+        missing=tuple(name for name in prepared.tensors if name not in scales),
         unquantized=tuple(left),
         spare=tuple(name for name in spare if name in anywhere),
         strange=strange,
@@ -173,23 +193,25 @@ def import_table(
         foreign=_foreign(cache, strange),
         note=note,
     )
-    if lacking:
-        raise CalibrationError(_lacking(cache, coverage, points))
+    if len(how) < len(points.activations):
+        raise CalibrationError(_lacking(coverage, points))
     if not points.activations:
-        why = f"{_some(coverage.missing)} have no scale" if left else "the model has nothing to quantize"
-        raise CalibrationError(f"the cache gives no INT8 layer at all: {why}; was it made for another model?")
+        raise CalibrationError(
+            f"the cache gives no INT8 layer at all: {_some(coverage.missing)} have no scale; was it made for another model?"
+        )
+    amax = {name: scales[name].amax for name in points.activations}
+    for group in points.groups:
+        amax |= dict.fromkeys(group, max(amax[name] for name in group))
     table = Table(
-        tensors=_entries(points, found, how),
+        tensors={name: TableEntry(value, how[name]) for name, value in amax.items()},
         groups=points.groups,
-        model={"name": folded.graph.name, "fingerprint": fingerprint(folded)},
+        model=prepared.identity,
         data={"kind": "cache", "count": 0, "digest": cache.digest, "header": cache.header, "unquantized": list(left)},
         method=f"imported from {cache.header}",
         samples=0,
+        preprocess=None if preprocess is None else Preprocess.load(preprocess).describe(),
     )
     return table, coverage
-
-
-HOW = ("exact", "numbering", "folding", "propagated")
 
 
 def without_scales(table: Table) -> tuple[str, ...]:
@@ -199,13 +221,9 @@ def without_scales(table: Table) -> tuple[str, ...]:
 
 def kept_out(nodes: Iterable[str], base: Precision = Precision.FP16) -> list[Override]:
     """What keeps nodes out of INT8 when the placement is decided."""
-    return [Override(_only(node), base) for node in nodes]
-
-
-def _only(node: str) -> str:
-    """A pattern for the node of that name, and not for the operator, should it have an operator's name."""
-    pattern = glob.escape(node)
-    return f"[{node[0]}]{pattern[1:]}" if node[:1].isalpha() else pattern
+    patterns = [(node, glob.escape(node)) for node in nodes]
+    # With its first letter in brackets a pattern is a node's name alone, should an operator have it, too.
+    return [Override(f"[{node[0]}]{text[1:]}" if node[:1].isalpha() else text, base) for node, text in patterns]
 
 
 def _names(proto: ModelProto) -> set[str]:
@@ -214,12 +232,6 @@ def _names(proto: ModelProto) -> set[str]:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-
-
-def _unusable(coverage: Coverage) -> str:
-    names = coverage.unusable
-    which = f"{len(names)} entry of the cache is" if len(names) == 1 else f"{len(names)} entries of the cache are"
-    return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {_some(names)}"
 
 
 def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
@@ -234,39 +246,24 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     )
 
 
-def _how(name: str, item: Known, exact: Mapping[str, Known], numbered: Mapping[str, Known], ours: set[str]) -> str:
-    if name in exact:
-        return "exact"
-    if name in numbered:
-        return "numbering"
-    outside = any(source not in ours and not _UNNAMED.fullmatch(source) for source in item.sources)
-    return "folding" if outside else "propagated"
-
-
-def _entries(points: Points, found: Mapping[str, Known], how: Mapping[str, str]) -> dict[str, TableEntry]:
-    amax = {name: found[name].amax for name in points.activations}
-    for group in points.groups:
-        amax.update(dict.fromkeys(group, max(amax[name] for name in group)))
-    return {name: TableEntry(value, how[name]) for name, value in amax.items()}
-
-
-def _lacking(cache: TextCache, coverage: Coverage, points: Points) -> str:
+def _lacking(coverage: Coverage, points: Points) -> str:
     names = coverage.missing
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
-    said = f"the cache ({cache.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs"
-    text = f"{said}: {_some(names)} (read by {_some(readers)})"
-    if coverage.unusable:
-        text += f"; {_unusable(coverage)}"
-    if coverage.foreign:
-        text += f"; {coverage.foreign}"
-    elif coverage.strange:
-        text += f"; {len(coverage.strange)} entries fit no tensor of this model ({_some(coverage.strange)})"
-    if coverage.note:
-        text += f"; {coverage.note}"
+    text = (
+        f"the cache ({coverage.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs: "
+        f"{_some(names)} (read by {_some(readers)})"
+    )
+    strange = coverage.strange
+    told = (
+        coverage.unusable and coverage.unusable_entries,
+        coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({_some(strange)})"),
+        coverage.note,
+    )
     node = glob.escape(readers[0]) if readers else "NODE"
     return (
-        f"{text}. Calibrate on real inputs instead (`images=DIR` and `preprocess=PRESET`, or `data='F.npz'`), leave "
-        f"what reads these tensors in floating point with `missing='float'`, or name it: `precision_override=['{node}=fp16']`"
+        f"{'; '.join([text, *map(str, filter(None, told))])}. Calibrate on real inputs instead (`images=DIR` and "
+        "`preprocess=PRESET`, or `data='F.npz'`), leave what reads these tensors in floating point with "
+        f"`missing='float'`, or name it: `precision_override=['{node}=fp16']`"
     )
 
 
@@ -288,28 +285,23 @@ def _numbered(cache: TextCache, names: set[str], ends: set[str], networks: Netwo
     by_parser = any(name in names and name not in ends for name in cache.amax)
     best: dict[str, Known] = {}
     reached = -1
+    problem = (
+        "no TensorRT that is installed here can parse the model; TensorRT-RTX's parser needs no GPU: "
+        + to_install("rtx")
+    )
     try:
         for layers in networks():
             placed, count = _placed(entries, layers, names, cache, by_parser)
             if count > reached:
                 best, reached = placed, count
             if reached == len(entries):
-                break
+                return best, ""
     except TrtoptError as error:
-        if reached < 0:
-            return {}, f"{len(usable)} numbered names (such as {usable[0][3]!r}) can't be looked up: {error}"
+        problem = str(error)
     if reached < 0:
-        return {}, (
-            f"{len(usable)} numbered names (such as {usable[0][3]!r}) can't be looked up: no TensorRT that is installed here "
-            f"can parse the model; TensorRT-RTX's parser needs no GPU: {to_install('rtx')}"
-        )
-    if reached < len(entries):
-        number, kind, _, name = entries[reached]
-        return (
-            best,
-            f"from {name!r} on, the installed parser numbers this model's layers otherwise (no {kind} at {number})",
-        )
-    return best, ""
+        return {}, f"{len(usable)} numbered names (such as {usable[0][3]!r}) can't be looked up: {problem}"
+    number, kind, _, name = entries[reached]
+    return best, f"from {name!r} on, the installed parser numbers this model's layers otherwise (no {kind} at {number})"
 
 
 def _placed(
@@ -343,8 +335,8 @@ def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
     from trtopt.trt import installed
 
     problem: TrtoptError | None = None
-    parsed = False
     for generation in installed():
+        parsed = False
         for proto in models:
             with scratch() as folder:
                 path = folder / "model.onnx"
@@ -360,55 +352,3 @@ def _parsed(*models: ModelProto) -> Iterator[Sequence[NetworkLayer]]:
             return
     if problem is not None:
         raise problem
-
-
-def refuse_measuring(source: str = "`import_cache=`", **given: Any) -> None:
-    """Raise UsageError for what only measuring needs, beside an import.
-
-    Args:
-        source: the option that scales come from.
-        given: option → its value, None where it wasn't given.
-    """
-    extra = [named(name) for name, value in given.items() if value is not None]
-    if extra:
-        raise UsageError(
-            f"{source} takes what was measured before, without data: drop {', '.join(extra)}, or drop {source} to measure anew"
-        )
-
-
-def load_import(
-    path: str | os.PathLike[str],
-    model: Model,
-    *,
-    overrides: Sequence[Override] = (),
-    missing: str = "error",
-    preprocess: Any = None,
-    reporter: Reporter = SILENT,
-) -> tuple[Table, Coverage, TextCache, ModelProto]:
-    """`import_table` from files: the table, what covers it, the cache and the folded graph.
-
-    Args:
-        preprocess: how an image becomes the input, where it is known; it is kept with the table.
-
-    Raises:
-        UsageError: there is no such file.
-        CalibrationError: see `read_cache` and `import_table`, or the model already holds Q/DQ.
-    """
-    cache = read_cache(path)
-    prepared = prepare(model, overrides, reporter=reporter)
-    with reporter.phase(f"importing {Path(path).name}"):
-        table, coverage = import_table(cache, model.proto, prepared.proto, overrides=overrides, missing=missing)
-    described = None if preprocess is None else Preprocess.load(preprocess).describe()
-    table = replace(table, model=prepared.identity, preprocess=described)
-    if coverage.note and coverage.missing:
-        reporter.warn(coverage.note)
-    if coverage.unusable:
-        reporter.warn(_unusable(coverage))
-    if coverage.foreign:
-        reporter.warn(f"{coverage.foreign}: scales of another model cost accuracy, so look whether it is this model's")
-    if coverage.unquantized:
-        reporter.warn(
-            f"{len(coverage.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
-            f"{_some(coverage.unquantized)}"
-        )
-    return table, coverage, cache, prepared.proto

@@ -9,20 +9,20 @@ needs to say which of its axes is the batch (in ViT it is the second). It is als
 from __future__ import annotations
 
 import queue
-import threading
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.calibration.counting import counter
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.quality import checksum
 from trtopt.core.errors import CalibrationError, DataError, ModelError, TrtoptError
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
@@ -38,15 +38,20 @@ BLOCKS = 4  # parts that the samples are dealt into, to see how much thresholds 
 
 @dataclass(frozen=True)
 class Observation:
-    """What one pass saw: a histogram per tensor, and how many samples it was made of.
+    """What one pass saw.
 
     Attributes:
-        blocks: histograms of `BLOCKS` parts of the samples, dealt by their content, which add up to `histograms`.
+        blocks: a histogram per tensor, for each of `BLOCKS` parts of the samples, dealt by their content.
+        samples: how many there were.
     """
 
-    histograms: Mapping[str, Histogram]
+    blocks: tuple[Mapping[str, Histogram], ...]
     samples: int
-    blocks: tuple[Mapping[str, Histogram], ...] = ()
+
+    @cached_property
+    def histograms(self) -> dict[str, Histogram]:
+        """A histogram per tensor, of all samples."""
+        return _summed(self.blocks)
 
 
 def observe(
@@ -56,6 +61,7 @@ def observe(
     *,
     threads: int | None = None,
     shard: bool = False,
+    total: int | None = None,
     engine: Callable[[ModelProto, Sequence[str]], Engine] | None = None,
     reporter: Reporter = SILENT,
 ) -> Observation:
@@ -67,6 +73,7 @@ def observe(
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
         engine: what runs the graph, made from it and the tensors; None: ONNX Runtime on the CPU.
+        total: samples that `batches` will have, as far as that is known: for the progress.
         shard: these are only some of the samples, so a tensor may be constant in them: ask `combined` about all.
 
     Raises:
@@ -74,23 +81,17 @@ def observe(
         DataError, UsageError: no samples, or they don't fit the inputs.
         MissingDependency: ONNX Runtime isn't installed.
     """
-    inputs = _inputs(proto)
-    producers = {name: node_label(node) for node in proto.graph.node for name in node.output if name}
-    unknown = [name for name in tensors if name not in producers and name not in inputs]
+    inputs, sources = _inputs(proto), _sources(proto)
+    unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")
-    total = getattr(batches, "samples", None)
     samples = 0
     pending: deque[tuple[Future[None], int]] = deque()
-    if (
-        engine is None
-    ):  # loading what counts takes a second, much of it while ONNX Runtime opens the model and runs samples
-        threading.Thread(target=counter, name="trtopt-counter").start()
-    runner = _Runner(proto, tensors, inputs, producers, engine or SessionEngine, threads)
+    runner = _Runner(proto, tensors, sources, engine or Engine, threads)
     workers, feeds = runner.workers, _feeds(batches, inputs, runner.engine.together)
     pool = ThreadPoolExecutor(workers, thread_name_prefix="trtopt-observe")
     try:
-        with reporter.phase("calibrating", total if isinstance(total, int) else None) as phase:
+        with reporter.phase("calibrating", total) as phase:
             for feed, fresh, copies in feeds:
                 if len(pending) >= 2 * workers:  # bounds memory; in order, so the first bad sample is the one reported
                     done, count = pending.popleft()
@@ -105,11 +106,10 @@ def observe(
         pool.shutdown(wait=True, cancel_futures=True)
     if not samples:
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
-    blocks = runner.result()
-    histograms = _summed(blocks)
+    seen = Observation(runner.result(), samples)
     if not shard:
-        _refuse_constant(histograms, producers, samples)
-    return Observation(histograms, samples, blocks)
+        _refuse_constant(seen, sources)
+    return seen
 
 
 def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
@@ -118,39 +118,31 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     Raises:
         CalibrationError: a tensor is constant in all of them.
     """
-    histograms = _summed([item.histograms for item in shards])
-    samples = sum(item.samples for item in shards)
-    _refuse_constant(histograms, {name: node_label(node) for node in proto.graph.node for name in node.output}, samples)
-    blocks = tuple(_summed(parts) for parts in zip(*(item.blocks for item in shards)))
-    return Observation(histograms, samples, blocks)
+    blocks = zip_longest(*(item.blocks for item in shards), fillvalue=dict[str, Histogram]())
+    seen = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
+    _refuse_constant(seen, _sources(proto))
+    return seen
 
 
-def _summed(parts: Sequence[Mapping[str, Histogram]]) -> dict[str, Histogram]:
-    return {name: merged(part[name] for part in parts) for name in parts[0]}
+def _summed(parts: Iterable[Mapping[str, Histogram]]) -> dict[str, Histogram]:
+    result: dict[str, Histogram] = {}
+    for part in parts:
+        for name, histogram in part.items():
+            result.setdefault(name, Histogram()).merge(histogram)
+    return result
 
 
-class Engine(Protocol):
-    """What runs the graph.
+class Engine:
+    """What runs the graph: ONNX Runtime on the CPU, single samples on one thread each.
+
+    Args:
+        outputs: what `run` gives.
 
     Attributes:
         name: for messages.
         together: samples in one run, where the model leaves that free.
         workers: how many may run side by side; None: as many as are asked for.
     """
-
-    name: str
-    together: int
-    workers: int | None
-
-    def run(self, feed: Feed) -> list[Any]:
-        """The tensors asked for, as `add` takes them."""
-
-    def add(self, histogram: Histogram, values: Any) -> None:
-        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
-
-
-class SessionEngine:
-    """ONNX Runtime on the CPU: single samples, one thread each."""
 
     name = "ONNX Runtime"
     together = 1
@@ -161,9 +153,11 @@ class SessionEngine:
         self.session = open_session(proto, outputs) if outputs else None
 
     def run(self, feed: Feed) -> list[Any]:
+        """The tensors asked for, as `add` takes them."""
         return [] if self.session is None else list(self.session.run(self.outputs, feed))
 
     def add(self, histogram: Histogram, values: Any) -> None:
+        """Count a tensor that `run` gave, or an input array. Raises FloatingPointError if it isn't finite."""
         histogram.add(values)
 
 
@@ -174,14 +168,13 @@ class _Runner:
         self,
         proto: ModelProto,
         tensors: Sequence[str],
-        inputs: Mapping[str, TensorInfo],
-        producers: Mapping[str, str],
+        sources: Mapping[str, str],
         engine: Callable[[ModelProto, Sequence[str]], Engine],
         threads: int | None,
     ) -> None:
-        self.tensors, self.producers = tuple(tensors), producers
-        self.fed = [name for name in tensors if name in inputs]
-        self.computed = [name for name in tensors if name not in inputs]
+        self.sources = sources
+        self.fed = [name for name in tensors if sources[name] == _INPUT]
+        self.computed = [name for name in tensors if sources[name] != _INPUT]
         self.engine = engine(proto, self.computed)
         self.workers = self.engine.workers or threads or cores()
         self.sets: list[queue.SimpleQueue[dict[str, Histogram]]] = [queue.SimpleQueue() for _ in range(BLOCKS)]
@@ -196,7 +189,7 @@ class _Runner:
         except Exception as error:  # runtimes' exceptions have no common base
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise CalibrationError(f"{self.engine.name} can't run the model on {shapes}: {error}") from error
-        sets = self.sets[_block(feed)]
+        sets = self.sets[checksum(feed) % BLOCKS]  # by content, so that neither order nor shards matter
         histograms = sets.get()
         try:
             for name in self.fed:
@@ -218,7 +211,7 @@ class _Runner:
                 histograms[name].merge(repeated.divided(copies) or repeated)
         except FloatingPointError as error:
             raise CalibrationError(
-                f"the tensor {name!r} ({_source(name, self.producers)}) isn't finite for sample {sample} (from 0): {error}; "
+                f"the tensor {name!r} ({self.sources[name]}) isn't finite for sample {sample} (from 0): {error}; "
                 "check the preprocessing and the weights, or keep that node out with "
                 "`precision_override=['NODE=fp32']`"
             ) from None
@@ -228,12 +221,13 @@ class _Runner:
         return tuple(_summed([sets.get() for _ in range(sets.qsize())]) for sets in self.sets)
 
 
-def _block(feed: Feed) -> int:
-    """Which block a feed's samples belong to: by their content, so that neither order nor shards matter."""
-    value = 0
-    for name in sorted(feed):
-        value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
-    return value % BLOCKS
+_INPUT = "a network input"
+
+
+def _sources(proto: ModelProto) -> dict[str, str]:
+    """Where each tensor comes from, for messages."""
+    computed = {name: f"from {node_label(node)}" for node in proto.graph.node for name in node.output if name}
+    return dict.fromkeys(_inputs(proto), _INPUT) | computed
 
 
 def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
@@ -283,18 +277,14 @@ def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]
     return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
-def _refuse_constant(histograms: Mapping[str, Histogram], producers: Mapping[str, str], samples: int) -> None:
-    bad = {name: item for name, item in histograms.items() if item.constant or item.absmax == 0}
+def _refuse_constant(seen: Observation, sources: Mapping[str, str]) -> None:
+    bad = {name: item for name, item in seen.histograms.items() if item.constant or item.absmax == 0}
     if not bad:
         return
     name, histogram = next(iter(bad.items()))
-    seen = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
+    what = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
     more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
     raise CalibrationError(
-        f"the tensor {name!r} ({_source(name, producers)}) {seen} in {samples} samples{more}, which gives no scale: "
+        f"the tensor {name!r} ({sources[name]}) {what} in {seen.samples} samples{more}, which gives no scale: "
         "calibrate on real, varied inputs, or keep its readers out with `precision_override=['NODE=fp32']`"
     )
-
-
-def _source(name: str, producers: Mapping[str, str]) -> str:
-    return f"from {producers[name]}" if name in producers else "a network input"

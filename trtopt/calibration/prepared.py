@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnx import ModelProto
 
+from trtopt.calibration.convergence import movement
 from trtopt.calibration.histogram import BINS
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.table import Table, choose_all
@@ -71,28 +72,30 @@ class Prepared:
         self,
         seen: Observation,
         method: str,
-        *,
-        data: Mapping[str, Any],
-        preprocess: Mapping[str, Any] | None = None,
+        quality: Mapping[str, Any],
+        examined: Callable[[], Mapping[str, Any]],
         **about: Any,
     ) -> Table:
         """The table of what was seen, thresholds chosen by `method`.
 
         Args:
-            data, preprocess: as `Batches` and `Preprocess` describe themselves.
+            quality: facts of the samples.
+            examined: gives what is known of their preprocessing; asked last.
             about: further fields of the table.
 
         Raises:
             CalibrationError: only zeros were seen of a tensor.
         """
+        tensors = choose_all(seen.histograms, self.groups, method)
+        moves = movement(seen.blocks, tensors, self.groups, seen.samples)
+        convergence = None if moves is None else {"method": method} | moves
         return Table(
-            tensors=choose_all(seen.histograms, self.groups, method),
+            tensors=tensors,
             groups=self.groups,
             model=self.identity,
-            data=data,
             method=method,
             samples=seen.samples,
-            preprocess=preprocess,
+            quality={**quality, "convergence": convergence, "preprocessing": dict(examined())},
             **about,
         )
 

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from trtopt.graph.view import constant, is_float, read_once, sizes
+from trtopt.graph.view import attribute, constant, is_float, operand, read_once, sizes
 
 SAME = frozenset(
     [
@@ -33,6 +34,7 @@ SAME = frozenset(
     ]
 )  # fmt: skip
 SELECTION = frozenset(("MaxPool", "Slice"))
+ALL, SOME = "all", "some"
 NEVER_NEGATIVE = frozenset(["Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Exp", "Sqrt", "Softplus"])
 
 _PLAIN = {getattr(ir.AttributeType, name) for name in ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS")}
@@ -49,9 +51,15 @@ class Known:
         return self if self.amax <= limit else Known(limit, self.sources)
 
 
-def largest(items: Sequence[Known]) -> Known:
-    sources = dict.fromkeys(source for item in items for source in item.sources)
-    return Known(max(item.amax for item in items), tuple(sources))
+def largest(items: Iterable[Known | None]) -> Known | None:
+    """The largest of all; None where one of them isn't known."""
+    parts = list(items)
+    known = [item for item in parts if item is not None]
+    if len(known) < len(parts):
+        return None
+    return Known(
+        max(item.amax for item in known), tuple(dict.fromkeys(name for item in known for name in item.sources))
+    )
 
 
 def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequence[str]] = ()) -> dict[str, Known]:
@@ -63,8 +71,8 @@ def propagate(model: ir.Model, known: Mapping[str, Known], groups: Iterable[Sequ
     found = dict(known)
     group_of = {name: number for number, group in enumerate(groups) for name in group}
     rules = _Rules(found, group_of)
-    nodes = list(model.graph)
-    twins = _twins(nodes)
+    twins = _twins(model.graph)
+    nodes = [node for node in model.graph if not node.domain and node.inputs and is_float(node.inputs[0])]
     size = -1
     while size != len(found):
         size = len(found)
@@ -101,18 +109,14 @@ class _Rules:
             self.give(value, item)
 
     def forward(self, node: ir.Node) -> None:
-        if node.domain or not node.inputs or not is_float(node.inputs[0]):
-            return
         source, item = node.inputs[0], self.get(node.inputs[0])
-        if node.op_type in SAME or node.op_type in SELECTION or _moves(node) is not None:
+        if _carries(node):
             self.give(node.outputs[0], item)
         elif node.op_type == "Split":
             for output in node.outputs:
                 self.give(output, item)
         elif node.op_type == "Concat":
-            items = [self.get(value) for value in node.inputs]
-            if all(part is not None for part in items):
-                self.give(node.outputs[0], largest([part for part in items if part is not None]))
+            self.give(node.outputs[0], largest(map(self.get, node.inputs)))
         elif item is not None and (limits := _limits(node)) is not None:
             low, high = limits
             # Relu has no upper limit; Clip from above must leave room, or everything is the limit itself.
@@ -120,29 +124,19 @@ class _Rules:
                 self.give(node.outputs[0], item.at_most(high))
 
     def backward(self, node: ir.Node) -> None:
-        if node.domain or not node.inputs or not is_float(node.inputs[0]):
-            return
-        value = node.inputs[0]
-        assert value is not None
-        alone = read_once(value)
-        item, op = self.get(node.outputs[0]), node.op_type
-        if op in SAME or _moves(node) is True:
+        value, item, carried = node.inputs[0], self.get(node.outputs[0]), _carries(node)
+        alone = value is not None and read_once(value)
+        if carried == ALL or (carried == SOME and alone):
             self.give(value, item)
-        elif op == "Split":
-            items = [self.get(output) for output in node.outputs]
-            if all(part is not None for part in items):
-                self.give(value, largest([part for part in items if part is not None]))
-        elif op == "Concat":
+        elif node.op_type == "Split":
+            self.give(value, largest(map(self.get, node.outputs)))
+        elif node.op_type == "Concat":
             group = self.group_of.get(str(node.outputs[0].name), -1)
             for part in node.inputs:
                 if part is not None and group >= 0 and self.group_of.get(str(part.name), -2) == group:
                     self.give(part, item)
-        elif alone and (op in SELECTION or _moves(node) is False):
-            self.give(value, item)
-        elif alone and item is not None and (limits := _limits(node)) is not None:
-            low, high = limits
-            if low <= 0 < high:  # saturating at ±amax and clipping then give the same in either order
-                self.give(value, item)
+        elif alone and not carried and (limits := _limits(node)) is not None and limits[0] <= 0 < limits[1]:
+            self.give(value, item)  # saturating at ±amax and clipping give the same in either order
 
     def never_negative(self, value: ir.Value) -> bool:
         if value not in self._signs:
@@ -154,38 +148,36 @@ class _Rules:
                     self._signs[value] = True
                 elif node.op_type == "Concat":
                     self._signs[value] = all(item is not None and self.never_negative(item) for item in node.inputs)
-                elif node.op_type in SAME | SELECTION | {"Split"} or _moves(node) is not None:
+                elif node.op_type == "Split" or _carries(node):
                     source = node.inputs[0]
                     self._signs[value] = source is not None and self.never_negative(source)
         return self._signs[value]
 
 
-def _moves(node: ir.Node) -> bool | None:
-    """Resize and Pad: True if every input value comes out, False if some may not, None if new values do."""
+def _carries(node: ir.Node) -> str:
+    """Whether only values of the first input come out: `ALL` of them, or `SOME`; empty where others do."""
+    if node.op_type in SAME:
+        return ALL
+    if node.op_type in SELECTION:
+        return SOME
     if node.op_type == "Resize":
-        mode = node.attributes.get("mode")
-        if mode is not None and mode.as_string() != "nearest":
-            return None
-        transform = node.attributes.get("coordinate_transformation_mode")
-        if transform is not None and transform.as_string() == "tf_crop_and_resize":
-            return None  # it fills in a value of its own
-        before, after = sizes(node.inputs[0]), sizes(node.outputs[0])
+        # tf_crop_and_resize fills in a value of its own.
+        transform = attribute(node, "coordinate_transformation_mode")
+        if attribute(node, "mode", "nearest") != "nearest" or transform == "tf_crop_and_resize":
+            return ""
+        before, after = sizes(node.inputs[0]) or (None,), sizes(node.outputs[0]) or (None,)
         return (
-            before is not None
-            and after is not None
-            and all(old is not None and new is not None and new >= old for old, new in zip(before, after))
+            ALL if all(old is not None and new is not None and new >= old for old, new in zip(before, after)) else SOME
         )
     if node.op_type == "Pad":
-        mode = node.attributes.get("mode")
-        if mode is None or mode.as_string() == "constant":
-            fill = node.inputs[2] if len(node.inputs) > 2 else None
-            content = constant(fill)
-            attribute = node.attributes.get("value")  # opset 2
-            if (fill is not None and (content is None or content.any())) or (attribute and attribute.as_float() != 0):
-                return None
-        pads = constant(node.inputs[1]) if len(node.inputs) > 1 else None
-        return pads is not None and bool((np.asarray(pads) >= 0).all())
-    return None
+        if attribute(node, "mode", "constant") == "constant":
+            fill = operand(node, 2)
+            content = attribute(node, "value", 0.0) if fill is None else constant(fill)  # an attribute in opset 2
+            if content is None or np.any(content):
+                return ""
+        pads = constant(operand(node, 1))
+        return ALL if pads is not None and bool((pads >= 0).all()) else SOME
+    return ""
 
 
 def _limits(node: ir.Node) -> tuple[float, float] | None:
@@ -194,22 +186,18 @@ def _limits(node: ir.Node) -> tuple[float, float] | None:
         return 0.0, float("inf")
     if node.op_type != "Clip":
         return None
-    limits = []
-    for slot, name, default in ((1, "min", float("-inf")), (2, "max", float("inf"))):
-        attribute = node.attributes.get(name)  # opset 6
-        value = node.inputs[slot] if len(node.inputs) > slot else None
-        if attribute is not None:
-            limits.append(attribute.as_float())
-        elif value is None:
-            limits.append(default)
-        elif (content := constant(value)) is not None and content.size == 1:
-            limits.append(float(content.reshape(-1)[0]))
-        else:
-            return None
-    return limits[0], limits[1]
+    low, high = operand(node, 1), operand(node, 2)  # attributes in opset 6
+    contents: tuple[Any, Any] = (
+        attribute(node, "min", float("-inf")) if low is None else constant(low),
+        attribute(node, "max", float("inf")) if high is None else constant(high),
+    )
+    if any(content is None or np.size(content) != 1 for content in contents):
+        return None
+    least, most = (float(np.ravel(content)[0]) for content in contents)
+    return least, most
 
 
-def _twins(nodes: Sequence[ir.Node]) -> list[list[ir.Value]]:
+def _twins(nodes: Iterable[ir.Node]) -> list[list[ir.Value]]:
     """First outputs of nodes that compute the same from the same inputs (folding keeps one of them)."""
     groups: dict[object, list[ir.Value]] = {}
     for node in nodes:

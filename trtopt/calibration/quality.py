@@ -64,15 +64,26 @@ class Sample:
 
 
 class Survey:
-    """What passed. `watch` a pass; `join` the surveys of shards; then ask `quality`."""
+    """What passed. `watch` a pass, or the shards of one; then ask `report.facts`."""
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
         self.probes: dict[str, dict[str, NDArray[Any]]] = {}
 
-    def watch(self, batches: Iterable[Mapping[str, NDArray[Any]]], check: Callable[[], None] | None = None) -> Watched:
+    def watch(
+        self, batches: Iterable[Mapping[str, NDArray[Any]]], check: Callable[[], None] = lambda: None
+    ) -> Iterator[Mapping[str, NDArray[Any]]]:
         """The same batches, looked at as they are read; `check` is called after each and may raise."""
-        return Watched(batches, self, check)
+        number = 0
+        for batch in batches:
+            paths = getattr(batches, "paths", None)  # asked each time: images found unusable leave the list
+            size = min((len(array) for array in batch.values() if np.ndim(array)), default=0)
+            for index in range(size):
+                name = str(paths[number]) if paths is not None else f"sample {number}"
+                self.add(name, {key: np.asarray(array[index]) for key, array in batch.items()})
+                number += 1
+            check()
+            yield batch
 
     def add(self, name: str, feed: Mapping[str, NDArray[Any]]) -> None:
         """Look at one sample: input name → array without the sample axis."""
@@ -89,7 +100,8 @@ class Survey:
         plain = plain if all(plain) else []
         images = [_near_one(image) for image in found.values()]
         greys = [image.mean(0) if len(image) > 1 else image[0] for image in images]
-        digest = _digest(feed, mean, square)
+        # Cheap, over all the content: two samples of one digest are the same for all that depends on it here.
+        digest = f"{checksum(feed):08x}{struct.pack('>dd', mean, square).hex()}"
         self.samples.append(
             Sample(
                 name,
@@ -115,35 +127,6 @@ class Survey:
         self.probes[digest] = {name: np.array(array[None]) for name, array in feed.items()}
         while len(self.probes) > most:
             del self.probes[max(self.probes)]
-
-    def join(self, other: Survey) -> None:
-        """Take in what another survey saw."""
-        self.samples += other.samples
-        kept = sorted((self.probes | other.probes).items())[: max(len(self.probes), len(other.probes))]
-        self.probes = dict(kept)
-
-
-class Watched:
-    """Batches that a survey looks at on the way."""
-
-    def __init__(
-        self, batches: Iterable[Mapping[str, NDArray[Any]]], survey: Survey, check: Callable[[], None] | None
-    ) -> None:
-        self._batches, self._survey, self._check = batches, survey, check
-        self.samples = getattr(batches, "samples", None)
-
-    def __iter__(self) -> Iterator[Mapping[str, NDArray[Any]]]:
-        number = 0
-        for batch in self._batches:
-            paths = getattr(self._batches, "paths", None)  # asked each time: images found unusable leave the list
-            size = min((len(array) for array in batch.values() if np.ndim(array)), default=0)
-            for index in range(size):
-                name = str(paths[number]) if paths is not None else f"sample {number}"
-                self._survey.add(name, {key: np.asarray(array[index]) for key, array in batch.items()})
-                number += 1
-            if self._check is not None:
-                self._check()
-            yield batch
 
 
 def _moments(flats: Sequence[Floats]) -> tuple[float, float]:
@@ -277,12 +260,12 @@ def _plain(name: str, image: Floats) -> str:
     return f"{name!r} is {text} everywhere"
 
 
-def _digest(feed: Mapping[str, NDArray[Any]], mean: float, square: float) -> str:
-    """Cheap, over all the content: two samples of one digest are the same for all that depends on it here."""
+def checksum(feed: Mapping[str, NDArray[Any]]) -> int:
+    """CRC-32 of all the content, by name."""
     value = 0
     for name in sorted(feed):
         value = zlib.crc32(np.ascontiguousarray(feed[name]).reshape(-1).view(np.uint8).data, value)
-    return f"{value:08x}{struct.pack('>dd', mean, square).hex()}"
+    return value
 
 
 def _thumb(grey: Floats) -> bytes:

@@ -57,30 +57,22 @@ def refuse(found: Facts, allowed: bool, insist: str = INSIST) -> None:
     if allowed or not found:
         return
     samples = int(found["samples"])
-    random, plain = found["random"], found["plain"]
+    random, plain, tokens = found["random"], found["plain"], found.get("tokens") or {"count": 0}
     least = "at least " if found.get("early") else ""
-    insist = f"; if this is what the network will see, {insist}"
-    if 2 * plain["count"] > samples:
-        raise DataError(
-            f"{least}{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: {plain['seen']}): "
-            f"there is nothing to measure in them; give real images{insist}"
-        )
-    if samples > 1 and found["different"] == 1:
-        raise DataError(
-            f"all {samples} samples are the same one: scales would fit that sample alone; give different real inputs{insist}"
-        )
-    if 2 * random["count"] > samples:
-        raise DataError(
-            f"{least}{random['count']} of the {samples} samples are random noise ({_list(random)}): neighbouring pixels "
-            "have nothing to do with each other, as in no photo or scan, and scales from noise cost accuracy; give real "
-            f"images{insist}"
-        )
-    tokens = found.get("tokens") or {"count": 0}
-    if 2 * tokens["count"] > samples:
-        raise DataError(
-            f"the token numbers of {tokens['count']} of the {samples} samples are random: hardly any comes twice, as in no "
-            f"text, and scales from random tokens cost accuracy; give the tokens of real texts{insist}"
-        )
+    reasons = {
+        "plain": f"{least}{plain['count']} of the {samples} images are of one colour throughout ({_list(plain)}: "
+        f"{plain['seen']}): there is nothing to measure in them; give real images",
+        "same": f"all {samples} samples are the same one: scales would fit that sample alone; give different real inputs",
+        "random": f"{least}{random['count']} of the {samples} samples are random noise ({_list(random)}): neighbouring pixels "
+        "have nothing to do with each other, as in no photo or scan, and scales from noise cost accuracy; give real images",
+        "tokens": f"the token numbers of {tokens['count']} of the {samples} samples are random: hardly any comes twice, as in "
+        "no text, and scales from random tokens cost accuracy; give the tokens of real texts",
+    }
+    same = samples if samples > 1 and found["different"] == 1 else 0
+    counts = {"plain": plain["count"], "same": same, "random": random["count"], "tokens": tokens["count"]}
+    for name, reason in reasons.items():
+        if 2 * counts[name] > samples:
+            raise DataError(f"{reason}; if this is what the network will see, {insist}")
 
 
 def refuse_early(survey: Survey, samples: int, allowed: bool) -> None:

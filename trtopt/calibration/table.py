@@ -103,7 +103,11 @@ class Table:
             "seconds": self.seconds,
             "groups": [list(group) for group in self.groups],
             "quality": None if self.quality is None else dict(self.quality),
-            "tensors": {name: _plain(entry) for name, entry in self.tensors.items()},
+            "tensors": {
+                name: {"amax": entry.amax, "method": entry.method}
+                | ({} if entry.histogram is None else packed(entry.histogram))
+                for name, entry in self.tensors.items()
+            },
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -151,39 +155,31 @@ def choose_all(
     shared: dict[str, Histogram] = {}
     for group in groups:
         shared.update(dict.fromkeys(group, merged(histograms[name] for name in group)))
-    chosen: dict[int, Any] = {}
     entries: dict[str, TableEntry] = {}
     for name, histogram in histograms.items():
-        used = shared.get(name, histogram)
         try:
-            choice = chosen[id(used)] if id(used) in chosen else chosen.setdefault(id(used), choose(used, method))
+            choice = choose(shared.get(name, histogram), method)
         except CalibrationError as error:
             raise CalibrationError(f"the tensor {name!r}: {error}") from None
         entries[name] = TableEntry(choice.amax, choice.method, histogram)
     return entries
 
 
-def _plain(entry: TableEntry) -> dict[str, Any]:
-    plain: dict[str, Any] = {"amax": entry.amax, "method": entry.method}
-    return plain if entry.histogram is None else plain | packed(entry.histogram)
-
-
 def packed(seen: Histogram) -> dict[str, Any]:
-    """A histogram with values in it as plain JSON; `unpacked` reads it back."""
+    """A histogram with values in it as plain JSON; `unpacked` reads it back.
+
+    Counts to the last that isn't 0 are little-endian int64, byte planes apart (half the size), zlib, base64.
+    """
+    counts = np.trim_zeros(seen.counts, "b").astype("<i8")
+    planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
+    text = base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
     return {
         "absmax": seen.absmax,
         "low": seen.low,
         "high": seen.high,
         "count": seen.total,
-        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": _packed_counts(seen)},
+        "histogram": {"bins": BINS, "exponent": seen.exponent, "counts": text},
     }
-
-
-def _packed_counts(histogram: Histogram) -> str:
-    """Counts to the last that isn't 0 as little-endian int64, byte planes apart (half the size), zlib, base64."""
-    counts = np.trim_zeros(histogram.counts, "b").astype("<i8")
-    planes = np.ascontiguousarray(counts.view(np.uint8).reshape(-1, 8).T)
-    return base64.b64encode(zlib.compress(planes.tobytes(), 9)).decode("ascii")
 
 
 def _table(content: dict[str, Any]) -> Table:
@@ -193,17 +189,15 @@ def _table(content: dict[str, Any]) -> Table:
     table = converted({**content, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
-    return replace(table, tensors={name: _entry(value, name) for name, value in tensors.items()})
-
-
-def _entry(value: Any, name: str) -> TableEntry:
-    where = f"the tensor {name!r}"
-    found = converted(value, _Tensor, where)
-    if not 0 < found["amax"] <= _LARGEST:
-        raise Damaged(f"{where} has amax {found['amax']}, which isn't positive and finite in FP32")
-    return TableEntry(
-        float(found["amax"]), found["method"], None if value.get("histogram") is None else unpacked(value, where)
-    )
+    entries: dict[str, TableEntry] = {}
+    for name, value in tensors.items():
+        where = f"the tensor {name!r}"
+        tensor = converted(value, _Tensor, where)
+        if not 0 < tensor["amax"] <= _LARGEST:
+            raise Damaged(f"{where} has amax {tensor['amax']}, which isn't positive and finite in FP32")
+        histogram = None if value.get("histogram") is None else unpacked(value, where)
+        entries[name] = TableEntry(tensor["amax"], tensor["method"], histogram)
+    return replace(table, tensors=entries)
 
 
 def unpacked(value: Any, where: str) -> Histogram:

@@ -44,24 +44,6 @@ class TextCache:
     unusable: tuple[str, ...]
     digest: str
 
-    @property
-    def version(self) -> str:
-        """Of the TensorRT that wrote it: 7103 is 7.1.3; from 10 on the minor version has two digits more (100300)."""
-        number = int(_parts(self.header)[0])
-        unit = 100 if number >= 100_000 else 10
-        return f"{number // (unit * 100)}.{number // 100 % unit}.{number % 100}"
-
-    @property
-    def algorithm(self) -> str:
-        """Such as "EntropyCalibration2"."""
-        return _parts(self.header)[1]
-
-
-def _parts(header: str) -> tuple[str, str]:
-    match = _HEADER.fullmatch(header)
-    assert match is not None
-    return match[1], match[2]
-
 
 def is_cache(path: str | os.PathLike[str]) -> bool:
     """Whether a file begins as a TensorRT calibration cache does; False if it can't be read."""

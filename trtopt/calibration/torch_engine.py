@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
 from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.observe import Engine, Feed
 from trtopt.core.errors import CalibrationError, DeviceError, require
 from trtopt.core.library_output import Shared, quiet
 from trtopt.graph.proto import whole_copy
@@ -30,11 +29,10 @@ AGREEMENT = (
 )
 # Partial histograms: additions to the same bin, such as that of a ReLU's zeros, wait for each other.
 _LANES = 256
-_EXTRA = "torch-calibration"
 
 
-class TorchEngine:
-    """See `trtopt.calibration.observe.Engine`.
+class TorchEngine(Engine):
+    """PyTorch on a device.
 
     Args:
         device: as PyTorch names it: "cuda", "cuda:1", or "cpu".
@@ -50,11 +48,10 @@ class TorchEngine:
     workers: int | None = 1  # the device is kept busy by one; a second would only wait for it
 
     def __init__(self, proto: ModelProto, outputs: Sequence[str], device: str = "cuda") -> None:
-        self._torch = torch = require("torch", _EXTRA, "calibrating in PyTorch")
-        converter = require("onnx2pytorch", _EXTRA, "calibrating in PyTorch")
-        self.device = _usable(torch, device)
-        self.outputs = tuple(outputs)
-        self._proto, self._checked, self._lock = proto, False, threading.Lock()
+        torch, converter = _libraries()
+        self._torch, self.device = torch, _usable(torch, device)
+        self.outputs = list(outputs)
+        self._proto, self._checked = proto, False
         weights = {tensor.name for tensor in proto.graph.initializer}
         self._inputs = [value.name for value in proto.graph.input if value.name not in weights]
         if not outputs:
@@ -72,15 +69,14 @@ class TorchEngine:
             ) from error
         self._module = module.eval().to(self.device)
 
-    def run(self, feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+    def run(self, feed: Feed) -> list[Any]:
         """The outputs, on the device."""
-        with self._lock:
-            if not self._checked:
-                self._check(feed)
-                self._checked = True
+        if not self._checked:
+            self._check(feed)
+            self._checked = True
         return self._run(feed)
 
-    def _run(self, feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+    def _run(self, feed: Feed) -> list[Any]:
         torch = self._torch
         with torch.inference_mode(), _exact, quiet():
             arrays = [torch.from_numpy(np.array(feed[name])).to(self.device) for name in self._inputs]
@@ -102,30 +98,21 @@ class TorchEngine:
         if not (math.isfinite(low) and math.isfinite(high)):
             nans, infinities = int(torch.isnan(flat).sum()), int(torch.isinf(flat).sum())
             raise FloatingPointError(f"{nans} NaN and {infinities} infinite of {size} values")
-        counts = np.zeros(BINS, np.int64)
-        if low == high == 0:
-            counts[0] = size
-            return Histogram(counts, None, low, high, size)
         exponent = max(math.frexp(max(high, -low))[1], LOWEST_EXPONENT)
         bins = (flat.abs() * (BINS / math.ldexp(1.0, exponent))).to(torch.int32)  # exact: the scale is a power of two
-        return Histogram(self._histogram(bins).cpu().numpy(), exponent, low, high, size)
-
-    def _histogram(self, bins: Any) -> Any:
-        torch, whole = self._torch, bins.numel() // _LANES * _LANES
+        whole = size // _LANES * _LANES
         lanes = torch.arange(_LANES, dtype=torch.int32, device=self.device) * BINS
-        spread = (bins[:whole].view(-1, _LANES) + lanes).view(-1)
-        counts = torch.bincount(spread, minlength=_LANES * BINS).view(_LANES, BINS).sum(0)
-        return counts + torch.bincount(bins[whole:], minlength=BINS)
+        counts = torch.bincount((bins[:whole].view(-1, _LANES) + lanes).view(-1), minlength=_LANES * BINS)
+        counts = counts.view(_LANES, BINS).sum(0) + torch.bincount(bins[whole:], minlength=BINS)
+        return Histogram(counts.cpu().numpy(), exponent if low or high else None, low, high, size)
 
-    def _check(self, feed: Mapping[str, NDArray[Any]]) -> None:
+    def _check(self, feed: Feed) -> None:
         """Run one sample (a fixed batch: all) in ONNX Runtime too."""
-        from trtopt.calibration.observe import open_session
-
         fixed = any(
             value.type.tensor_type.shape.dim[0].dim_value for value in self._proto.graph.input if value.name in feed
         )
         few = feed if fixed else {name: array[:1] for name, array in feed.items()}
-        expected = open_session(self._proto, self.outputs).run(list(self.outputs), dict(few))
+        expected = Engine(self._proto, self.outputs).run(few)
         for name, right, tensor in zip(self.outputs, expected, self._run(few)):
             found = tensor.float().cpu().numpy()
             scale = float(np.abs(right).max(initial=0.0))
@@ -143,8 +130,7 @@ class TorchEngine:
 
 def engine_identity(device: str) -> dict[str, str]:
     """What values from this engine depend on besides the model and the data, for cache keys."""
-    torch = require("torch", _EXTRA, "calibrating in PyTorch")
-    converter = require("onnx2pytorch", _EXTRA, "calibrating in PyTorch")
+    torch, converter = _libraries()
     found = _usable(torch, device)
     name = torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"
     return {
@@ -157,8 +143,15 @@ def engine_identity(device: str) -> dict[str, str]:
 
 def gpu_names() -> tuple[str, ...]:
     """Of the GPUs that PyTorch sees, by number."""
-    torch = require("torch", _EXTRA, "calibrating in PyTorch")
+    torch, _ = _libraries()
     return tuple(str(torch.cuda.get_device_name(number)) for number in range(torch.cuda.device_count()))
+
+
+def _libraries() -> tuple[Any, Any]:
+    torch, converter = (
+        require(name, "torch-calibration", "calibrating in PyTorch") for name in ("torch", "onnx2pytorch")
+    )
+    return torch, converter
 
 
 def _usable(torch: Any, device: str) -> Any:
@@ -174,7 +167,7 @@ def _usable(torch: Any, device: str) -> Any:
 @contextlib.contextmanager
 def _exact_kernels() -> Iterator[None]:
     """FP32 as FP32, and the same kernels each time; the caller's settings come back."""
-    torch = require("torch", _EXTRA, "calibrating in PyTorch")
+    torch, _ = _libraries()
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = False

@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypedDict
 
-from trtopt.calibration.histogram import Histogram, merged
+from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.observe import Observation
 from trtopt.calibration.quality import THUMB_BYTES, Sample
 from trtopt.calibration.table import packed, unpacked
@@ -192,8 +192,7 @@ def packed_observation(seen: Observation) -> dict[str, Any]:
     return {
         "samples": seen.samples,
         "blocks": [
-            {name: packed(item) if item.total else None for name, item in block.items()}
-            for block in seen.blocks or [seen.histograms]
+            {name: packed(item) if item.total else None for name, item in block.items()} for block in seen.blocks
         ],
     }
 
@@ -210,8 +209,7 @@ def unpacked_observation(content: Mapping[str, Any]) -> Observation | None:
         return None
     if not parts or any(part.keys() != parts[0].keys() for part in parts):
         return None
-    whole = {name: merged(part[name] for part in parts) for name in parts[0]}
-    return Observation(whole, samples, parts if len(parts) > 1 else ())
+    return Observation(parts, samples)
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:

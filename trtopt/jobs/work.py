@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtopt.calibration.calibrator import check_enough, data_notes, with_quality
+from trtopt.calibration.calibrator import check_enough, data_notes
 from trtopt.calibration.expected import examine
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
@@ -230,12 +230,13 @@ def make_tables(
             table = replace(prepared, name=path.name).table(
                 whole,
                 method,
+                quality,
+                lambda: examined,
                 data=data.described,
                 preprocess=data.preprocess,
                 skipped=data.skipped,
                 seconds=round(seconds, 3),
             )
-            table = with_quality(table, whole, quality, examined)
             output.parent.mkdir(parents=True, exist_ok=True)
             table.save(output)
         except TrtoptError as error:

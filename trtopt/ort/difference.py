@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,31 +44,27 @@ class Difference:
 
 def difference(reference: Mapping[str, NDArray[Any]], actual: Mapping[str, NDArray[Any]]) -> Difference:
     """Compare outputs by name; other shapes, NaN on one side only, or missing outputs count as infinitely far."""
-    worst = Difference(0.0, 0.0, 0.0, next(iter(reference), ""))
-    for name, expected in reference.items():
-        absolute = relative = float("inf")
-        if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
-            if _alike(expected, actual.get(name)):
-                absolute = relative = 0.0
-            worst = Difference(max(worst.absolute, absolute), max(worst.relative, relative), worst.scale, name)
-            continue
-        finite = np.nan_to_num(expected.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-        scale = float(np.abs(finite).max(initial=0.0))
-        found = actual.get(name)
-        if found is not None and found.shape == expected.shape:
-            a, b = expected.astype(np.float64), found.astype(np.float64)
-            same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
-            with np.errstate(invalid="ignore"):
-                gap = np.where(same, 0.0, np.abs(a - b))
-            absolute = float(np.nan_to_num(gap, nan=np.inf, posinf=np.inf).max(initial=0.0))
-            relative = absolute / scale if scale else (float("inf") if absolute else 0.0)
-        worst = Difference(
-            max(worst.absolute, absolute),
-            max(worst.relative, relative),
-            max(worst.scale, scale),
-            name if relative >= worst.relative else worst.output,
-        )
-    return worst
+    far = {name: _far(expected, actual.get(name)) for name, expected in reference.items()}
+    absolute, relative, scale = (max(column) for column in zip(*far.values(), (0.0, 0.0, 0.0)))
+    output = max(reversed(far), key=lambda name: far[name][1], default="")
+    return Difference(absolute, relative, scale, output)
+
+
+def _far(expected: Any, found: Any) -> tuple[float, float, float]:
+    """Of one output: absolute and relative difference, and the scale."""
+    if not isinstance(expected, np.ndarray) or expected.dtype.kind in "OUS":
+        gap = 0.0 if _alike(expected, found) else math.inf
+        return gap, gap, 0.0
+    a = expected.astype(np.float64)
+    scale = float(np.abs(np.nan_to_num(a, nan=0.0, posinf=0.0, neginf=0.0)).max(initial=0.0))
+    if found is None or found.shape != expected.shape:
+        return math.inf, math.inf, scale
+    b = found.astype(np.float64)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))  # also for infinities, whose difference is NaN
+    with np.errstate(invalid="ignore"):
+        gaps = np.where(same, 0.0, np.abs(a - b))
+    absolute = float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
+    return absolute, absolute / scale if scale else (math.inf if absolute else 0.0), scale
 
 
 def _alike(expected: Any, found: Any) -> bool:

@@ -23,19 +23,8 @@ from trtopt.ort.sessions import OnnxSession
 _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 # ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
-_DTYPES = {
-    "tensor(float)": "float32",
-    "tensor(double)": "float64",
-    "tensor(int8)": "int8",
-    "tensor(uint8)": "uint8",
-    "tensor(int16)": "int16",
-    "tensor(uint16)": "uint16",
-    "tensor(int32)": "int32",
-    "tensor(uint32)": "uint32",
-    "tensor(int64)": "int64",
-    "tensor(uint64)": "uint64",
-    "tensor(bool)": "bool",
-}
+_DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(bool)": "bool"}
+_DTYPES |= {f"tensor({sign}int{bits})": f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
 class OnnxRunner:
