@@ -6,29 +6,24 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, read_toml
+from trtopt.core.documents import Damaged, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import sha256_json
-from trtopt.core.values import Profile, TensorInfo
+from trtopt.core.values import Profile, TensorInfo, choice
 
-RESIZES = ("stretch", "crop", "letterbox")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
-CHANNELS = ("rgb", "bgr", "gray")
-LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
 LARGEST = 1 << 26  # pixels of an input
 CHOICES: dict[str, tuple[str, ...]] = {
-    "resize": RESIZES,
-    "interpolation": INTERPOLATIONS,
-    "channels": CHANNELS,
-    "layout": LAYOUTS,
+    "resize": ("stretch", "crop", "letterbox"),
+    "interpolation": ("nearest", "bilinear", "bicubic", "area", "lanczos"),
+    "channels": ("rgb", "bgr", "gray"),
+    "layout": ("nchw", "nhwc"),
     "dtype": DTYPES,
 }
 PAGE = "docs/preprocessing.md"  # every key with its values
@@ -73,17 +68,17 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         try:
-            for item in fields(self):  # lists and single numbers become what the attribute holds
-                object.__setattr__(self, item.name, _value(item.name, getattr(self, item.name)))
-        except (TypeError, ValueError, OverflowError) as error:
+            for name, kind in get_type_hints(Preprocess).items():
+                object.__setattr__(self, name, converted(_spelled_out(name, getattr(self, name)), kind, name))
+        except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed and not (name == "dtype" and value is None):
-                raise UsageError(f"preprocessing: {name} is {value!r}; allowed: {', '.join(allowed)}")
+            if name != "dtype" or value is not None:
+                choice(value, allowed, f"preprocessing: {name}")
         if not 0 < self.crop <= 1:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+        if self.size is not None and min(self.size) < 1:
             raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
@@ -123,7 +118,7 @@ class Preprocess:
         if isinstance(source, Mapping):
             content = dict(source)
             start = content.pop("preset", None)
-            return cls._from(content, "preprocessing", base if start is None else cls.load(start))
+            return cls._from(content, "", base if start is None else cls.load(start))
         if not isinstance(source, (str, os.PathLike)):
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
@@ -131,17 +126,16 @@ class Preprocess:
         name = os.fspath(source)
         if name in PRESETS:
             return PRESETS[name]
-        path = Path(name)
-        if not path.is_file():
+        if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
             raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
-            content = read_toml(path)
+            content = read_toml(name)
         except Damaged as error:
             raise UsageError(f"`preprocess='{name}'`: {error}") from None
         preset = content.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-        return cls._from(content, name, PRESETS[preset] if preset else None)
+        return cls._from(content, f"{name}: ", PRESETS[preset] if preset else None)
 
     @classmethod
     def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
@@ -149,18 +143,15 @@ class Preprocess:
         for key in sorted(map(str, set(content) - set(known))):
             near = difflib.get_close_matches(key, known, 1)
             meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise UsageError(f"{where}: unknown key {key}; {meant} {PAGE} describes every key")
+            raise UsageError(f"{where}unknown key {key}; {meant} {PAGE} describes every key")
         try:
-            return replace(base or cls(), **{name: _value(name, value) for name, value in content.items()})
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"{where}: {error}") from None
+            return replace(base or cls(), **content)
+        except UsageError as error:
+            raise UsageError(f"{where}{error}") from None
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON; `Preprocess.load` reads it back."""
-        plain = asdict(self)
-        plain["mean"], plain["std"] = list(self.mean), list(self.std)
-        plain["size"] = list(self.size) if self.size else None
-        return plain
+        return cast("dict[str, Any]", plain(self))
 
     @property
     def digest(self) -> str:
@@ -349,32 +340,18 @@ def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
     return inputs[0] if len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
 
-def _value(name: str, given: Any) -> Any:
-    """A value from TOML or JSON as the attribute has it; TypeError or ValueError name the attribute."""
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    if name in ("mean", "std"):
-        return tuple(_number(name, item, float) for item in (given if many else [given]))
-    if name == "size" and given is not None:
-        return tuple(_number(name, item, int) for item in given) if many else (_number(name, given, int),) * 2
-    if name == "scale" and isinstance(given, str):
-        whole, slash, part = given.partition("/")
+def _spelled_out(name: str, value: Any) -> Any:
+    """A value with what may be left out: lists around single numbers, and fractions worked out; Damaged for no fraction."""
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    if name in ("mean", "std", "size") and value is not None and not many:
+        return [value] * (2 if name == "size" else 1)
+    if name == "scale" and isinstance(value, str):
+        whole, slash, part = value.partition("/")
         try:
             return float(whole) / (float(part) if slash else 1.0)
         except (ValueError, ZeroDivisionError):
-            raise TypeError(f'scale is {given!r}; a number or a fraction such as "1/255" is needed') from None
-    if name in ("scale", "crop"):
-        return _number(name, given, float)
-    if name == "pad":
-        return _number(name, given, int)
-    if name == "antialias" and not isinstance(given, bool):
-        raise TypeError(f"antialias is {given!r}; true or false is needed")
-    return given
-
-
-def _number(name: str, given: Any, kind: type) -> Any:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or kind(given) != given:
-        raise TypeError(f"{name} holds {given!r}; {'a whole number' if kind is int else 'a finite number'} is needed")
-    return kind(given)
+            raise Damaged(f'scale is {value!r}; a number or a fraction such as "1/255" is needed') from None
+    return value
 
 
 PRESETS: dict[str, Preprocess] = {
