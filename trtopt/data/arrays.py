@@ -264,6 +264,14 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
     return array
 
 
+def usable(values: Any, info: TensorInfo, where: str) -> NDArray[Any]:
+    """Samples of one input as the model takes them, all checked; raises as `ArrayBatches` does."""
+    array = _fitting(values, info, f"{where}: {info.name}")
+    if not len(array):
+        raise DataError(f"{where}: {info.name} holds no samples (the first axis counts them)")
+    return _checked(array[:], info, where, 0)
+
+
 def _checked(values: NDArray[Any], info: TensorInfo, where: str, first: int) -> NDArray[Any]:
     """Some samples as the model takes them, every value checked; `first` is the number of the first one."""
     what = f"{where}: {info.name}"

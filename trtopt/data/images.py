@@ -24,7 +24,7 @@ from trtopt.core.host import cores
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import encoded, read_image
-from trtopt.data.preprocess import Preprocess
+from trtopt.data.preprocess import Preprocess, check_image
 from trtopt.data.rebatch import rebatched
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
@@ -226,13 +226,13 @@ def _listed(source: Any) -> list[Item]:
         raise UsageError(f"images is {type(source).__name__}{shape}; a folder or a list of files or images is needed")
     items: list[Item] = []
     for index, item in enumerate(source):
-        if isinstance(item, (str, os.PathLike)):
-            items.append(Path(item))
-        elif isinstance(item, np.ndarray) and item.ndim == 3 and item.shape[2] == 3 and item.dtype == np.uint8:
-            items.append(item)
-        else:
-            found = f"{item.dtype} {item.shape}" if isinstance(item, np.ndarray) else type(item).__name__
-            raise UsageError(f"image {index} is {found}; a file, or a uint8 array height x width x 3 in RGB, is needed")
+        if isinstance(item, np.ndarray):
+            check_image(item, f"image {index}")
+        elif not isinstance(item, (str, os.PathLike)):
+            raise UsageError(
+                f"image {index} is {type(item).__name__}; a file, or a uint8 array height x width x 3 in RGB, is needed"
+            )
+        items.append(item if isinstance(item, np.ndarray) else Path(item))
     return items
 
 
@@ -243,9 +243,8 @@ def images_in(folder: Path) -> list[Item]:
         UsageError: it isn't a folder, or there is none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
-        if not os.path.lexists(folder):
-            raise UsageError(f"`images='{folder}'` doesn't exist")
-        raise UsageError(f"`images='{folder}'` isn't a folder; give the folder that holds the images")
+        said = "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
+        raise UsageError(f"`images='{folder}'` {said}")
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
     if not paths:

