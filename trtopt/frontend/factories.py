@@ -58,10 +58,10 @@ def own_imports() -> Iterator[None]:
         sys.path[:] = path
         new = set(sys.modules) - modules
         gone: set[str] = set()
-        for name in new:  # a top-level module lies in the folder of its file, or of its package
+        for name in (name for name in new if "." not in name):  # it lies in the folder of its file, or of its package
             module = sys.modules[name]
             places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
-            if "." not in name and folders & {str(Path(item).resolve().parent) for item in places if item}:
+            if folders & {str(Path(item).resolve().parent) for item in places if item}:
                 gone.add(name)
         for name in new:
             if name.partition(".")[0] in gone:
