@@ -154,7 +154,7 @@ def test_images_in_memory_stand_beside_files(tmp_path: Path) -> None:
     [
         (3, "images is int; a folder or a list"),
         (PHOTO, r"images is ndarray of shape \(400, 600, 3\)"),
-        ([PHOTO, PHOTO[:, :, 0]], r"image 1 is uint8 \(400, 600\); a file, or a uint8 array"),
+        ([PHOTO, PHOTO[:, :, 0]], r"image 1 is uint8 \(400, 600\); uint8 height x width x 3 in RGB"),
         ([PHOTO.astype(np.float32)], r"image 0 is float32"),
         ([None], "image 0 is NoneType"),
     ],

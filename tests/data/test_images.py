@@ -214,14 +214,14 @@ def test_decoding_runs_ahead_by_a_bounded_number(folder: Path, monkeypatch: pyte
     files = sorted(path for path in folder.rglob("*") if path.is_file()) * 10
     batches = read(files, batch=2, threads=2)
     loaded: list[Path] = []
-    lock, original = threading.Lock(), batches._load
+    lock, original = threading.Lock(), module.read_image
 
-    def counting(path: Path) -> NDArray[Any]:
+    def counting(path: Path, use: Any) -> Any:
         with lock:
             loaded.append(path)
-        return original(path)
+        return original(path, use)
 
-    monkeypatch.setattr(batches, "_load", counting)
+    monkeypatch.setattr(module, "read_image", counting)
     iterator = iter(batches)
     next(iterator)
     assert 2 <= len(loaded) <= 2 + 4 + 2

@@ -370,7 +370,12 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "input_names": ["a", "b"]}, UsageError, "1 different"),
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "weights": "none.pth"}, UsageError, "none.pth"),
         (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": "none.npz"}, UsageError, "none.npz"),
-        (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.zeros((2, 3, 8, 9))}, DataError, "needed"),
+        (
+            Net(),
+            {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.zeros((2, 3, 8, 9))},
+            UsageError,
+            "dimension 3 must be 8",
+        ),
         (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": {"y": np.zeros((2, 3, 8, 8))}}, DataError, "'x'"),
         (Net(), {"inputs": {"x": ("b", 3, 8, 8)}, "sample": np.full((2, 3, 8, 8), np.nan)}, DataError, "NaN"),
         (3, {}, UsageError, "torch.nn.Module"),

@@ -139,7 +139,7 @@ def test_a_recipe_by_path(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ('colour = "red"', ["unknown key 'colour'", "known:"]),
-        ("opset = true", ["opset", "int"]),
+        ("opset = true", ["opset is True", "a whole number"]),
         ('outputs = "logits"', ["can't be read"]),
         ("[inputs.other]\nsize = [1]", ["inputs.other", "unknown key 'size'"]),
         ("[inputs.other]\nshape = [0, 3]", ["0", "positive"]),

@@ -8,9 +8,8 @@ import os
 import shutil
 import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,14 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.files import existing_file, sha256_json
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import rebatched, samples_in
 
-Arrays = Mapping[str, NDArray[Any] | StoredArray]
-_Part = tuple[str, Callable[..., Arrays]]
+_Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
 _Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
 _BLOCK = 1 << 22  # bytes checked at a time
 _MOST = 1 << 20  # samples; each costs some hundred bytes of memory, and a few bytes of a compressed file hold millions
@@ -67,7 +65,7 @@ class ArrayBatches:
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
             ]
         self._named = [_short(where, source) for where, _ in self._parts]
-        found = sum(samples_in(_matched(load(), self._inputs, where)) for where, load in self._parts)
+        found = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
         if not found:
             raise DataError("`data=` holds no samples (the first axis counts them)")
         if found > _MOST:
@@ -83,8 +81,8 @@ class ArrayBatches:
     def _read(self, reading: Future[_Taken]) -> None:
         try:
             found: list[tuple[str, int, int]] = []
-            for number, (where, load) in enumerate(self._parts):
-                found += [(digest, number, index) for index, digest in enumerate(_digests(load(), self._inputs, where))]
+            for number, (where, part) in enumerate(self._parts):
+                found += [(digest, number, index) for index, digest in enumerate(_digests(part, self._inputs, where))]
             taken = found if self.samples >= len(found) else sorted(found)[: self.samples]
             reading.set_result(tuple(sorted(taken, key=lambda item: item[1:])))
         except BaseException as error:
@@ -116,11 +114,7 @@ class ArrayBatches:
         return some
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "kind": "arrays",
-            "count": self.samples,
-            "digest": sha256_json(sorted(self.digests)),
-        }
+        return {"kind": "arrays", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
         return rebatched(self._pieces(), self._batch)
@@ -130,16 +124,16 @@ class ArrayBatches:
         rows_of: list[list[int]] = [[] for _ in self._parts]
         for _, number, index in self._taken:
             rows_of[number].append(index)
-        for (where, load), taken in zip(self._parts, rows_of):
+        for (where, part), taken in zip(self._parts, rows_of):
             if not taken:
                 continue
-            part = _matched(load(checked=True), self._inputs, where)
+            arrays = _matched(part, self._inputs, where, checked=True)
             for start in range(0, len(taken), self._batch):
                 rows = taken[start : start + self._batch]
                 # Rows in a row are a slice, which copies nothing where the array is in memory.
                 pick = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
                 yield {
-                    info.name: converted(part[info.name][pick], info.dtype, f"{where}: {info.name}")
+                    info.name: converted(arrays[info.name][pick], info.dtype, f"{where}: {info.name}")
                     for info in self._inputs
                 }
 
@@ -151,7 +145,7 @@ def _short(where: str, source: Any) -> str:
     return str(Path(where).relative_to(source)) if Path(source).is_dir() else Path(where).name
 
 
-def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str]:
+def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str) -> list[str]:
     """One digest per sample, over all inputs; checks every value on the way."""
     matched = _matched(part, inputs, where)
     found: list[str] = []
@@ -167,7 +161,6 @@ def _digests(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> list[str
 
 
 def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
-    """(name for messages, function that loads it) of each file or object."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if os.path.isdir(path):  # noqa: PTH112  (Path's raises errors for names that are too long)
@@ -178,14 +171,17 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
                 raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them")
-        return [(str(file), partial(_load, file, inputs)) for file in files]
+        return [(str(file), file) for file in files]
     if isinstance(source, np.ndarray):
-        return [("the array", partial(_given, {_only(inputs, "an array").name: source}))]
+        return [("the array", {_only(inputs, "an array").name: source})]
     if isinstance(source, Mapping):
-        return [("the arrays", partial(_given, source))]
+        return [("the arrays", source)]
     if isinstance(source, Iterable):
-        given = list(source)  # an iterator can be read once, and several passes are needed
-        return [(f"batch {number}", partial(_given, item)) for number, item in enumerate(given)]
+        batches = list(source)  # an iterator can be read once, and several passes are needed
+        for number, item in enumerate(batches):
+            if not isinstance(item, Mapping):
+                raise UsageError(f"batch {number} is {type(item).__name__}; input name → array is needed")
+        return [(f"batch {number}", item) for number, item in enumerate(batches)]
     raise UsageError(
         f"data is {type(source).__name__}; a path, an array, a mapping or an iterable of mappings is needed"
     )
@@ -198,22 +194,16 @@ def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
     return inputs[0]
 
 
-def _given(arrays: Any, **_: bool) -> Arrays:
-    found: Arrays = arrays
-    return found
-
-
 def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
     """The part with compressed arrays copied to files in `folder`, so that they can be mapped."""
-    where, load = part
-    path = Path(where)
-    if getattr(load, "func", None) is not _load or path.suffix != ".npz":
+    where, path = part
+    if not isinstance(path, Path) or path.suffix != ".npz":
         return part
     with readable(path), zipfile.ZipFile(path) as archive:
         found = members(archive)
         if all(item.compress_type == zipfile.ZIP_STORED for item in found.values()):
             return part
-        _matched(load(), inputs, where)  # what can't be used isn't unpacked
+        _matched(path, inputs, where)  # what can't be used isn't unpacked
         try:
             folder.mkdir(parents=True)
             files = {}
@@ -223,24 +213,20 @@ def _unpacked(part: _Part, inputs: Sequence[TensorInfo], folder: Path) -> _Part:
                     shutil.copyfileobj(member, file, _BLOCK)
         except OSError as error:
             raise OutputError(f"can't unpack {path} to {folder}: {error.strerror or error}") from error
-    return where, partial(_load_all, files)
+    return where, files
 
 
-def _load(path: Path, inputs: Sequence[TensorInfo], *, checked: bool = False) -> Arrays:
-    """Args: checked: an archive's checksums were compared before."""
-    if path.suffix == ".npy":
-        return {_only(inputs, f"{path.name}").name: stored_array(path)}
-    return stored_arrays(path, checked=checked)
+def _matched(
+    part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where: str, *, checked: bool = False
+) -> dict[str, NDArray[Any] | StoredArray]:
+    """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them.
 
-
-def _load_all(files: Mapping[str, Path], **_: bool) -> Arrays:
-    return {name: stored_array(file) for name, file in files.items()}
-
-
-def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str, NDArray[Any] | StoredArray]:
-    """The arrays by input, with names, shapes, dtypes and numbers of samples as the model needs them."""
-    if not isinstance(part, Mapping):
-        raise UsageError(f"{where} is {type(part).__name__}; input name → array is needed")
+    Args:
+        checked: an archive's checksums were compared before.
+    """
+    if isinstance(part, Path):
+        single = part.suffix == ".npy"
+        part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=checked)
     wanted = [info.name for info in inputs]
     if missing := [name for name in wanted if name not in part]:
         extra = ", ".join(part) or "none"
@@ -251,38 +237,39 @@ def _matched(part: Arrays, inputs: Sequence[TensorInfo], where: str) -> dict[str
         raise UsageError(
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
-    found = {info.name: _fitting(_array(part[info.name], f"{where}: {info.name}"), info, where) for info in inputs}
+    found = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
     samples_in(found, f"{where}: ")
     return found
 
 
-def _array(given: Any, what: str) -> NDArray[Any] | StoredArray:
-    if isinstance(given, StoredArray):
-        return given
+def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredArray:
     try:
-        found: NDArray[Any] = np.asanyarray(given)
+        array = stored_array(values) if isinstance(values, Path) else values
+        array = array if isinstance(array, StoredArray) else np.asanyarray(array)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
-    return found
-
-
-def _fitting(values: NDArray[Any] | StoredArray, info: TensorInfo, where: str) -> NDArray[Any] | StoredArray:
-    what = f"{where}: {info.name}"
-    shape = "x".join(map(str, info.shape)) or "scalar"
     if not info.shape:
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
-    if values.ndim != len(info.shape):
-        raise UsageError(f"{what} has shape {'x'.join(map(str, values.shape)) or 'scalar'}, the model takes {shape}")
+    shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
+    if array.ndim != len(info.shape):
+        raise UsageError(shapes)
     for axis, size in enumerate(info.shape[1:], start=1):  # the first axis counts samples
-        if isinstance(size, int) and size >= 0 and values.shape[axis] != size:
-            given = "x".join(map(str, values.shape))
-            raise UsageError(f"{what} has shape {given}, the model takes {shape}: dimension {axis} must be {size}")
-    if 0 in values.shape[1:]:
-        raise UsageError(f"{what} has shape {'x'.join(map(str, values.shape))}: there is no value in its samples")
-    check_kind(values.dtype, info.dtype, what)
-    return values
+        if isinstance(size, int) and size >= 0 and array.shape[axis] != size:
+            raise UsageError(f"{shapes}: dimension {axis} must be {size}")
+    if 0 in array.shape[1:]:
+        raise UsageError(f"{what} has shape {x(array.shape)}: there is no value in its samples")
+    check_kind(array.dtype, info.dtype, what)
+    return array
+
+
+def usable(values: Any, info: TensorInfo, where: str) -> NDArray[Any]:
+    """Samples of one input as the model takes them, all checked; raises as `ArrayBatches` does."""
+    array = _fitting(values, info, f"{where}: {info.name}")
+    if not len(array):
+        raise DataError(f"{where}: {info.name} holds no samples (the first axis counts them)")
+    return _checked(array[:], info, where, 0)
 
 
 def _checked(values: NDArray[Any], info: TensorInfo, where: str, first: int) -> NDArray[Any]:

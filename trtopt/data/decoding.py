@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from trtopt.core.errors import DataError, UsageError, require
 from trtopt.core.files import existing_file, opened_regular
 from trtopt.core.library_output import Shared
+from trtopt.data.preprocess import check_image
 
 T = TypeVar("T")
 _BYTES = 1 << 28  # of a file
@@ -26,12 +27,8 @@ _PIXELS = 1 << 27  # of an image: up to 10 bytes each while it is decoded and re
 _HEAVY = 4  # JPEG 2000, AVIF and GIF count so many times, by what their decoders take
 _SCANS = 200  # of a progressive JPEG: each costs as much time as all pixels, and some ten are usual
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PNG_CHUNKS = frozenset(
-    [b"IHDR", b"PLTE", b"eXIf", b"IDAT", b"IEND"]
-)  # what the pixels depend on, but for transparency
-_JPEG_DROPPED = frozenset(
-    [*range(0xE1, 0xEE), 0xEF, 0xFE]
-)  # all but JFIF's (0xE0) and Adobe's (0xEE): colours depend on them
+_PNG_CHUNKS = (b"IHDR", b"PLTE", b"eXIf", b"IDAT", b"IEND")  # what the pixels depend on, but for transparency
+_JPEG_DROPPED = (*range(0xE1, 0xEE), 0xEF, 0xFE)  # all but JFIF's (0xE0) and Adobe's (0xEE): colours depend on them
 _TURNS = {  # EXIF orientation → what turns the image upright
     2: "FLIP_LEFT_RIGHT",
     3: "ROTATE_180",
@@ -266,13 +263,13 @@ def _frame(content: bytes) -> tuple[int, int, int] | None:
         return number(6, 2), number(8, 2), _HEAVY
     if found := re.match(rb"P[1-6]\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s+(?:#[^\n]*\n\s*)*(\d{1,9})\s", content):
         return int(found[1]), int(found[2]), 1
-    sizes: list[tuple[int, int]] = []
-    if start == b"\xff\x4f\xff\x51" or content[4:12] == b"jP  \r\n\x87\n":  # SIZ of JPEG 2000's code stream
-        places = [match.end() for match in re.finditer(rb"\xff\x4f\xff\x51", content)]
-        sizes = [(number(at + 4, 4, "big"), number(at + 8, 4, "big")) for at in places]
+    mark = b""
+    if start == b"\xff\x4f\xff\x51" or content[4:12] == b"jP  \r\n\x87\n":
+        mark = b"\xff\x4f\xff\x51"  # before SIZ of JPEG 2000's code stream
     elif content[4:8] == b"ftyp" and b"avi" in content[8:64]:
-        places = [match.end() for match in re.finditer(b"ispe", content)]
-        sizes = [(number(at + 4, 4, "big"), number(at + 8, 4, "big")) for at in places]
+        mark = b"ispe"
+    places = [match.end() for match in re.finditer(mark, content)] if mark else []
+    sizes = [(number(at + 4, 4, "big"), number(at + 8, 4, "big")) for at in places]
     return (*max(sizes, key=math.prod), _HEAVY) if sizes else None
 
 
@@ -328,8 +325,7 @@ def pixels(image: Any, index: int, use: Callable[[NDArray[np.uint8]], T]) -> T:
         DataError: it can't be decoded.
     """
     if isinstance(image, np.ndarray):
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
-            raise UsageError(f"image {index} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
+        check_image(image, f"image {index}")
         return use(image)
     if isinstance(image, (bytes, bytearray, memoryview)):
         found, name = read_image(bytes(image), use), f"image {index}"

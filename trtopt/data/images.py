@@ -9,7 +9,7 @@ import copy
 import hashlib
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,11 +24,12 @@ from trtopt.core.host import cores
 from trtopt.core.values import TensorInfo
 from trtopt.data.batches import Skipped
 from trtopt.data.decoding import encoded, read_image
-from trtopt.data.preprocess import Preprocess
+from trtopt.data.preprocess import Preprocess, check_image
 from trtopt.data.rebatch import rebatched
 
 EXTENSIONS = frozenset([".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"])
 Item = Path | NDArray[Any]
+_NOTHING = np.empty(0, np.uint8)
 
 
 class ImageBatches:
@@ -100,24 +101,11 @@ class ImageBatches:
             raise DataError(f"none of the {self._given} images can be used ({some}): give real photos")
         self.skipped = tuple(item for _, item in sorted(self._bad.items()))
         self.digests = tuple(item.digest for item in self._chosen)
-        self.paths = tuple(
-            item.item if isinstance(item.item, Path) else Path(f"image {item.index}") for item in self._chosen
-        )
+        self.paths = tuple(item.path for item in self._chosen)
         inside = self._folder
         self.names = tuple(str(path.relative_to(inside) if inside is not None else path) for path in self.paths)
         self.samples = len(self._chosen)
         self.repeated = self.samples - len(set(self.digests))
-
-    def _drop(self, item: _Chosen, reason: str) -> _Chosen | None:
-        """Leave out what can't be used; give the one that takes its place, if there is one."""
-        self._bad[item.index] = Skipped(
-            item.item.name if isinstance(item.item, Path) else f"image {item.index}", reason
-        )
-        self._chosen.remove(item)
-        instead = self._reserve.pop(0) if self._reserve else None
-        if instead is not None:
-            self._chosen.append(instead)
-        return instead
 
     def check(self) -> None:
         """Decode what isn't known to be usable yet, so that from here on nothing about the samples changes.
@@ -125,20 +113,8 @@ class ImageBatches:
         Raises:
             DataError: none can be used.
         """
-        if self._checked:
-            return
-        waiting = list(self._chosen)
-        with ThreadPoolExecutor(self._threads) as pool:
-            while waiting:
-                reasons = list(pool.map(_unusable, [item.item for item in waiting]))
-                instead = [self._drop(item, reason) for item, reason in zip(waiting, reasons) if reason]
-                waiting = [item for item in instead if item is not None]
-        self._finish()
-
-    def _finish(self) -> None:
-        self._chosen.sort(key=lambda item: item.index)
-        self._checked = True
-        self._settle()
+        if not self._checked:
+            deque(self._samples(lambda _: _NOTHING), maxlen=0)
 
     def describe(self) -> dict[str, Any]:
         found = {"kind": "images", "count": self.samples, "digest": sha256_json(sorted(self.digests))}
@@ -162,12 +138,10 @@ class ImageBatches:
         return some
 
     def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        yield from rebatched(self._samples(), self.batch)
-        if not self._checked:
-            self._finish()
+        return rebatched(self._samples(self._prepare), self.batch)
 
-    def _samples(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """One at a time, decoded ahead."""
+    def _samples(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> Iterator[dict[str, NDArray[Any]]]:
+        """What `use` makes of each, one at a time, decoded ahead; afterwards it is known which can be used."""
         with ThreadPoolExecutor(self._threads) as pool:
             ahead: deque[tuple[_Chosen, Future[NDArray[Any] | str]]] = deque()
             waiting = deque(self._chosen)
@@ -175,26 +149,27 @@ class ImageBatches:
                 while ahead or waiting:
                     while waiting and len(ahead) < 2 * max(self.batch, self._threads):
                         item = waiting.popleft()
-                        ahead.append((item, pool.submit(self._load, item)))
+                        ahead.append((item, pool.submit(item.load, use)))
                     item, future = ahead.popleft()
                     sample = future.result()
-                    if isinstance(sample, str):
-                        if self._checked:
-                            raise DataError(f"{item.where} changed while it was used: {sample}")
-                        instead = self._drop(item, sample)
-                        if instead is not None:
-                            waiting.append(instead)
+                    if not isinstance(sample, str):
+                        yield {self.name: sample[None]}
+                    elif self._checked:
+                        raise DataError(f"{item.path} changed while it was used: {sample}")
+                    else:
+                        self._bad[item.index] = Skipped(item.path.name, sample)
+                        self._chosen.remove(item)
+                        waiting += self._reserve[:1]
+                        self._chosen += self._reserve[:1]
+                        del self._reserve[:1]
                         self._settle()
-                        continue
-                    yield {self.name: sample[None]}
             finally:
                 for _, future in ahead:
                     future.cancel()
-
-    def _load(self, item: _Chosen) -> NDArray[Any] | str:
-        if isinstance(item.item, np.ndarray):
-            return self._prepare(item.item)
-        return read_image(item.item if item.content is None else item.content, self._prepare)
+        if not self._checked:
+            self._chosen.sort(key=lambda item: item.index)
+            self._checked = True
+            self._settle()
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,8 +182,13 @@ class _Chosen:
     content: bytes | None = None
 
     @property
-    def where(self) -> str:
-        return str(self.item) if isinstance(self.item, Path) else f"image {self.index}"
+    def path(self) -> Path:
+        return self.item if isinstance(self.item, Path) else Path(f"image {self.index}")
+
+    def load(self, use: Callable[[NDArray[np.uint8]], NDArray[Any]]) -> NDArray[Any] | str:
+        if isinstance(self.item, np.ndarray):
+            return use(self.item)
+        return read_image(self.item if self.content is None else self.content, use)
 
 
 def _ranked(found: list[_Chosen]) -> list[_Chosen]:
@@ -239,11 +219,6 @@ def _digest(item: Item) -> str | Skipped:
         return Skipped(item.name, str(error))
 
 
-def _unusable(item: Item) -> str:
-    """Why an image can't be used; "" if it can."""
-    return "" if isinstance(item, np.ndarray) else read_image(item, lambda _: "")
-
-
 def _listed(source: Any) -> list[Item]:
     """Files and images in memory, the latter checked: a wrong one is a mistake in a program, not a damaged file."""
     if not isinstance(source, Iterable) or (isinstance(source, np.ndarray) and source.ndim != 4):
@@ -251,13 +226,13 @@ def _listed(source: Any) -> list[Item]:
         raise UsageError(f"images is {type(source).__name__}{shape}; a folder or a list of files or images is needed")
     items: list[Item] = []
     for index, item in enumerate(source):
-        if isinstance(item, (str, os.PathLike)):
-            items.append(Path(item))
-        elif isinstance(item, np.ndarray) and item.ndim == 3 and item.shape[2] == 3 and item.dtype == np.uint8:
-            items.append(item)
-        else:
-            found = f"{item.dtype} {item.shape}" if isinstance(item, np.ndarray) else type(item).__name__
-            raise UsageError(f"image {index} is {found}; a file, or a uint8 array height x width x 3 in RGB, is needed")
+        if isinstance(item, np.ndarray):
+            check_image(item, f"image {index}")
+        elif not isinstance(item, (str, os.PathLike)):
+            raise UsageError(
+                f"image {index} is {type(item).__name__}; a file, or a uint8 array height x width x 3 in RGB, is needed"
+            )
+        items.append(item if isinstance(item, np.ndarray) else Path(item))
     return items
 
 
@@ -268,9 +243,8 @@ def images_in(folder: Path) -> list[Item]:
         UsageError: it isn't a folder, or there is none.
     """
     if not os.path.isdir(folder):  # noqa: PTH112  (Path's raises errors for names that are too long)
-        if not os.path.lexists(folder):
-            raise UsageError(f"`images='{folder}'` doesn't exist")
-        raise UsageError(f"`images='{folder}'` isn't a folder; give the folder that holds the images")
+        said = "isn't a folder; give the folder that holds the images" if os.path.lexists(folder) else "doesn't exist"
+        raise UsageError(f"`images='{folder}'` {said}")
     paths: list[Item] = []
     paths += sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
     if not paths:

@@ -6,29 +6,24 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trtopt.core.documents import Damaged, read_toml
+from trtopt.core.documents import Damaged, converted, plain, read_toml
 from trtopt.core.errors import UsageError, require
 from trtopt.core.files import sha256_json
-from trtopt.core.values import Profile, TensorInfo
+from trtopt.core.values import Profile, TensorInfo, choice, x
 
-RESIZES = ("stretch", "crop", "letterbox")
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "area", "lanczos")
-CHANNELS = ("rgb", "bgr", "gray")
-LAYOUTS = ("nchw", "nhwc")
 DTYPES = ("float32", "float16", "uint8")
 LARGEST = 1 << 26  # pixels of an input
 CHOICES: dict[str, tuple[str, ...]] = {
-    "resize": RESIZES,
-    "interpolation": INTERPOLATIONS,
-    "channels": CHANNELS,
-    "layout": LAYOUTS,
+    "resize": ("stretch", "crop", "letterbox"),
+    "interpolation": ("nearest", "bilinear", "bicubic", "area", "lanczos"),
+    "channels": ("rgb", "bgr", "gray"),
+    "layout": ("nchw", "nhwc"),
     "dtype": DTYPES,
 }
 PAGE = "docs/preprocessing.md"  # every key with its values
@@ -73,17 +68,17 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         try:
-            for item in fields(self):  # lists and single numbers become what the attribute holds
-                object.__setattr__(self, item.name, _value(item.name, getattr(self, item.name)))
-        except (TypeError, ValueError, OverflowError) as error:
+            for name, kind in get_type_hints(Preprocess).items():
+                object.__setattr__(self, name, converted(_spelled_out(name, getattr(self, name)), kind, name))
+        except Damaged as error:
             raise UsageError(f"preprocessing: {error}") from None
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
-            if value not in allowed and not (name == "dtype" and value is None):
-                raise UsageError(f"preprocessing: {name} is {value!r}; allowed: {', '.join(allowed)}")
+            if name != "dtype" or value is not None:
+                choice(value, allowed, f"preprocessing: {name}")
         if not 0 < self.crop <= 1:
             raise UsageError(f"preprocessing: crop is {self.crop}; a share above 0 and up to 1 is needed")
-        if self.size is not None and (len(self.size) != 2 or min(self.size) < 1):
+        if self.size is not None and min(self.size) < 1:
             raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
@@ -123,7 +118,7 @@ class Preprocess:
         if isinstance(source, Mapping):
             content = dict(source)
             start = content.pop("preset", None)
-            return cls._from(content, "preprocessing", base if start is None else cls.load(start))
+            return cls._from(content, "", base if start is None else cls.load(start))
         if not isinstance(source, (str, os.PathLike)):
             raise UsageError(
                 f"preprocess is {type(source).__name__}; a preset ({', '.join(PRESETS)}), a TOML file or a mapping is needed"
@@ -131,17 +126,16 @@ class Preprocess:
         name = os.fspath(source)
         if name in PRESETS:
             return PRESETS[name]
-        path = Path(name)
-        if not path.is_file():
+        if not os.path.isfile(name):  # noqa: PTH113  (Path's raises errors for names that are too long)
             raise UsageError(f"`preprocess=` {name!r} is neither a preset ({', '.join(PRESETS)}) nor a TOML file")
         try:
-            content = read_toml(path)
+            content = read_toml(name)
         except Damaged as error:
             raise UsageError(f"`preprocess='{name}'`: {error}") from None
         preset = content.pop("preset", None)
         if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
             raise UsageError(f"{name}: preset {preset!r} isn't known; there are {', '.join(PRESETS)}")
-        return cls._from(content, name, PRESETS[preset] if preset else None)
+        return cls._from(content, f"{name}: ", PRESETS[preset] if preset else None)
 
     @classmethod
     def _from(cls, content: Mapping[str, Any], where: str, base: Preprocess | None) -> Preprocess:
@@ -149,18 +143,15 @@ class Preprocess:
         for key in sorted(map(str, set(content) - set(known))):
             near = difflib.get_close_matches(key, known, 1)
             meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise UsageError(f"{where}: unknown key {key}; {meant} {PAGE} describes every key")
+            raise UsageError(f"{where}unknown key {key}; {meant} {PAGE} describes every key")
         try:
-            return replace(base or cls(), **{name: _value(name, value) for name, value in content.items()})
-        except (TypeError, ValueError, OverflowError) as error:
-            raise UsageError(f"{where}: {error}") from None
+            return replace(base or cls(), **content)
+        except UsageError as error:
+            raise UsageError(f"{where}{error}") from None
 
     def describe(self) -> dict[str, Any]:
         """Plain JSON; `Preprocess.load` reads it back."""
-        plain = asdict(self)
-        plain["mean"], plain["std"] = list(self.mean), list(self.std)
-        plain["size"] = list(self.size) if self.size else None
-        return plain
+        return cast("dict[str, Any]", plain(self))
 
     @property
     def digest(self) -> str:
@@ -173,39 +164,32 @@ class Preprocess:
 
     def at_opt(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> Preprocess:
         """This preprocessing with the opt size of the first profile, where neither it nor the image input has a size."""
-        image = _image(inputs)
-        if self.size is not None or image is None or not profiles:
+        image, (_, height, width) = _image(inputs), self._axes
+        shape = profiles[0].get(image.name) if image is not None and profiles else None
+        if self.size is not None or image is None or shape is None or len(shape.opt) != 4:
             return self
-        shape, (_, height, width) = profiles[0].get(image.name), self._axes
-        if shape is None or len(shape.opt) != 4 or not {height, width} & set(image.open_axes):
-            return self
-        return replace(self, size=(shape.opt[height], shape.opt[width]))
+        is_open = height in image.open_axes or width in image.open_axes
+        return replace(self, size=(shape.opt[height], shape.opt[width])) if is_open else self
 
     def known(self, inputs: Sequence[TensorInfo]) -> tuple[TensorInfo, ...]:
         """The inputs; where there is but an image, with the size of this preprocessing in place of an open one."""
         image = _image(inputs)
         if self.size is None or image is None:
             return tuple(inputs)
-        shape, (_, height, width) = list(image.shape), self._axes
-        for axis, size in zip((height, width), self.size):
-            if axis in image.open_axes:
-                shape[axis] = size
-        return (replace(image, shape=tuple(shape)),)
+        sizes = {axis: size for axis, size in zip(self._axes[1:], self.size) if axis in image.open_axes}
+        return (replace(image, shape=tuple(sizes.get(axis, size) for axis, size in enumerate(image.shape))),)
 
     def check_profiles(self, inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> None:
         """Raise UsageError if the images of this preprocessing fit none of the profiles."""
         image = _image(inputs)
         if self.size is None or image is None:
             return
-        name, (_, height, width) = image.name, self._axes
+        name, sides = image.name, tuple(zip(self._axes[1:], self.size))
         ranges = [profile[name] for profile in profiles if name in profile and len(profile[name].min) == 4]
-        places = tuple(zip((height, width), self.size))
-        if ranges and not any(
-            all(item.min[axis] <= size <= item.max[axis] for axis, size in places) for item in ranges
-        ):
+        if ranges and not any(all(item.min[axis] <= size <= item.max[axis] for axis, size in sides) for item in ranges):
             said = "; ".join(f"{name}:{item}" for item in ranges)
             raise UsageError(
-                f"images are prepared in {self.size[0]}x{self.size[1]}, which `shapes='{said}'` leaves out: give another "
+                f"images are prepared in {x(self.size)}, which `shapes='{said}'` leaves out: give another "
                 "`size=`, or `shapes=` that hold it"
             )
 
@@ -242,7 +226,7 @@ class Preprocess:
             return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):
             raise UsageError(
-                f"the preprocessing makes images of {self.size[0]}x{self.size[1]}, the input {info.name} takes {info.dims}"
+                f"the preprocessing makes images of {x(self.size)}, the input {info.name} takes {info.dims}"
             )
         return replace(self, dtype=dtype)
 
@@ -260,10 +244,7 @@ class Preprocess:
         """
         if self.size is None:
             raise UsageError("this preprocessing has no size: use fitted(input) or set size")
-        if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
-            raise UsageError(
-                f"an image is {image.dtype} {'x'.join(map(str, image.shape))}; uint8 height x width x 3 in RGB is needed"
-            )
+        check_image(image, "an image")
         pixels: NDArray[Any] = self._resized(image)
         if self.channels == "bgr":
             pixels = pixels[:, :, ::-1]
@@ -344,37 +325,29 @@ def _centre(image: NDArray[np.uint8], share: float, proportion: float) -> NDArra
     return image[top : top + h, left : left + w]
 
 
+def check_image(image: NDArray[Any], what: str) -> None:
+    """Raise UsageError unless an array is an image: uint8, height × width × 3."""
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
+        raise UsageError(f"{what} is {image.dtype} {image.shape}; uint8 height x width x 3 in RGB is needed")
+
+
 def _image(inputs: Sequence[TensorInfo]) -> TensorInfo | None:
     """The input of a model that takes an image and nothing else."""
     return inputs[0] if len(inputs) == 1 and len(inputs[0].shape) == 4 else None
 
 
-def _value(name: str, given: Any) -> Any:
-    """A value from TOML or JSON as the attribute has it; TypeError or ValueError name the attribute."""
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    if name in ("mean", "std"):
-        return tuple(_number(name, item, float) for item in (given if many else [given]))
-    if name == "size" and given is not None:
-        return tuple(_number(name, item, int) for item in given) if many else (_number(name, given, int),) * 2
-    if name == "scale" and isinstance(given, str):
-        whole, slash, part = given.partition("/")
+def _spelled_out(name: str, value: Any) -> Any:
+    """A value with what may be left out: lists around single numbers, and fractions worked out; Damaged for no fraction."""
+    many = isinstance(value, Sequence) and not isinstance(value, str)
+    if name in ("mean", "std", "size") and value is not None and not many:
+        return [value] * (2 if name == "size" else 1)
+    if name == "scale" and isinstance(value, str):
+        whole, slash, part = value.partition("/")
         try:
             return float(whole) / (float(part) if slash else 1.0)
         except (ValueError, ZeroDivisionError):
-            raise TypeError(f'scale is {given!r}; a number or a fraction such as "1/255" is needed') from None
-    if name in ("scale", "crop"):
-        return _number(name, given, float)
-    if name == "pad":
-        return _number(name, given, int)
-    if name == "antialias" and not isinstance(given, bool):
-        raise TypeError(f"antialias is {given!r}; true or false is needed")
-    return given
-
-
-def _number(name: str, given: Any, kind: type) -> Any:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or kind(given) != given:
-        raise TypeError(f"{name} holds {given!r}; {'a whole number' if kind is int else 'a finite number'} is needed")
-    return kind(given)
+            raise Damaged(f'scale is {value!r}; a number or a fraction such as "1/255" is needed') from None
+    return value
 
 
 PRESETS: dict[str, Preprocess] = {

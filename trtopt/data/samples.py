@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
-from trtopt.core.documents import Damaged, read_toml
+from trtopt.core.documents import Damaged, converted, read_toml
 from trtopt.core.errors import DataError, OutputError, UsageError, require
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.temporary import folder_in
 from trtopt.data.decoding import decode
-from trtopt.recipes.loader import package_file
+from trtopt.recipes.loader import check_keys, package_file
 
 FOLDER = Path(__file__).resolve().parent / "crops"
-_KEYS = {"description", "requires", "count", "seed", "size", "scale", "photos"}
 _MARK = "recipe.sha256"  # in a finished folder: what it was made from
 
 
@@ -27,11 +25,13 @@ _MARK = "recipe.sha256"  # in a finished folder: what it was made from
 class CropRecipe:
     """`count` square crops, `size` pixels wide, each a seeded choice of place and size in one of `photos`."""
 
-    photos: tuple[Path, ...]
+    photos: Annotated[tuple[Path, ...], list[str]]
     count: int
     seed: int
     size: int
     scale: tuple[float, float]
+    description: str = ""
+    requires: str = ""
 
     @property
     def digest(self) -> str:
@@ -56,27 +56,18 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
             f"there is no calibration recipe {os.fspath(name)!r}; known: {known}, or the path of a .toml file"
         )
     try:
-        content: Mapping[str, Any] = read_toml(path)
+        content = read_toml(path)
+        check_keys(content, [item.name for item in fields(CropRecipe)])
+        recipe = converted(content, CropRecipe)
     except Damaged as error:
-        raise UsageError(f"{path}: {error}") from None
-    if unknown := sorted(set(content) - _KEYS):
-        raise UsageError(f"{path}: unknown key {', '.join(unknown)}; known: {', '.join(sorted(_KEYS))}")
-    try:
-        requires = str(content.get("requires", ""))
-        photos = tuple(path for item in content["photos"] for path in _photos(str(item), requires))
-        low, high = map(float, content["scale"])
-        recipe = CropRecipe(photos, int(content["count"]), int(content["seed"]), int(content["size"]), (low, high))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path}: {type(error).__name__}: {error}; see {FOLDER / 'imagenet-crops.toml'}") from None
-    if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < low <= high <= 1:
+        raise UsageError(f"{path}: {error}; see {FOLDER / 'imagenet-crops.toml'}") from None
+    references = [package_file(str(item), recipe.requires) for item in recipe.photos]
+    photos = [
+        photo for path in references for photo in (sorted(path.parent.glob(path.name)) if "*" in path.name else [path])
+    ]
+    if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
         raise UsageError(f"{path}: photos, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
-    return recipe
-
-
-def _photos(reference: str, requires: str) -> list[Path]:
-    """The file of a reference, or the files of a pattern, by name."""
-    found = package_file(reference, requires)
-    return sorted(found.parent.glob(found.name)) if "*" in found.name else [found]
+    return replace(recipe, photos=tuple(photos))
 
 
 def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) -> tuple[Path, ...]:

@@ -25,12 +25,16 @@ def advice(path: Path) -> str:
             f"{path} is TorchScript, which torch's exporter doesn't read: export the Python module that it was made from, "
             f"trtopt export my_model.py:Net; its weights: torch.save(torch.jit.load({str(path)!r}).state_dict(), 'state.pth')"
         )
-    pickled = model_class(path)
-    if pickled:
+    if pickled := model_class(path):
+        module, _, name = pickled.rpartition(".")
+        source = f"my_model.py:{name}" if module == "__main__" else f"{module}:{name}"
+        if module.startswith("torch.nn."):
+            source = "my_model.py:Net"
         return (
             f"{path} is a whole pickled model ({pickled}), which trtopt doesn't unpickle, because that runs any code that the "
-            f"file brings. If you trust it, save its weights alone, {_saving(path)}; then: {_typed(pickled)} --weights "
-            f"{path.stem}.state.pth"
+            "file brings. If you trust it, save its weights alone, in Python where its class can be imported: model = "
+            f"torch.load({str(path)!r}, weights_only=False); torch.save(model.state_dict(), '{path.stem}.state.pth'); then: "
+            f"trtopt export {source} --weights {path.stem}.state.pth"
         )
     return (
         f"{path} holds weights, not a model: name the class or function that makes the model, and give the weights: "
@@ -41,20 +45,6 @@ def advice(path: Path) -> str:
 def model_class(path: Path) -> str | None:
     """The first class of the pickle that isn't torch's storage or a container: usually the model's own."""
     return next((name for name in _classes(path) if name.rpartition(".")[0] not in _HARMLESS), None)
-
-
-def _typed(pickled: str) -> str:
-    module, _, name = pickled.rpartition(".")
-    if module == "__main__" or module.startswith("torch.nn."):
-        return "trtopt export my_model.py:Net" if module != "__main__" else f"trtopt export my_model.py:{name}"
-    return f"trtopt export {module}:{name}"
-
-
-def _saving(path: Path) -> str:
-    return (
-        f"in Python where its class can be imported: model = torch.load({str(path)!r}, weights_only=False); "
-        f"torch.save(model.state_dict(), '{path.stem}.state.pth')"
-    )
 
 
 def _classes(path: Path) -> list[str]:

@@ -32,9 +32,9 @@ from trtopt.core.foreign import chain, essence, place
 from trtopt.core.library_output import quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import TensorInfo, choice
 from trtopt.data import open_data
-from trtopt.data.convert import converted
+from trtopt.data.arrays import usable
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import joined
 from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
@@ -153,16 +153,20 @@ def export(request: ExportRequest) -> ExportResult:
             source = stack.enter_context(opened(request.source, request.weights, request.factory_arg))
         torch = require("torch", "torch", "export")
         require("onnxscript", "torch", "export")
-        stack.enter_context(_threads(torch))
         if request.opset is None and request.for_generation is None and source.opset:
             target = source.opset
         infos, keywords = _inputs(source, request.inputs, request.dynamic, request.input_names)
         if isinstance(preprocess, Mapping):
             preprocess = Preprocess.load(preprocess, Preprocess.load(source.preprocess) if source.preprocess else None)
         arrays, sampled = _samples(infos, request.sample, preprocess or source.preprocess)
-        notes = [*source.notes]
-        for note in notes:
-            reporter.warn(note)
+        notes: list[str] = []
+
+        def noted(*texts: str) -> None:
+            for text in texts:
+                notes.append(text)
+                reporter.warn(text)
+
+        noted(*source.notes)
         stack.enter_context(_evaluating(torch, source.module))
         subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
@@ -170,10 +174,7 @@ def export(request: ExportRequest) -> ExportResult:
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
-                notes.append(
-                    f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out"
-                )
-                reporter.warn(notes[-1])
+                noted(f"the output {name} is {value if value is None else type(value).__name__}, no tensor: left out")
         names = named_outputs(
             tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
         )
@@ -194,9 +195,7 @@ def export(request: ExportRequest) -> ExportResult:
                     notes += _judge(gap, size, request.tolerance, sampled, source.text)
                 elsewhere, note = _elsewhere(subject, model, session, request.tolerance)
                 comparisons += elsewhere
-                if note:
-                    notes.append(note)
-                    reporter.warn(note)
+                noted(*note)
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
@@ -231,11 +230,10 @@ def parse_input(text: str) -> TensorInfo:
 
 
 def _opset(opset: int | None, generation: str | None) -> int:
-    if generation is not None and generation not in GENERATION_OPSETS:
-        raise UsageError(f"for_generation is {generation!r}; allowed: {', '.join(GENERATION_OPSETS)}")
-    limit = GENERATION_OPSETS[generation] if generation else None
+    if generation is not None:
+        choice(generation, GENERATION_OPSETS, "for_generation")
     if opset is None:
-        return limit or DEFAULT_OPSET
+        return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:
         raise UsageError(f"`opset=` is {opset}; allowed: 16 to 23 ({DEFAULT_OPSET} is read by every TensorRT)")
     if generation == "tensorrt8" and opset > 17:
@@ -303,36 +301,22 @@ def _samples(
             said = f"as {preprocess}" if isinstance(preprocess, str) else "as asked for"
             return photos, f"{len(next(iter(photos.values())))} photos of scikit-image, preprocessed {said}"
         return synthetic_inputs(infos, _sizes(infos)), "synthetic (seed 0)"
-    if isinstance(sample, Mapping):
-        arrays, text = {name: np.asarray(value) for name, value in sample.items()}, "arrays"
-    elif isinstance(sample, np.ndarray):
-        arrays, text = {infos[0].name: sample}, "an array"
-    else:
-        arrays, text = _read_sample(infos, Path(sample), preprocess), os.fspath(sample)
-    for info in infos:
-        if info.name not in arrays:
-            raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
-        array = arrays[info.name]
-        fits = array.ndim == len(info.shape) and all(
-            isinstance(want, str) or axis == 0 or want == size
-            for axis, (want, size) in enumerate(zip(info.shape, array.shape))
-        )
-        if not fits or not len(array):
-            raise DataError(f"the sample's {info.name} has the shape {list(array.shape)}; needed: {list(info.shape)}")
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise DataError(f"the sample's {info.name} holds NaN or infinity")
-        arrays[info.name] = converted(array, info.dtype, f"the sample's {info.name}")
-    return {info.name: arrays[info.name] for info in infos}, text
-
-
-def _read_sample(infos: tuple[TensorInfo, ...], path: Path, preprocess: Any) -> dict[str, NDArray[Any]]:
+    if isinstance(sample, (Mapping, np.ndarray)):
+        arrays = sample if isinstance(sample, Mapping) else {infos[0].name: sample}
+        for info in infos:
+            if info.name not in arrays:
+                raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
+        said = "arrays" if isinstance(sample, Mapping) else "an array"
+        return {info.name: usable(arrays[info.name], info, "the sample") for info in infos}, said
+    path = Path(sample)
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix in (".npz", ".npy"):
-        return joined(open_data(infos, data=path, limit=SAMPLES))
-    return joined(
-        open_data(_sized(infos), images=[path] if path.is_file() else path, preprocess=preprocess, limit=SAMPLES)
-    )
+        batches = open_data(infos, data=path, limit=SAMPLES)
+    else:
+        images = [path] if path.is_file() else path
+        batches = open_data(_sized(infos), images=images, preprocess=preprocess, limit=SAMPLES)
+    return joined(batches), os.fspath(sample)
 
 
 def _photos(infos: tuple[TensorInfo, ...], preprocess: Any) -> dict[str, NDArray[Any]] | None:
@@ -404,7 +388,7 @@ class _Subject:
 
 def _elsewhere(
     subject: _Subject, model: Model, session: OnnxSession, tolerance: float
-) -> tuple[list[ExportComparison], str]:
+) -> tuple[list[ExportComparison], list[str]]:
     """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
 
     A trace may hold the sizes that it was made at, and give other results, or none, at any other.
@@ -446,10 +430,8 @@ def _elsewhere(
                 f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
                 f"{said}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
-        return [ExportComparison(1, gap.absolute, gap.relative, gap.output, sizes)], ""
-    if not tried:
-        return [], ""
-    return [], f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"
+        return [ExportComparison(1, gap.absolute, gap.relative, gap.output, sizes)], []
+    return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
 
 
 def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], bool]:
@@ -624,28 +606,20 @@ def _input_hint(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _evaluating(torch: Any, module: Any) -> Iterator[None]:
-    """Eval mode for the time of the export; every submodule's own mode afterwards.
+    """Eval mode for the time of the export, every submodule's own mode afterwards; and a bounded number of threads, since
+    PyTorch's default is one per core, whatever the container allows.
 
     Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
     """
     modes = [(item, item.training) for item in module.modules()]
-    fused = torch.backends.mha.get_fastpath_enabled()
+    fused, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
     module.eval()
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.set_num_threads(min(threads, THREADS))
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         torch.backends.mha.set_fastpath_enabled(fused)
         for item, mode in modes:
             item.training = mode
-
-
-@contextlib.contextmanager
-def _threads(torch: Any) -> Iterator[None]:
-    """A bounded number of PyTorch threads: its default is one per core, whatever the container allows."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, THREADS))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

