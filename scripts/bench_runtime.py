@@ -88,7 +88,7 @@ class Bench:
             **options,
         )
         how = "built before" if result.cached else f"built in {result.seconds:.0f} s"
-        note(f"engine {name}", result.truth, how)
+        note(f"engine {name}", result.precision_summary, how)
         return result.engine
 
     def bare_engine(self, path: Path) -> Any:

@@ -327,7 +327,7 @@ def _once(case: Case, folder: Path, shapes: Sequence[str], options: Mapping[str,
         graph = ""
     except trtopt.TrtoptError as error:
         graph = str(error)
-    return {"ok": True, "known": "can't be read" not in result.truth, "graph": graph}
+    return {"ok": True, "known": "can't be read" not in result.precision_summary, "graph": graph}
 
 
 def _shapes(case: Case, text: str) -> str:

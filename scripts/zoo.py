@@ -166,21 +166,21 @@ def outcome(work: Any, names: set[str]) -> dict[str, Any]:
     except Exception as error:
         return {"state": "internal", "error": type(error).__name__, "text": str(error)[:600]}
     reasons = Counter(item.reason for item in result.kept)
-    known = "can't be read" not in result.truth
+    known = "can't be read" not in result.precision_summary
     return {
         "state": "built" if known else "unknown",
-        "text": counts(result.truth) if known else result.truth,
-        "truth": result.truth,
+        "text": counts(result.precision_summary) if known else result.precision_summary,
+        "precision_summary": result.precision_summary,
         "coverage": dict(result.coverage),
         "kept": dict(reasons.most_common(5)),
         "seconds": round(result.seconds, 1),
     }
 
 
-def counts(truth: str) -> str:
+def counts(summary: str) -> str:
     """Of the line that says what an engine runs: the counts, without what was kept and why."""
-    parts = [part for part in truth.split("; ") if re.match(r"\d+ of \d+ ", part)]
-    return "; ".join(parts) or truth.split("; ")[0]
+    parts = [part for part in summary.split("; ") if re.match(r"\d+ of \d+ ", part)]
+    return "; ".join(parts) or summary.split("; ")[0]
 
 
 def parts_of(proto: Any) -> set[str]:

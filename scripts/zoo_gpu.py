@@ -68,7 +68,7 @@ def row(folder: Path, name: str, level: int | None, compare: bool = True) -> dic
     kept_fp32 = {item["node"] for item in manifest.kept if item["precision"] == "fp32"}
     heavy = [item for item in manifest.layers if item["kind"] != "other" and item["precision"] == "fp32"]
     return found | {
-        "truth": result.truth,
+        "precision_summary": result.precision_summary,
         "coverage": dict(result.coverage),
         "seconds": round(manifest.seconds, 1),
         "total": round(time.monotonic() - started, 1),
@@ -87,17 +87,17 @@ def table(rows: list[dict[str, Any]]) -> str:
         if "error" in item:
             lines.append(f"| {item['name']} | {item['error'][:300]} |" + " |" * (len(COLUMNS) - 2))
             continue
-        entrants = {entrant["precision"]: entrant for entrant in (item["comparison"] or {}).get("entrants", ())}
+        candidates = {one["precision"]: one for one in (item["comparison"] or {}).get("candidates", ())}
         times = [
-            " / ".join(f"{entrants[which]['times'][index]['gpu_ms']:.4f}" for which in ("int8", "fp16"))
-            if {"int8", "fp16"} <= entrants.keys()
+            " / ".join(f"{candidates[which]['times'][index]['gpu_ms']:.4f}" for which in ("int8", "fp16"))
+            if {"int8", "fp16"} <= candidates.keys()
             else item["not_measured"]
             for index in range(2)
         ]
-        fp16 = f"{entrants['fp16']['seconds']:.0f}" if "fp16" in entrants else ""
+        fp16 = f"{candidates['fp16']['seconds']:.0f}" if "fp16" in candidates else ""
         cells = [
             item["name"], f"{item['seconds']:.0f}", fp16, *times, f"{item['coverage'].get('int8', 0):.1%}",
-            ", ".join(item["fp32"]) or "nothing", item["truth"].split("; ")[0],
+            ", ".join(item["fp32"]) or "nothing", item["precision_summary"].split("; ")[0],
         ]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -113,7 +113,7 @@ def main() -> int:
     for name in given.names:
         found = row(given.folder, name, given.level, not given.no_compare)
         (given.folder / f"{name}.row.json").write_text(json.dumps(found, indent=1))
-        print(name, found.get("total"), found.get("truth", found.get("error")), flush=True)
+        print(name, found.get("total"), found.get("precision_summary", found.get("error")), flush=True)
     print(table([json.loads(path.read_text()) for path in sorted(given.folder.glob("*.row.json"))]))
     return 0
 

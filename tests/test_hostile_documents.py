@@ -89,7 +89,7 @@ def described(world: World) -> dict[str, Any]:
         targets=["sm89"],
         spec={"precision": "int8", "version_compatible": False},
         precision={"int8": 2, "fp16": 0, "fp32": 0, "total": 2},
-        truth="2 of 2 convolutions INT8",
+        precision_summary="2 of 2 convolutions INT8",
         layers=[{"name": "l", "kind": "convolution", "precision": "int8", "nodes": ["conv1"]}],
         kept=[{"node": "pool", "op": "GlobalAveragePool", "precision": "fp16", "reason": "no kernel"}],
         inputs=[dataclasses.asdict(item) for item in model.inputs],

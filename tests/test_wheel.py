@@ -72,7 +72,7 @@ def test_commands_work_outside_the_checkout(ran: Run, installed: Path, tmp_path:
     made = json.loads(
         ran("trtopt", "build", "small.onnx", "--fp16", "--target", "sm89", "-o", "small.engine", "--json")
     )
-    assert made["truth"] == "1 of 1 convolutions FP16"
+    assert made["precision_summary"] == "1 of 1 convolutions FP16"
     assert "1 of 1 convolutions FP16" in ran("trtopt", "inspect", "small.engine")
 
 

@@ -25,7 +25,7 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     out = tmp_path / "out"
     first = pipeline("efficientnet-lite0", out, target="sm89")
     assert first.skipped == ()
-    assert first.build.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    assert first.build.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
     assert first.agreement is not None
     assert first.agreement["samples"] == 20
     assert first.agreement["top1_agreement"] == 1.0

@@ -321,7 +321,7 @@ def build(result: Any, values: _Options) -> Iterator[str]:
     """Build a TensorRT engine and say what it really runs."""
     from trtopt.engine.manifest import arithmetic
 
-    yield f"{result.engine}: {result.truth}"
+    yield f"{result.engine}: {result.precision_summary}"
     if line := arithmetic(result.coverage):
         yield f"  {line}"
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
@@ -363,7 +363,7 @@ def _engine_lines(report: Any) -> Iterator[str]:
     from trtopt.engine.manifest import arithmetic
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
-    yield f"  {report.truth}"
+    yield f"  {report.precision_summary}"
     if (manifest := report.manifest) is not None:
         if line := arithmetic(manifest.coverage):
             yield f"  {line}"

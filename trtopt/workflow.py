@@ -71,7 +71,7 @@ class PipelineResult:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.truth}",
+            f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.precision_summary}",
             f"size: FP32 model {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
         if self.agreement is not None:

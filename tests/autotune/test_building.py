@@ -135,7 +135,7 @@ def test_int8_is_measured_against_fp16_and_kept(gpu: Gpu, build: Build, world: W
     assert result.comparison["speedup"] == pytest.approx(1.6)
     assert result.comparison["kept"] == "int8"
     assert result.comparison["inputs"] == "real samples"
-    assert result.comparison["entrants"][0]["times"][0]["shapes"] == {"x": "8x3x32x32"}
+    assert result.comparison["candidates"][0]["times"][0]["shapes"] == {"x": "8x3x32x32"}
     assert _manifest(result).comparison == json.loads(json.dumps(result.comparison))
     assert _manifest(result).spec["precision"] == "int8"
     assert not [text for text in heard.warnings if "FP16" in text]
@@ -362,7 +362,7 @@ def test_best_judges_outputs_by_their_kind(gpu: Gpu, build: Build) -> None:
     assert not said.cached
     assert _manifest(said).output_kinds == {"y": "classes"}
     assert _manifest(said).spec["precision"] == "int8"
-    assert said.comparison["entrants"][0]["accuracy"]["outputs"]["y"]["kind"] == "classes"
+    assert said.comparison["candidates"][0]["accuracy"]["outputs"]["y"]["kind"] == "classes"
     assert build(best=True).cached
     named = build(best=True, output_kind=(), classes=[f"bird {number}" for number in range(16)])
     assert named.cached  # names for its 16 scores say that they are classes
@@ -423,7 +423,7 @@ def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, wor
     with pytest.raises(UsageError, match=r"`best=True` judges accuracy on real samples: add .*beside `calib=`"):
         build(best=True, calib=table, data=None)
     result = build(best=True, calib=table, data={"x": samples(12) * 0.5})
-    assert result.comparison["entrants"][0]["accuracy"]["samples"] == 12
+    assert result.comparison["candidates"][0]["accuracy"]["samples"] == 12
     assert result.table.digest == table.digest
     assert build(best=True, calib=table, data={"x": samples(12) * 0.5}).cached
 
@@ -494,8 +494,8 @@ def test_without_onnxruntime_an_fp32_engine_is_the_reference(
     result = build(best=True)
     assert gpu.built == ["int8", "fp16", "fp32"]
     assert result.comparison["reference"] == "an FP32 engine without TF32"
-    assert [item["precision"] for item in result.comparison["entrants"]] == ["int8", "fp16"]
-    assert result.comparison["entrants"][1]["accuracy"]["snr_db"] > 40
+    assert [item["precision"] for item in result.comparison["candidates"]] == ["int8", "fp16"]
+    assert result.comparison["candidates"][1]["accuracy"]["snr_db"] > 40
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), EngineError("it can't run")])

@@ -120,7 +120,7 @@ def test_a_comparison_comes_back_from_json() -> None:
     assert again == found
     assert again is not None
     assert again.judged(Limits(0.5)).limits == Limits(0.5)
-    assert Comparison.load({"entrants": [{"precision": "int8", "colour": "red"}]}) is None
+    assert Comparison.load({"candidates": [{"precision": "int8", "colour": "red"}]}) is None
 
 
 # On the fake GPU -------------------------------------------------------------------------------------------------------

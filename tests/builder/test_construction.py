@@ -150,7 +150,11 @@ def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
     result = _build(files, tmp_path / "net.engine", int8=True)
     manifest = load_manifest(result.engine)
     assert manifest is not None
-    assert manifest.truth == "2 of 2 convolutions INT8; 1 of 1 matrix products INT8" == result.truth
+    assert (
+        manifest.precision_summary
+        == "2 of 2 convolutions INT8; 1 of 1 matrix products INT8"
+        == result.precision_summary
+    )
     assert manifest.generation["family"] == "rtx"
     assert manifest.targets == ["sm89"]
     assert manifest.inputs == [{"name": "x", "dtype": "float32", "shape": ["batch", 3, 16, 16]}]
@@ -161,7 +165,7 @@ def test_the_manifest_says_everything(files: Path, tmp_path: Path) -> None:
     assert {layer["precision"] for layer in manifest.layers if layer["kind"] != "other"} == {"int8"}
     report = inspect(result.engine)
     assert report.maker == "TensorRT-RTX 1.7.1.116"
-    assert report.truth == manifest.truth
+    assert report.precision_summary == manifest.precision_summary
 
 
 def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: Path) -> None:
@@ -171,7 +175,11 @@ def test_an_engine_that_is_up_to_date_is_not_built_again(files: Path, tmp_path: 
     heard = Heard()
     again = _build(files, engine, int8=True, reporter=heard)
     assert again.cached
-    assert (again.precision, again.truth, again.targets) == (first.precision, first.truth, first.targets)
+    assert (again.precision, again.precision_summary, again.targets) == (
+        first.precision,
+        first.precision_summary,
+        first.targets,
+    )
     assert engine.stat().st_mtime_ns == written
     assert any("up to date" in note for note in heard.notes)
     assert not _build(files, engine, int8=True, force=True).cached
@@ -488,7 +496,7 @@ def test_lite0_in_fp16_bf16_and_int8(exported: Callable[[str], Path], tmp_path: 
         limit=8,
         target=TARGET,
     )
-    assert result.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    assert result.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
     manifest = load_manifest(result.engine)
     assert manifest is not None
     assert manifest.preprocess is not None

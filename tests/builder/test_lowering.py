@@ -78,7 +78,7 @@ def test_a_real_builder_takes_rearranged_graphs_and_the_user_is_told(
     heard = Heard()
     monkeypatch.setattr(Generation, "rearranges", lambda *_: True)
     made = build(block, tmp_path / "b.engine", int8=True, calib=table, target="sm89", backend="rtx", reporter=heard)
-    assert made.truth == "3 of 3 convolutions INT8"
+    assert made.precision_summary == "3 of 3 convolutions INT8"
     assert any(text.startswith("1 convolution of residual skips computed by the last one") for text in heard.notes)
 
 

@@ -387,7 +387,7 @@ def test_lite0_builds_from_an_old_cache_alone(lite0: Case, tmp_path: Path, as_ta
         calibrate(lite0.path, tmp_path / "t.json", import_cache=calib, preprocess="efficientnet-lite")
         calib = tmp_path / "t.json"
     result = trtopt.build(lite0.path, tmp_path / "e.engine", int8=True, calib=calib, target="sm89")
-    assert result.truth == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
+    assert result.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
     manifest = load_manifest(result.engine)
     assert manifest is not None
     assert manifest.calibration is not None

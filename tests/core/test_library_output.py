@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import sys
 import threading
 import warnings
+import weakref
 
 import pytest
 
@@ -126,3 +128,17 @@ def test_a_stream_that_somebody_else_took_over_stays_theirs(monkeypatch: pytest.
     with quiet():
         monkeypatch.setattr(sys, "stdout", theirs)
     assert sys.stdout is theirs
+
+
+def test_a_thread_that_still_prints_keeps_its_stream(capsys: pytest.CaptureFixture[str]) -> None:
+    """CPython's print() holds no reference to sys.stdout: freed meanwhile, the process crashes."""
+    seen = []
+    for _ in range(2):
+        with quiet():
+            seen.append(weakref.ref(sys.stdout))
+        gc.collect()
+        stream = seen[-1]()
+        assert stream is not None
+        print("still here", file=stream)
+    assert seen[0]() is seen[1]()
+    assert capsys.readouterr().out == "still here\n" * 2

@@ -59,7 +59,7 @@ def _manifest(engine: Path, digest: str) -> Manifest:
         targets=["sm89"],
         spec={"precision": "int8"},
         precision={"int8": 1, "fp16": 0, "fp32": 0, "total": 1},
-        truth="1 of 1 convolutions INT8",
+        precision_summary="1 of 1 convolutions INT8",
         layers=[],
         kept=[],
         inputs=[],
@@ -117,3 +117,14 @@ def test_where_the_arithmetic_runs_is_said_where_it_differs() -> None:
     assert arithmetic({"fp16": 0.0434, "int8": 0.9566}) == "of the arithmetic, 95.7% INT8, 4.3% FP16"
     assert arithmetic({"int8": 1.0}) == ""
     assert arithmetic({}) == ""
+
+
+def test_a_manifest_from_before_the_precision_summary_had_its_name_is_read(tmp_path: Path) -> None:
+    engine = tmp_path / "net.engine"
+    engine.write_bytes(b"vtrt" + bytes(200))
+    _manifest(engine, "a" * 64).save(engine)
+    content = json.loads(manifest_path(engine).read_text())
+    content["truth"] = content.pop("precision_summary")
+    manifest_path(engine).write_text(json.dumps(content))
+    manifest = load_manifest(engine)
+    assert manifest is not None and manifest.precision_summary == "1 of 1 convolutions INT8"

@@ -99,5 +99,5 @@ class Builds:
             options["calib"] = self.written_cache()
         engine = self.folder / f"{name.replace(' ', '-').replace('/', '').replace(chr(39), '')}.engine"
         result = build(self.inputs.model, engine, **self.common, **options)
-        rows.append((f"build {name}", f"{result.seconds:.0f} s", result.truth))
+        rows.append((f"build {name}", f"{result.seconds:.0f} s", result.precision_summary))
         return result

@@ -37,7 +37,7 @@ def test_int8_is_measured_against_fp16(gpu: Device, builds: Builds, inputs: Inpu
     assert found["kept"] == "int8"
     assert found["speedup"] > QUICK
     assert str(gpu.info) == found["gpu"]
-    for candidate in found["entrants"]:
+    for candidate in found["candidates"]:
         (times,) = candidate["times"]
         assert times["shapes"] == {"input": "32x3x224x224"}
         assert times["cuda_graph"]
@@ -73,7 +73,7 @@ def test_best_keeps_the_fastest_within_the_limit(
     assert found.judged(Limits(min_snr=HIGH)).kept == "fp16"
     with Session(result.engine) as session:
         logits = session.run_batches({"input": inputs.photos["input"]})
-    candidate = next(item for item in found.entrants if item.precision == kept)
+    candidate = next(item for item in found.candidates if item.precision == kept)
     assert candidate.accuracy is not None
     own = compare(inputs.reference, logits).snr_db  # the FP32 model in ONNX Runtime, on another machine
     assert own == pytest.approx(candidate.accuracy["snr_db"], abs=3)

@@ -64,13 +64,13 @@ class Candidate:
     """One engine, or why there is none.
 
     Attributes:
-        truth: its precision summary (`BuildResult.truth`).
+        precision_summary: as in `BuildResult`.
         accuracy: against FP32 (`Agreement.describe()`); None: not judged.
         failed: why there is no such engine; then the rest is empty.
     """
 
     precision: str
-    truth: str = ""
+    precision_summary: str = ""
     seconds: float = 0.0
     times: tuple[Times, ...] = ()
     accuracy: Mapping[str, Any] | None = None
@@ -95,14 +95,14 @@ class Comparison:
         kept: precision of the engine kept, and `why` in one line.
         speedup: how many times as fast the quantized engine is as the other; None where one of them couldn't be built.
         best: whether the fastest within `limits` was to be kept, rather than what was asked for.
-        entrants: the candidates.
+        candidates: what was built, those that failed too.
         key: what a selection depends on besides the limits; empty without one.
     """
 
     gpu: str
     inputs: str
     reference: str | None
-    entrants: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     best: bool = False
     limits: Limits | None = None
     kept: str = ""
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.entrants) if item.times}
+        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
         return timed[False].relative_time(timed[True]) if len(timed) == 2 else None
 
     def describe(self) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class Comparison:
             comparison = converted(dict(described), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
-        times = [item.gpu_ms for candidate in comparison.entrants for item in candidate.times]
+        times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]
         return comparison if all(1e-6 < item < 1e9 for item in times) else None
 
     def asked_for(self, precision: str) -> Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
-        mine = next(item for item in self.entrants if item.precision == precision)
-        other = next(item for item in self.entrants if item.precision != precision)
+        mine = next(item for item in self.candidates if item.precision == precision)
+        other = next(item for item in self.candidates if item.precision != precision)
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {_compared(mine, other)}")
 
     def judged(self, limits: Limits) -> Comparison:
@@ -140,13 +140,13 @@ class Comparison:
         Raises:
             AccuracyLost: there is none.
         """
-        outside = {item.precision: item.failed for item in self.entrants}
-        for item in self.entrants:
+        outside = {item.precision: item.failed for item in self.candidates}
+        for item in self.candidates:
             if item.accuracy is not None:
                 outside[item.precision] = "; ".join(limits.missed(item.accuracy))
-        fitting = [item for item in self.entrants if not outside[item.precision]]
+        fitting = [item for item in self.candidates if not outside[item.precision]]
         if not fitting:
-            said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.entrants)
+            said = "; ".join(f"{item.name}: {outside[item.precision]}" for item in self.candidates)
             raise AccuracyLost(
                 f"no precision stays within the accuracy limit ({said}): lower `min_agreement=` or `min_snr=`, calibrate on "
                 "more or other data, or keep sensitive layers in FP32 with `precision_override=`"
@@ -160,7 +160,7 @@ class Comparison:
             f"no {item.name} engine: {item.failed}"
             if item.failed
             else f"{item.name} is outside the accuracy limit ({outside[item.precision]})"
-            for item in self.entrants
+            for item in self.candidates
             if outside[item.precision]
         ]
         why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept)])}"
@@ -219,7 +219,9 @@ def measured(
             with reporter.phase(f"comparing {names} with FP32"):
                 accuracy = judge(reference, sessions, samples, kinds)
     candidates = [
-        Candidate(str(item), result.truth, round(result.seconds, 3), times[str(item)], accuracy.get(str(item)))
+        Candidate(
+            str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
+        )
         for item, result in made.items()
     ]
     candidates += [Candidate(str(item), failed=why) for item, why in failed.items()]

@@ -73,7 +73,8 @@ class BuildResult:
     """What `build` made.
 
     Attributes:
-        precision: counts of the layers that do the arithmetic, as the engine reports them; `truth` says it in a line.
+        precision: counts of the layers that do the arithmetic, as the engine reports them.
+        precision_summary: the same in a line.
         coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
         cached: the engine was up to date and wasn't built again.
@@ -87,7 +88,7 @@ class BuildResult:
     engine: Path
     manifest: Path
     precision: Mapping[str, int]
-    truth: str
+    precision_summary: str
     seconds: float
     cached: bool
     targets: tuple[str, ...] = ()
@@ -408,7 +409,7 @@ class _Build:
                 targets=[f"sm{target}" for target in built.targets],
                 spec=asked,
                 precision=counts,
-                truth=summary,
+                precision_summary=summary,
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
@@ -442,7 +443,7 @@ class _Build:
             engine=self.output,
             manifest=manifest_path(self.output),
             precision=manifest.precision,
-            truth=manifest.truth,
+            precision_summary=manifest.precision_summary,
             coverage=manifest.coverage,
             seconds=seconds,
             cached=cached,

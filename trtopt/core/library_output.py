@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -105,12 +105,12 @@ class _Muted:
     """Python's stdout or stderr without what the quiet threads write; what users want of it goes to stderr."""
 
     def __init__(self, stream: Any, errors: Any) -> None:
-        self.stream, self._errors = stream, errors
+        self.stream, self.errors = stream, errors
 
     def write(self, text: str) -> int:
         if threading.get_ident() not in _quiet_threads:
             return int(self.stream.write(text))
-        return int(self._errors.write(text)) if wanted() else len(text)
+        return int(self.errors.write(text)) if wanted() else len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -150,7 +150,7 @@ def _muted() -> Iterator[None]:
             logger.handlers, logger.propagate = [_Passing(logger)], False
         errors = _own(sys.stderr)
         for name in ("stdout", "stderr"):
-            muted = _Muted(_own(getattr(sys, name)), errors)
+            muted = _muted_stream(_own(getattr(sys, name)), errors)
             undo.callback(_unmute, name, muted)
             setattr(sys, name, muted)
         undo.enter_context(warnings.catch_warnings())
@@ -179,6 +179,19 @@ def _restore(logger: logging.Logger, level: int, handlers: list[logging.Handler]
     if logger.level != level:
         logger.setLevel(level)  # onnxslim sets its own
     logger.handlers, logger.propagate = handlers, propagate
+
+
+# CPython's print() before 3.13.3 uses sys.stdout without holding it: freed while another thread prints, it is a crash.
+_lately_muted: deque[_Muted] = deque(maxlen=32)
+
+
+def _muted_stream(stream: Any, errors: Any) -> _Muted:
+    """The one for these streams that was used before, or a new one. It outlives the muting."""
+    for muted in _lately_muted:
+        if muted.stream is stream and muted.errors is errors:
+            return muted
+    _lately_muted.append(_Muted(stream, errors))
+    return _lately_muted[-1]
 
 
 def _own(stream: Any) -> Any:

@@ -46,7 +46,7 @@ class EngineReport(_Report):
     Attributes:
         maker: product and version from the plan's own header; None where it doesn't say.
         manifest: the manifest beside the plan; None where there is none.
-        precision, truth: counts of the layers that do the arithmetic, and the line that says it.
+        precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
         notes: what couldn't be found out, and why.
     """
 
@@ -55,7 +55,7 @@ class EngineReport(_Report):
     maker: str | None
     manifest: Manifest | None
     precision: Mapping[str, int]
-    truth: str
+    precision_summary: str
     notes: tuple[str, ...] = ()
 
 
@@ -103,7 +103,7 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
-        return EngineReport(path, len(plan), maker, manifest, manifest.precision, manifest.truth)
+        return EngineReport(path, len(plan), maker, manifest, manifest.precision, manifest.precision_summary)
     if header is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "

@@ -168,7 +168,7 @@ class Manifest:
         compute_capabilities: the same as numbers (89), the GPU's it was built on where there are no targets; empty: not known,
             or written before there was this field (see `built_for`).
         spec: the request (`BuildSpec.describe()`).
-        precision, truth: counts of layers and the line that says them (`precision_summary`); layers: they themselves.
+        precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
         kept: nodes that stay in a higher precision, and why.
         inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
         profiles: input name → "min,opt,max", one entry a profile.
@@ -188,7 +188,7 @@ class Manifest:
     targets: Sequence[str]
     spec: Annotated[Mapping[str, Any], _Asked]
     precision: Mapping[str, int]
-    truth: str
+    precision_summary: str
     layers: Annotated[Sequence[Mapping[str, Any]], Sequence[_Layer]]
     kept: Annotated[Sequence[Mapping[str, Any]], Sequence[Kept]]
     inputs: Annotated[Sequence[Mapping[str, Any]], Sequence[TensorInfo]]
@@ -259,6 +259,8 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
     said = content.get("format") if isinstance(content, dict) else None
     if said != FORMAT:
         raise EngineError(f"{path} has format {said!r}, this trtopt reads {FORMAT!r}; {again}")
+    if "truth" in content:  # its name before
+        content.setdefault("precision_summary", content["truth"])
     try:
         manifest = converted(content, Manifest)
         _check(manifest, path.parent)

@@ -82,7 +82,7 @@ class BenchReport:
     """
 
     engine: Path
-    truth: str
+    precision_summary: str
     gpu: str
     inputs: str
     rows: tuple[BenchRow, ...]
@@ -108,7 +108,7 @@ class BenchReport:
         return columns, rows
 
     def remarks(self) -> list[str]:
-        said = [f"{self.engine}: {self.truth}"] if self.truth else []
+        said = [f"{self.engine}: {self.precision_summary}"] if self.precision_summary else []
         said += [f"{self.gpu}; {clock}" if self.gpu else str(clock) for clock in self.clocks[:1]]
         held = f"{self.memory.gpu / 2**20:.1f} MiB on the GPU and {self.memory.pinned / 2**20:.1f} MiB pinned"
         said.append(f"memory: {held} for {self.memory.slots} slots, weights of {self.memory.plan / 2**20:.1f} MiB")
@@ -188,7 +188,7 @@ def bench(request: BenchRequest) -> BenchReport:
             notes.append(f"other processes came to the GPU meanwhile: {', '.join(arrived)} (one is this one)")
         for text in notes:
             reporter.warn(text)
-        summary = session.manifest.truth if session.manifest else ""
+        summary = session.manifest.precision_summary if session.manifest else ""
         gpu = next((str(item) for item in probe().devices if item.ordinal == request.device), "")
         return BenchReport(path, summary, gpu, origin, tuple(rows), tuple(seen), session.memory(), tuple(notes))
 
