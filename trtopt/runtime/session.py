@@ -163,7 +163,7 @@ class Session:
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
-            self._open_onnx(contexts)
+            self._open_onnx()
         else:
             opened = open_gpus(
                 self.engine,
@@ -194,7 +194,7 @@ class Session:
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
-    def _open_onnx(self, contexts: int) -> None:
+    def _open_onnx(self) -> None:
         self.backend = "onnxruntime"
         graph = self.engine
         if graph.suffix != ".onnx":
