@@ -179,20 +179,23 @@ def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> ModelPr
         if (light := _lightly(proto, steps, apart, proto)) is not None:
             return light
     current = whole_copy(proto)  # onnx-ir renames tensors in the messages it was made from
-    mark = "" if heavy else fingerprint(_restored(whole_copy(current), proto))
+    marks = ["" if heavy else fingerprint(_restored(whole_copy(current), proto))]
     for _ in range(ROUNDS):
         with rewriting, quiet():
             for step in steps:
                 current = step(current)
                 if heavy:
                     gc.collect()  # the libraries' graphs are cycles with all weights in them
-        earlier, mark = mark, fingerprint(_restored(current, proto))
-        if mark == earlier:
+        mark = fingerprint(_restored(current, proto))
+        if mark == marks[-1]:
             return current
+        if mark in marks:
+            break
+        marks.append(mark)
         if heavy and (light := _lightly(current, steps, APART, proto)) is not None:
             return light
         phase.advance()
-    raise ModelError(f"folding doesn't settle: after {ROUNDS} rounds the graph still changes")
+    raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
 
 
 def _lightly(proto: ModelProto, steps: Sequence[_Step], apart: int, original: ModelProto) -> ModelProto | None:
