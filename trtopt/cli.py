@@ -583,7 +583,7 @@ def _failure(error: Exception) -> int:
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        said = [f"{error.format_message().rstrip('.')}; try '{command} -h'"]
+        said = [f"{error.format_message().rstrip('.?')}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
         said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]

@@ -122,6 +122,13 @@ def test_bad_images_are_left_out_and_counted(lite0: Lite0, tmp_path: Path) -> No
     assert result.notes == tuple(reporter.warnings)
 
 
+def test_too_few_usable_images_name_those_that_are_not(lite0: Lite0, tmp_path: Path) -> None:
+    shutil.copy(next(lite0.crops.glob("*.png")), tmp_path)
+    (tmp_path / "text.jpg").write_text("not an image")
+    with pytest.raises(DataError, match=r"only 1 sample .*; 1 were left out, such as text\.jpg isn't an image"):
+        calibrate(lite0.path, images=tmp_path, preprocess=PRESET, threads=1)
+
+
 def test_a_kept_pass_is_used_only_for_the_images_it_saw(lite0: Lite0, tmp_path: Path, own_cache: Path) -> None:
     """Of two folders the first images by content are the same, one of them bad; another stands in for it."""
     files = sorted(lite0.crops.glob("*.png"))[:6]

@@ -86,6 +86,12 @@ def test_what_it_looks_like_instead(tmp_path: Path, content: bytes, word: str) -
     refused(path, word)
 
 
+def test_a_module_is_exported_first(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text("class Net: ...\n")
+    refused(path, "trtopt export net.py:CLASS")
+
+
 def test_opset_and_ir_out_of_range() -> None:
     newest = onnx.defs.onnx_opset_version()
     refused(conv_relu(opset=99), "opset 99", f"1 to {newest}")

@@ -72,6 +72,27 @@ def test_casts_that_were_fused_into_a_layer(order: dict[str, str], found: Precis
     assert (layer.kind, layer.precision) == ("matmul", found)
 
 
+@pytest.mark.parametrize(("in_float", "found"), [(set(), Precision.INT8), ({"fc"}, Precision.FP16)])
+def test_a_layer_that_dequantizes_before_it_multiplies(in_float: set[str], found: Precision) -> None:
+    line = (
+        "Name: __myl_CastMulFc_myl0_8, LayerType: runtime_fusion, Inputs: [ { Name: x, Dimensions: [-1,64], Datatype: Int8 }], "
+        "Constants: [ { Name: w, Dimensions: [64,10], Datatype: Half }], Outputs: [ { Name: y, Dimensions: [-1,10], Datatype: "
+        "Half }], TacticName: , StreamId: 0, Metadata: [ONNX Layer: fc][ONNX Layer: x_dequantized]"
+    )
+    ops = {"x_dequantized": "DequantizeLinear", "fc": "Gemm"}
+    (layer,) = from_dump(f"Layers:\n{line}\n", ops, in_float).layers
+    assert (layer.kind, layer.precision) == ("matmul", found)
+    entry = {
+        "Name": "fc",
+        "LayerType": "gemm",
+        "Inputs": [{"Name": "x", "Datatype": "Int8"}],
+        "Outputs": [{"Name": "y", "Datatype": "Half"}],
+        "Metadata": "[ONNX Layer: fc]",
+    }
+    (layer,) = from_inspector(json.dumps({"Layers": [entry]}), ops, in_float).layers
+    assert layer.precision == found
+
+
 def test_a_line_that_cannot_be_read_takes_no_other_with_it() -> None:
     report = from_dump(DUMP + "Name: conv, Kind: correlation, In: []\n")
     assert report.layers == from_dump(DUMP).layers

@@ -280,9 +280,13 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
     """Raise DataError where there are too few samples to calibrate on at all."""
     if batches.samples < LEAST:
         shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
+        more = f" (the first axis of an array counts samples{shapes})"
+        if isinstance(batches, ImageBatches):
+            left_out = [f"{item.name} {item.reason}" for item in batches.skipped[:3]]
+            more = f"; {len(batches.skipped)} were left out, such as {'; '.join(left_out)}" if left_out else ""
         raise DataError(
             f"there is only {batches.samples} sample to calibrate on; at least {LEAST} are needed, and {FEW} to some hundred "
-            f"that look like what the network will see give good scales (the first axis of an array counts samples{shapes})"
+            f"that look like what the network will see give good scales{more}"
         )
 
 

@@ -160,18 +160,20 @@ def _parsed(content: bytes, path: Path) -> ModelProto:
         proto.ParseFromString(content)
     except DecodeError as error:
         raise InvalidModel(
-            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content)}; "
+            f"{path} ({size} bytes) isn't an ONNX model, or is truncated{_looks_like(content, path)}; "
             "compare its size with the original and copy or export it again"
         ) from error
     if not proto.HasField("graph") or (not proto.graph.node and not proto.graph.output):
         raise InvalidModel(
-            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content)}; "
+            f"{path} ({size} bytes) holds no graph, so it isn't an ONNX model{_looks_like(content, path)}; "
             "export or copy it again"
         )
     return proto
 
 
-def _looks_like(content: bytes) -> str:
+def _looks_like(content: bytes, path: Path) -> str:
+    if path.suffix == ".py":
+        return f" (it looks like Python: trtopt export {path.name}:CLASS makes ONNX from a PyTorch module)"
     for start, what in (
         (b"PK\x03\x04", "a PyTorch checkpoint or another zip archive: trtopt export makes ONNX from a PyTorch model"),
         (b"\x80", "a pickle, perhaps an old PyTorch checkpoint: trtopt export makes ONNX from a PyTorch model"),

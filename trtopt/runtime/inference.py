@@ -223,7 +223,7 @@ def _from_file(text: str, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
 def _loaded(source: str | os.PathLike[str]) -> Array:
     path = existing_file(source, "`input=`")
     if path.suffix != ".npy":
-        raise UsageError(f"`input='{path}'` isn't an .npy file, nor an .npz one without NAME=")
+        raise UsageError(f"`input=`: {path} can't be read as arrays: give x.npy, NAME=x.npy or arrays.npz")
     return stored_array(path).whole()
 
 

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -142,10 +142,12 @@ class Generation:
         """How contexts of the engine are made, where that takes an IRuntimeConfig."""
         return None
 
-    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
+    def _found_layers(
+        self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
+    ) -> LayerReport:
         try:
             loaded = self.load(plan, "the new plan", host_code=True)
-            return from_inspector(loaded.inspect(), ops)
+            return from_inspector(loaded.inspect(), ops, in_float)
         except (EngineError, BackendError, DeviceError) as error:
             return LayerReport(unread=str(error))
 
@@ -421,7 +423,7 @@ class Generation:
         finally:
             held.close()
         view = memoryview(plan).cast("B")
-        report = self._found_layers(view, messages, dict(nodes))
+        report = self._found_layers(view, messages, dict(nodes), parsing.float_products(light))
         cache = None if native is None else native.cache
         targets = self.targets(spec)
         return BuiltPlan(view, report.layers, tuple(warnings), 0.0, targets, report.unread, native_cache=cache)

@@ -3,15 +3,16 @@
 Two sources: the `Layers:` message that TensorRT-RTX writes during a build at DETAILED verbosity (no GPU needed), and
 the engine inspector's JSON (8.6, 10, 11; needs the engine deserialized).
 
-A layer computes in the type of its first input: an INT8 convolution reads INT8 activations, whatever it writes. Layers
-that touch no floating or quantized tensor (shape arithmetic) are left out.
+A layer computes in the type of its first input: an INT8 convolution reads INT8 activations, whatever it writes. But one may
+dequantize what it reads and multiply in floating point, which the graph tells. Layers that touch no floating or quantized
+tensor (shape arithmetic) are left out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +79,14 @@ class LayerReport:
     unread: str = ""
 
 
-def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
+def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()) -> LayerReport:
     """Read TensorRT-RTX's `Layers:` message; a line that can't be read takes no other with it.
 
     Args:
         text: the whole message.
         ops: ONNX node name → operator, in the graph's order: tells a matrix product that runs as a 1×1 convolution from a
             convolution, and whether casts were fused into a layer.
+        in_float: nodes that can't compute quantized (`parsing.float_products`).
     """
     lines = [line for line in text.splitlines() if line.startswith("Name: ")]
     layers, unread = [], []
@@ -100,6 +102,8 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
         kind = _kind(fields["LayerType"], fields["Name"], "", nodes, ops)
         if precision is Precision.FP32 and types[1] and _casts_first(nodes, ops or {}):
             precision = types[1]  # networks are strongly typed: it computes in what it casts to
+        if precision is not None and precision.quantized and _multiplies_floats(nodes, ops or {}, in_float):
+            precision = _floating(" ".join(tensors[1:]), _DATATYPE) or precision
         if precision is not None:
             layers.append(LayerInfo(fields["Name"], kind, precision, nodes))
         elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
@@ -115,6 +119,12 @@ def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
     inside = set(nodes)
     kinds = [op for name, op in ops.items() if name in inside and (op == "Cast" or op in HEAVY_OPS)]
     return len(kinds) > 1 and kinds[0] == "Cast"
+
+
+def _multiplies_floats(nodes: Sequence[str], ops: Mapping[str, str], in_float: Collection[str]) -> bool:
+    """Whether all products of a layer are among those that can't compute quantized."""
+    products = [name for name in nodes if ops.get(name) in HEAVY_OPS]
+    return bool(products) and all(name in in_float for name in products)
 
 
 def _fields(line: str) -> dict[str, str] | None:
@@ -133,8 +143,12 @@ def _fields(line: str) -> dict[str, str] | None:
     return fields
 
 
-def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> LayerReport:
+def from_inspector(
+    text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()
+) -> LayerReport:
     """Read the engine inspector's JSON (it holds raw control characters, hence `strict=False`).
+
+    Args: as for `from_dump`.
 
     Raises:
         EngineError: it isn't JSON, or was made without DETAILED verbosity and so names no types.
@@ -151,6 +165,9 @@ def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> LayerRepo
         if isinstance(entry, dict) and (precision := _entry_precision(entry)) is not None:
             name = str(entry.get("Name", ""))
             nodes = _entry_nodes(entry, name, ops)
+            if precision.quantized and _multiplies_floats(nodes, ops or {}, in_float):
+                tensors = json.dumps([entry.get("Weights"), entry.get("Outputs")])
+                precision = _floating(tensors, _TYPE_WORD) or precision
             parameters = str(entry.get("ParameterType", ""))
             kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
             layers.append(LayerInfo(name, kind, precision, nodes))
@@ -162,6 +179,12 @@ def from_inspector(text: str, ops: Mapping[str, str] | None = None) -> LayerRepo
 def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:
     """The first floating or quantized type named in `text`."""
     return next((found for word in pattern.findall(text) if (found := _TYPES.get(word.lower()))), None)
+
+
+def _floating(text: str, pattern: re.Pattern[str]) -> Precision | None:
+    """The first floating type named in `text`."""
+    found = (_TYPES.get(word.lower()) for word in pattern.findall(text))
+    return next((precision for precision in found if precision is not None and not precision.quantized), None)
 
 
 def _entry_precision(entry: Mapping[str, Any]) -> Precision | None:

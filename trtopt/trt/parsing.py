@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trtopt.core.errors import InvalidModel, ModelError, UnsupportedOperator
 from trtopt.core.values import Issue, TensorInfo
 from trtopt.cuda.tensors import DTYPES
+from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.messages import Messages, in_words, tidy
 
 if TYPE_CHECKING:  # running an engine needs no onnx
@@ -59,6 +60,27 @@ def graph_nodes(light: ModelProto | None) -> tuple[tuple[str, str], ...]:
     nodes = light.graph.node if light is not None else ()
     # An unnamed node is known by what it gives.
     return tuple((node.name or (node.output[0] if node.output else ""), node.op_type) for node in nodes)
+
+
+def float_products(light: ModelProto | None) -> frozenset[str]:
+    """Convolutions and matrix products that multiply an operand which isn't quantized, in a graph that quantizes others.
+
+    A layer of theirs may read INT8, where what follows dequantizes and multiplies in one kernel: that isn't INT8 arithmetic.
+    """
+    from trtopt.graph.passes.placement import SCALE_PRESERVING
+
+    nodes = () if light is None else light.graph.node
+    if not any(node.op_type == "DequantizeLinear" for node in nodes):
+        return frozenset()
+    quantized = set[str]()
+    for node in nodes:  # in an order in which they can run
+        moved = node.input if node.op_type == "Concat" else ()
+        if node.op_type in ("Cast", "Relu") or node.op_type in SCALE_PRESERVING:  # TensorRT may dequantize behind them
+            moved = node.input[:1]
+        if node.op_type == "DequantizeLinear" or (moved and quantized.issuperset(moved)):
+            quantized.update(node.output)
+    named = zip(graph_nodes(light), nodes)
+    return frozenset(name for (name, op), node in named if op in HEAVY_OPS and not quantized.issuperset(node.input[:2]))
 
 
 def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -98,9 +98,11 @@ class TensorRTRTX(Generation):
             notes.append("TensorRT-RTX takes no runtime cache here: kernels are compiled in every process")
         return RuntimeSettings(cache, config, engine, runtime, captures, tuple(notes))
 
-    def _found_layers(self, plan: memoryview, messages: Messages, ops: Mapping[str, str]) -> LayerReport:
+    def _found_layers(
+        self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
+    ) -> LayerReport:
         if not messages.layers:
             return LayerReport(unread=f"{self} wrote no layer report during the build")
-        reports = [from_dump(dump, ops) for dump in messages.layers]
+        reports = [from_dump(dump, ops, in_float) for dump in messages.layers]
         layers = tuple(layer for report in reports for layer in report.layers)
         return LayerReport(layers, "; ".join(report.unread for report in reports if report.unread))
