@@ -35,9 +35,17 @@ class VerifyRequest:
     _: KW_ONLY
     output_kind: Given = shared.output_kind()
     min_agreement: float | None = option(
-        None, help="Least share of classes, tokens, pixels; default: not judged.", metavar="SHARE", typed=float
+        None,
+        help="Least share of classes, tokens, pixels; default: 0.95 where least dB are given, else not judged.",
+        metavar="SHARE",
+        typed=float,
     )
-    min_snr: float | None = option(None, help="Least dB of each output; default: not judged.", unit="dB", typed=float)
+    min_snr: float | None = option(
+        None,
+        help="Least dB of each output; default: 20 where a share is given and its kind has no share, else not judged.",
+        unit="dB",
+        typed=float,
+    )
 
 
 @dataclass(frozen=True)
