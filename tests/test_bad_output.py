@@ -40,7 +40,7 @@ def test_outputs_that_cannot_be_written(world: World) -> None:
     for command in commands(world, folder):
         has(world.refused(*command), f"can't write {folder}", "it is a folder, give a file name")
     for command in commands(world, world.output / "gone" / "m.out"):
-        has(world.refused(*command), "can't write", "gone doesn't exist, mkdir -p")
+        has(world.refused(*command), "can't write", "gone doesn't exist, create it with mkdir -p")
     for command in commands(world, file / "m.out"):
         has(world.refused(*command), "can't write", f"{file}")
     for command in commands(world, world.output / ("long" * 100)):

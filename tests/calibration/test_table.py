@@ -93,7 +93,7 @@ def test_thresholds_without_histograms_can_be_kept_but_not_chosen_again(tmp_path
 
 
 def test_an_unwritable_place_leaves_nothing(table: Table, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="absent doesn't exist, mkdir -p"):
+    with pytest.raises(OutputError, match="absent doesn't exist, create it with mkdir -p"):
         table.save(tmp_path / "absent" / "t.calib.json")
     (tmp_path / "t.calib.json").write_text("old")
     damaged = Table(table.tensors, (), table.model, {"count": math.nan}, "auto", 3)

@@ -154,7 +154,7 @@ def test_links_are_followed_and_modes_are_kept(tmp_path: Path) -> None:
     write_json(target, 3)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     (tmp_path / "dangling").symlink_to(tmp_path / "gone" / "out.json")
-    with pytest.raises(OutputError, match="gone doesn't exist, mkdir -p"):
+    with pytest.raises(OutputError, match="gone doesn't exist, create it with mkdir -p"):
         check_writable(tmp_path / "dangling")
 
 

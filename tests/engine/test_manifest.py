@@ -24,7 +24,10 @@ def test_the_summary_counts_what_does_the_arithmetic_and_names_the_exceptions() 
     layers = [_layer("convolution", INT8)] * 3 + [_layer("matmul", FP16), _layer("other", FP32)]
     counts, summary = precision_summary(layers, [Kept("fc", "Gemm", FP16, "one row")])
     assert counts == {"int8": 3, "fp16": 1, "fp32": 0, "total": 4}
-    assert summary == "3 of 3 convolutions INT8; 1 of 1 matrix products FP16; 1 node kept (fc): one row"
+    assert (
+        summary
+        == "3 of 3 convolutions INT8; 1 of 1 matrix products FP16; 1 node kept in higher precision (fc): one row"
+    )
 
 
 def test_mixed_kinds_and_many_reasons_stay_one_line() -> None:
@@ -32,7 +35,7 @@ def test_mixed_kinds_and_many_reasons_stay_one_line() -> None:
     kept = [Kept(f"n{index}", "Conv", FP16, f"reason {index}") for index in range(5)]
     _, summary = precision_summary(layers, kept)
     assert summary.startswith(
-        "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 deconvolutions FP16; 1 node kept (n0): reason 0"
+        "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 deconvolutions FP16; 1 node kept in higher precision (n0): reason 0"
     )
     assert summary.endswith("2 more reasons in the manifest")
 

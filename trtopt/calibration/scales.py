@@ -13,7 +13,6 @@ from trtopt.calibration.report import costly_entropy
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UsageError
-from trtopt.core.files import existing_file
 from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
@@ -83,7 +82,7 @@ class Scales:
             ).table
         else:
             given = self.calib
-            table = given if isinstance(given, Table) else Table.load(existing_file(given, "the calibration table"))
+            table = given if isinstance(given, Table) else Table.load(given)
             if self.method not in ("auto", table.method):
                 table = table.with_method(self.method)
                 if note := costly_entropy(table):

@@ -126,7 +126,7 @@ class Table:
             UsageError: there is no such file.
             CalibrationError: it isn't a table, is of another format, or is damaged; the message says where.
         """
-        file = existing_file(path, "the calibration table")
+        file = existing_file(path, "the calibration table", _MAKE)
         try:
             content = read_json(file)
         except Damaged as error:

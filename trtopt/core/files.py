@@ -169,13 +169,13 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
     return folder
 
 
-def existing_file(path: str | os.PathLike[str], what: str) -> Path:
-    """`path` as a Path, or a UsageError that says what was looked for."""
+def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
+    """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
     found = Path(path)
     try:
         mode = found.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{what} {found} doesn't exist") from None
+        raise UsageError(f"{what} {found} doesn't exist{advice and '; '}{advice}") from None
     except (OSError, ValueError) as error:  # such as a name too long, or one with a NUL
         raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
     if not stat.S_ISREG(mode):
@@ -211,7 +211,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
             raise OutputError(f"can't write {target}: it is {_kind(mode)}", "give a file name")
         if mode is None and not target.parent.is_dir():
             problem = f"can't write {target}: the folder {target.parent} doesn't exist"
-            raise OutputError(problem, f"mkdir -p {target.parent}")
+            raise OutputError(problem, f"create it with mkdir -p {target.parent}")
     except (OSError, ValueError) as error:
         raise _output_error(target, error) from error
     return target

@@ -63,7 +63,9 @@ def precision_summary(
         reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
         several = len(nodes) > 1
-        parts.append(f"{len(nodes)} node{'s' * several} kept ({nodes[0]}{', …' * several}): {reason}")
+        parts.append(
+            f"{len(nodes)} node{'s' * several} kept in higher precision ({nodes[0]}{', …' * several}): {reason}"
+        )
     if len(reasons) > 3:
         parts.append(f"{len(reasons) - 3} more reasons in the manifest")
     return counts, "; ".join([*parts, *filter(None, [unknown])])

@@ -290,8 +290,6 @@ def _run_images(session: Session, request: RunRequest, folder: Path | None) -> R
                 name = os.fspath(item) if _is_path(item) else f"image {number}"
                 if isinstance(image, str):
                     skipped.append(Skipped(name, image))
-                    if len(items) > 1:  # else the error says it
-                        reporter.warn(f"{name} is left out: {image}")
                 else:
                     samples.append(image)
                     names.append(name)
