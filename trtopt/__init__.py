@@ -16,6 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trtopt.autotune.building import build as build
+    from trtopt.autotune.sensitivity import (
+        NoiseSource as NoiseSource,
+        Sensitivity as Sensitivity,
+        sensitivity as sensitivity,
+    )
     from trtopt.builder.construction import BuildResult as BuildResult
     from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
     from trtopt.calibration.exporting import ExportedCache as ExportedCache
@@ -102,6 +107,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "autotune.building": ("build",),
+    "autotune.sensitivity": ("NoiseSource", "Sensitivity", "sensitivity"),
     "builder.construction": ("BuildResult",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.exporting": ("ExportedCache",),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from trtopt.autotune.request import SensitivityRequest
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.core import stopping
@@ -310,6 +311,32 @@ def calibrate(result: Any, values: _Options) -> Iterator[str]:
         yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
     if result.skipped:
         yield f"  {len(result.skipped)} files skipped, with the reasons above"
+
+
+@_command(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet")
+def sensitivity(result: Any, values: _Options) -> Iterator[str]:
+    """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
+    from trtopt.autotune.sensitivity import snr_db
+
+    rows = [
+        (
+            item.what,
+            ", ".join(item.nodes[:2]) + (", …" if len(item.nodes) > 2 else "") if item.kind == "activation" else "",
+            f"{snr_db(item.noise[result.output]):.1f}",
+            f"{result.share(item):.1%}",
+            f"{item.macs:.1%}",
+        )
+        for item in result.sources[: values["top"] or None]
+    ]
+    title = f"{result.model}: noise at {result.output}, {result.samples} samples"
+    _table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
+    if len(rows) < len(result.sources):
+        yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
+    yield result.summary[0].upper() + result.summary[1:]
+    for name, noise in result.measured.items():
+        yield f"{name}: the whole in INT8 {snr_db(noise):.1f} dB; the sum of the parts {snr_db(result.predicted[name]):.1f} dB"
+    for name, why in result.left_out.items():
+        yield f"{name} isn't looked at: {why}"
 
 
 @_command(

@@ -153,6 +153,17 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
             yield from item.graphs
 
 
+def node_reads(node: NodeProto) -> list[str]:
+    """The node's inputs, and what its bodies take from outside."""
+    names = [name for name in node.input if name]
+    for body in subgraphs(node):
+        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
+        own |= {name for inner in body.node for name in inner.output}
+        wanted = [name for inner in body.node for name in node_reads(inner)] + [value.name for value in body.output]
+        names += [name for name in wanted if name not in own]
+    return names
+
+
 def all_nodes(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
     """Every node, those of nested bodies after the node that holds them."""
     for node in graph.node:

@@ -25,6 +25,7 @@ from trtopt.graph.proto import (
     dtype_name,
     infer_shapes,
     node_label,
+    node_reads,
     skeleton,
     subgraphs,
     tensor_size,
@@ -191,7 +192,7 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     known = outer | defined | producer.keys()
     needs: list[set[int]] = []
     for node in graph.node:
-        read = _reads(node)
+        read = node_reads(node)
         for name in read:
             if name not in known:
                 raise InvalidModel(
@@ -213,17 +214,6 @@ def _check_graph(graph: GraphProto, outer: frozenset[str], what: str) -> None:
     for node in graph.node:
         for body in subgraphs(node):
             _check_graph(body, frozenset(known), f"{what}: the body of {node_label(node)}")
-
-
-def _reads(node: NodeProto) -> list[str]:
-    """The node's inputs, and what its bodies take from outside."""
-    names = [name for name in node.input if name]
-    for body in subgraphs(node):
-        own = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
-        own |= {name for inner in body.node for name in inner.output}
-        wanted = [name for inner in body.node for name in _reads(inner)] + [value.name for value in body.output]
-        names += [name for name in wanted if name not in own]
-    return names
 
 
 def _sorted(needs: Sequence[set[int]]) -> list[int]:

@@ -1,0 +1,201 @@
+"""The noise ledger: each source's noise is what the real Q/DQ graph of that source alone makes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import decibels, model, node, photos, points_of, quantized, rapidocr, rendered_text, values
+from onnx import ModelProto, TensorProto, helper, save
+from world import World, has
+
+import trtopt
+from trtopt.autotune.sensitivity import Sensitivity, snr_db
+from trtopt.core.errors import CalibrationError, DataError, ModelError, UsageError
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import Points
+from trtopt.ort.runner import OnnxRunner
+
+
+class _Warnings(trtopt.Reporter):
+    def __init__(self, found: list[str]) -> None:
+        self.found = found
+
+    def warn(self, text: str) -> None:
+        self.found.append(text)
+
+
+def _net(batch: int | str = "n", seed: int = 0) -> ModelProto:
+    """Three convolutions with a skip, a pool and a linear layer; the second convolution has a channel far over the others."""
+    uneven = values(32, 32, 3, 3, seed=1, scale=0.05)
+    uneven[:, 5] *= 60  # one input channel: its weights set every output channel's scale
+    nodes = [
+        node("Conv", "x w0 b0", "a", "c0", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "ra", "r0"),
+        node("Conv", "ra w1", "b", "c1", pads=[1, 1, 1, 1]),
+        node("Add", "b ra", "s", "add"),
+        node("Relu", "s", "rs", "r1"),
+        node("Conv", "rs w2", "c", "c2", strides=[2, 2]),
+        node("Relu", "c", "rc", "r2"),
+        node("GlobalAveragePool", "rc", "p", "pool"),
+        node("Flatten", "p", "f", "flat"),
+        node("Gemm", "f w3 b3", "y", "fc", transB=1),
+    ]
+    weights = {
+        "w0": values(32, 3, 3, 3, seed=seed, scale=0.3), "b0": values(32, seed=6, scale=0.1), "w1": uneven,
+        "w2": values(32, 32, 3, 3, seed=2, scale=0.1), "w3": values(10, 32, seed=3), "b3": values(10, seed=4),
+    }  # fmt: skip
+    return model(nodes, weights=weights, inputs={"x": (batch, 3, 32, 32)}, outputs={"y": (batch, 10)})
+
+
+@pytest.fixture(scope="module")
+def crops() -> np.ndarray[Any, Any]:
+    whole = photos(96, 3)
+    return np.concatenate(
+        [whole[:, :, row : row + 32, column : column + 32] for row in (0, 32, 64) for column in (0, 48)]
+    )
+
+
+@pytest.fixture(scope="module")
+def found(crops: Any) -> Sensitivity:
+    return trtopt.sensitivity(_net(), data={"x": crops}, method="minmax", samples=8)
+
+
+def _alone(points: Points, source: Any) -> Points:
+    reads = {name: slots for name, slots in points.reads.items() if (source.kind, source.name) == ("activation", name)}
+    weights = tuple(item for item in points.weights if source.kind == "weight" and item.node == source.nodes[0])
+    return replace(points, reads=reads, weights=weights)
+
+
+def _really(points: Points, crops: Any, folded: ModelProto, amax: dict[str, float]) -> float:
+    reference = OnnxRunner(folded, optimize=False, threads=1)({"x": crops})["y"]
+    return decibels(
+        OnnxRunner(quantized(folded, points, amax), optimize=False, threads=1)({"x": crops})["y"], reference
+    )
+
+
+def test_each_source_makes_the_noise_that_its_own_graph_makes(crops: Any, found: Sensitivity) -> None:
+    chosen = np.concatenate([batch["x"] for batch in _chosen(crops, 8)])
+    folded = fold(_net())[0]
+    table = trtopt.calibrate(_net(), data={"x": crops}, method="minmax").table
+    amax = {name: entry.amax for name, entry in table.tensors.items()}
+    points = points_of(folded)
+    assert len(found.sources) == len(points.activations) + len(points.weights) == 7
+    for source in found.sources:
+        expected = _really(_alone(points, source), chosen, folded, amax)
+        assert snr_db(source.noise["y"]) == pytest.approx(expected, abs=0.05), source.what
+    assert snr_db(found.measured["y"]) == pytest.approx(_really(points, chosen, folded, amax), abs=0.05)
+
+
+def _chosen(crops: Any, count: int) -> list[Any]:
+    from trtopt.data import open_data
+
+    return list(open_data(load_model(_net()).inputs, data={"x": crops}, limit=count))
+
+
+def test_the_uneven_weight_comes_first_and_the_sum_foretells_the_whole(found: Sensitivity) -> None:
+    assert found.sources[0].what == "weights of c1"
+    assert found.share(found.sources[0]) > 0.5 and found.weights > 2 / 3
+    has(found.summary, "weights make", "weights of c1 make", "calibration isn't to blame")
+    assert sum(map(found.share, found.sources)) == pytest.approx(1)
+    assert snr_db(found.predicted["y"]) == pytest.approx(snr_db(found.measured["y"]), abs=2)
+    assert found.sources[0].nbytes == 4 * 32 * 32 * 9
+    assert [source.noise["y"] for source in found.sources] == sorted(
+        (s.noise["y"] for s in found.sources), reverse=True
+    )
+
+
+def test_neither_threads_nor_batches_change_it(crops: Any, found: Sensitivity, tmp_path: Path) -> None:
+    again = trtopt.sensitivity(_net(), data={"x": crops[::-1].copy()}, method="minmax", samples=8, threads=3)
+    assert {s.what: s.noise["y"] for s in again.sources} == pytest.approx(
+        {s.what: s.noise["y"] for s in found.sources}, rel=1e-12
+    )
+    fixed = trtopt.sensitivity(_net(3), data={"x": crops}, method="minmax", samples=8)  # the last batch is filled up
+    assert fixed.samples == 8
+    assert {s.what: s.noise["y"] for s in fixed.sources} == pytest.approx(
+        {s.what: s.noise["y"] for s in found.sources}, rel=1e-3
+    )
+
+
+def test_what_is_kept_out_makes_no_noise(crops: Any, found: Sensitivity) -> None:
+    without = trtopt.sensitivity(_net(), data={"x": crops}, method="minmax", samples=8, precision_override=["c1=fp32"])
+    assert "weights of c1" not in [source.what for source in without.sources]
+    assert without.measured["y"] < found.measured["y"] / 2
+
+
+def test_a_table_gives_the_scales(crops: Any, found: Sensitivity) -> None:
+    table = trtopt.calibrate(_net(), data={"x": crops}, method="minmax").table
+    given = trtopt.sensitivity(_net(), data={"x": crops}, calib=table, samples=8)
+    assert given == found
+    warned: list[str] = []
+    trtopt.sensitivity(_net(seed=9), data={"x": crops}, calib=table, samples=2, reporter=_Warnings(warned))
+    assert ["made for another model" in text for text in warned] == [True]
+    shapes: dict[str, Any] = {"inputs": {"z": ("n", 32)}, "outputs": {"y": ("n", 32)}}
+    other = model([node("Gemm", "z w", "y", "g")], weights={"w": values(32, 32)}, **shapes)
+    with pytest.raises(CalibrationError, match="no scale for"):
+        trtopt.sensitivity(other, data={"z": values(8, 32)}, calib=table)
+
+
+def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
+    proto = _net()
+    proto.graph.node.append(node("ArgMax", "y", "best", "best", axis=1))
+    proto.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, ["n", 1]))
+    both = trtopt.sensitivity(proto, data={"x": crops}, samples=4)
+    assert both.output == "y" and set(both.left_out) == {"best"} and set(both.measured) == {"y"}
+    del proto.graph.output[0]
+    with pytest.raises(ModelError, match="no output is floating"):
+        trtopt.sensitivity(proto, data={"x": crops}, samples=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        ({"samples": 0}, UsageError, "samples"),
+        ({"threads": 0}, UsageError, "threads"),
+        ({"data": None}, UsageError, "no data"),
+        ({"data": {"x": np.zeros((4, 3, 8), np.float32)}}, (UsageError, DataError), "x"),
+        ({"precision_override": ["nowhere=fp32"]}, UsageError, "matches no node"),
+    ],
+)
+def test_what_cannot_be_is_refused(crops: Any, arguments: dict[str, Any], error: Any, said: str) -> None:
+    with pytest.raises(error, match=said):
+        trtopt.sensitivity(_net(), **{"data": {"x": crops}, **arguments})
+
+
+def test_a_recogniser_of_text(tmp_path: Path) -> None:
+    lines = np.concatenate(
+        [rendered_text(48, 160, 1) + values(1, 3, 48, 160, seed=seed, scale=0.05) for seed in range(6)]
+    )
+    (name,) = [info.name for info in load_model(rapidocr("rec")).inputs]
+    found = trtopt.sensitivity(rapidocr("rec"), data={name: lines.clip(-1, 1)}, samples=2)
+    assert len(found.sources) > 40
+    assert abs(snr_db(found.predicted[found.output]) - snr_db(found.measured[found.output])) < 6
+
+
+def test_the_command_prints_a_table_and_one_object(world: World, crops: Any) -> None:
+    save(_net(), world.folder / "net.onnx")
+    np.savez(world.folder / "crops.npz", x=crops)
+    arguments = ("sensitivity", world.folder / "net.onnx", "--data", world.folder / "crops.npz", "--samples", 4)
+    said = world.run(*arguments, "--top", 3)
+    assert said.status == 0, said
+    has(
+        said.out,
+        "weights of c1",
+        "of the noise",
+        "--top 0 prints all",
+        "Weights make",
+        "y: the whole in INT8",
+        "4 samples",
+    )
+    has(said.err, "measuring noise")
+    content = json.loads(world.run(*arguments, "--json").out)
+    assert content["sources"][0]["nodes"] == ["c1"] and content["sources"][0]["kind"] == "weight"
+    assert content["predicted_snr_db"]["y"] == pytest.approx(content["measured_snr_db"]["y"], abs=3)
+    refused = world.run("sensitivity", world.folder / "net.onnx")
+    assert refused.status == 2
+    has(refused.err, "--images", "--data")

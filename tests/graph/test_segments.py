@@ -1,0 +1,99 @@
+"""A graph in parts computes what it computed whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import conv_relu, model, node, rapidocr, rendered_text, values
+from onnx import ModelProto, TensorProto, helper
+
+from trtopt.core.errors import ModelError
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.segments import divided
+from trtopt.ort.sessions import open_session
+
+
+def _run(proto: ModelProto, feed: dict[str, Any]) -> dict[str, Any]:
+    session = open_session(proto, threads=1, optimize=False)
+    names = [item.name for item in session.get_outputs()]
+    return dict(zip(names, session.run(names, feed)))
+
+
+def _in_parts(proto: ModelProto, ends: list[str], feed: dict[str, Any]) -> dict[str, Any]:
+    held = dict(feed)
+    for segment in divided(proto, ends, {}):
+        held |= _run(segment.proto, {name: held[name] for name in segment.inputs})
+    return {value.name: held[value.name] for value in proto.graph.output}
+
+
+def _skips() -> ModelProto:
+    """Two outputs, one of them read again; a skip over two segments; a body that reads from outside."""
+    then, other = (
+        helper.make_graph([node(op, "a b", "z", f"{op}_z")], op, [], [helper.make_tensor_value_info("z", 1, None)])
+        for op in ("Add", "Sub")
+    )
+    nodes = [
+        node("Conv", "x w", "a", "c0", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "b", "r0"),
+        node("Conv", "b v", "c", "c1", pads=[1, 1, 1, 1]),
+        helper.make_node("If", ["which"], ["d"], "if", then_branch=then, else_branch=other),
+        node("Add", "c d", "y", "add"),
+    ]
+    weights = {"w": values(3, 3, 3, 3), "v": values(3, 3, 3, 3, seed=1), "which": np.array(True)}
+    return model(
+        nodes, weights=weights, inputs={"x": ("n", 3, 8, 8)}, outputs={"y": ("n", 3, 8, 8), "b": ("n", 3, 8, 8)}
+    )
+
+
+@pytest.mark.parametrize("ends", [[], ["a"], ["b"], ["a", "b", "c", "d"], ["x", "y"]])
+def test_segments_in_turn_compute_what_the_whole_does(ends: list[str]) -> None:
+    proto, feed = _skips(), {"x": values(2, 3, 8, 8, seed=2)}
+    whole, parts = _run(proto, feed), _in_parts(proto, ends, feed)
+    assert len(divided(proto, ends, {})) == 1 + len({"a", "b", "c", "d"}.intersection(ends))
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize(("part", "size"), [("rec", (48, 160)), ("det", (64, 96))])
+def test_a_real_model_is_the_same_in_parts(part: str, size: tuple[int, int]) -> None:
+    proto = fold(load_model(rapidocr(part)).proto)[0]
+    feed = {proto.graph.input[0].name: rendered_text(*size, 1)}
+    ends = [item.output[0] for item in proto.graph.node if item.op_type in ("Conv", "Add", "Concat")][::3]
+    whole, parts = _run(proto, feed), _in_parts(proto, ends, feed)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(parts[name], array, err_msg=name)
+
+
+def test_an_input_of_one_node_can_have_a_value_of_its_own() -> None:
+    proto = _skips()
+    (last,) = divided(proto, ["b"], {("c1", 0): "b/other"})[1:]
+    assert set(last.inputs) == {"a", "b", "b/other"}
+    (first,) = divided(proto, [], {("c0", 0): "x/other"})
+    assert first.inputs == ("x/other",)
+
+
+def test_a_weight_is_changed_for_one_reader() -> None:
+    twice = model(
+        [node("MatMul", "x w", "h", "m0"), node("MatMul", "h w", "y", "m1")],
+        weights={"w": values(4, 4)},
+        inputs={"x": ("n", 4)},
+        outputs={"y": ("n", 4)},
+    )
+    (whole,) = divided(twice, [], {})
+    x, w, other = values(2, 4, seed=1), values(4, 4), values(4, 4, seed=2)
+    found = _run(whole.with_weight(("m1", 1), other), {"x": x})["y"]
+    np.testing.assert_allclose(found, x @ w @ other, rtol=1e-5)
+    np.testing.assert_allclose(_run(whole.proto, {"x": x})["y"], x @ w @ w, rtol=1e-5)
+
+
+def test_a_tensor_of_unknown_type_is_named() -> None:
+    proto = conv_relu()
+    proto.graph.node.insert(1, helper.make_node("Strange", ["h"], ["s"], "s", domain="there"))
+    proto.graph.node[2].input[0] = "s"
+    proto.opset_import.append(helper.make_opsetid("there", 1))
+    with pytest.raises(ModelError, match="the type of the tensor 's'"):
+        divided(proto, ["s"], {})
+    assert divided(proto, ["h"], {})[0].proto.graph.output[0].type.tensor_type.elem_type == TensorProto.FLOAT

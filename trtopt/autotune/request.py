@@ -1,0 +1,40 @@
+"""What looking for a precision is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+    from trtopt.calibration.table import Table
+
+
+@dataclass(frozen=True)
+class SensitivityRequest:
+    """The arguments of `trtopt.sensitivity`, which describes them."""
+
+    model: str | os.PathLike[str] | ModelProto = field(
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+    )
+    _: KW_ONLY
+    images: Any = shared.images()
+    data: Any = shared.data()
+    calib: str | os.PathLike[str] | Table | None = option(
+        None, help="Scales; default: measured on all the data.", metavar="T.calib.json", typed=Path
+    )
+    preprocess: Any = shared.preprocess()
+    method: str = shared.method()
+    samples: int = option(16, help="Samples that noise is measured on.")
+    precision_override: Sequence[str] = shared.precision_override()
+    threads: int | None = shared.threads()
+    top: int = option(20, help="Rows of the table to print; 0: all.")
+    reporter: Reporter = SILENT

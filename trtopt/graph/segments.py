@@ -1,0 +1,108 @@
+"""A graph cut into models of consecutive nodes, to run parts of it again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
+
+from trtopt.core.errors import ModelError
+from trtopt.graph.proto import infer_shapes, node_reads
+
+Slot = tuple[str, int]  # node name, input index
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive nodes as a model.
+
+    Attributes:
+        proto: its graph's inputs and outputs are `inputs` and `outputs`; it holds the weights that its nodes read.
+        inputs: tensors that it reads and doesn't make.
+        outputs: tensors that it makes and that nodes behind it, or nobody but the caller, read.
+    """
+
+    proto: ModelProto
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def with_weight(self, slot: Slot, content: NDArray[np.float32]) -> ModelProto:
+        """The model with another constant in one input of one node; other readers of the same weight keep theirs."""
+        proto = ModelProto()
+        proto.CopyFrom(self.proto)
+        node = next(node for node in proto.graph.node if node.name == slot[0])
+        name = f"{node.input[slot[1]]}/{slot[0]}/{slot[1]}"
+        node.input[slot[1]] = name
+        proto.graph.initializer.append(numpy_helper.from_array(content, name))
+        return proto
+
+
+def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str]) -> list[Segment]:
+    """The graph in segments, of which each but the last ends with the node that makes one of `ends`.
+
+    Args:
+        proto: folded, so that nodes have names; weights in memory.
+        renamed: what an input of a node is called in its segment, so that it can be given a value of its own.
+
+    Raises:
+        ModelError: ONNX's inference doesn't find the type of a tensor that goes from one segment to another.
+    """
+    graph = proto.graph
+    types = {value.name: value for value in infer_shapes(proto).graph.value_info}
+    types |= {value.name: value for value in (*graph.input, *graph.output)}
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    parts: list[list[NodeProto]] = [[]]
+    for node in graph.node:
+        parts[-1].append(node)
+        if not set(node.output).isdisjoint(ends):
+            parts.append([])
+    parts = [part for part in parts if part]
+    read_last = {value.name: len(parts) for value in graph.output}
+    for number, part in reversed(list(enumerate(parts))):
+        for name in (name for node in part for name in node_reads(node)):
+            read_last.setdefault(name, number)
+    segments = []
+    for number, part in enumerate(parts):
+        made = {name for node in part for name in node.output if name}
+        model = ModelProto(ir_version=proto.ir_version)
+        model.opset_import.extend(proto.opset_import)
+        model.functions.extend(proto.functions)
+        model.graph.name = f"{graph.name} {number}"
+        inputs: dict[str, ValueInfoProto] = {}
+        for node in part:
+            added = model.graph.node.add()
+            added.CopyFrom(node)
+            for name in dict.fromkeys(node_reads(node)):
+                if name not in made and name not in weights:
+                    inputs[name] = _described(types, name)
+            for index, name in enumerate(node.input):
+                if alias := renamed.get((node.name, index)):
+                    added.input[index] = alias
+                    inputs[alias] = _described(types, name, alias)
+        read = {name for node in model.graph.node for name in node_reads(node)}
+        model.graph.initializer.extend(tensor for name, tensor in weights.items() if name in read)
+        model.graph.input.extend(value for name, value in inputs.items() if name in read)
+        outputs = [name for name in sorted(made) if read_last.get(name, -1) > number]
+        model.graph.output.extend(_described(types, name) for name in outputs)
+        if outputs:
+            segments.append(Segment(model, tuple(value.name for value in model.graph.input), tuple(outputs)))
+    return segments
+
+
+def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") -> ValueInfoProto:
+    if name not in types:
+        raise ModelError(
+            f"ONNX doesn't know the type of the tensor {name!r}, so the model can't be run in parts there: "
+            "an operator of another domain makes it, perhaps"
+        )
+    value = ValueInfoProto()
+    value.CopyFrom(types[name])
+    value.name = alias or name
+    for (
+        dim
+    ) in value.type.tensor_type.shape.dim:  # symbols of one segment say nothing in another, and may be wrong there
+        dim.ClearField("dim_param")
+    return value
