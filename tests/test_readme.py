@@ -88,6 +88,18 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     assert all(item["predictions"][0]["name"] for item in found)
 
 
+def test_the_place_that_loses_most_is_named(folder: Path) -> None:
+    if not (folder / "lite0.calib.json").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (command,) = _blocks("Where accuracy is lost", "bash")
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for said in ("weights of node_Conv_882", "98 more: --top 0 prints all", "calibration isn't to blame"):
+        assert said in README and said in done.stdout
+
+
 def test_the_options_of_the_comparison_exist() -> None:
     from typer.testing import CliRunner
 

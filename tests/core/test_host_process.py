@@ -158,7 +158,7 @@ def test_threads_at_work_change_nothing_of_the_process(
             for place in range(len(stages.all)):
                 stage = stages.all[(number + turn + place) % len(stages.all)]  # each thread begins with another
                 assert stage(own) == expected[stage.__name__], stage.__name__
-                print(f"heard {number}")
+                print(f"heard {number}\n", end="")  # one write: others print meanwhile
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(work, range(THREADS)))
