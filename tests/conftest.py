@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -16,6 +17,14 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import ONNX Runtime
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs; tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+with contextlib.suppress(ImportError):  # a GPU host need not have it
+    from hypothesis import settings
+
+    settings.register_profile("no deadline", deadline=None)  # another process may take the machine for half a second
+    settings.load_profile("no deadline")
 
 
 # Files that take minutes: they begin first, so that at the end no process works while the other has nothing left.
