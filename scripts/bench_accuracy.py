@@ -39,13 +39,15 @@ from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.loader import load_recipe
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is imported
 
-METHODS = ("auto", "minmax", "mse", "percentile", "entropy")
+REPAIRED = ", repaired"  # behind a method: calibrate --repair
+METHODS = ("auto", f"auto{REPAIRED}", "minmax", "mse", "percentile", "entropy")
 BATCH = 20
 Made = tuple[str, float]  # the tool with its version, seconds
 Logits = NDArray[np.float32]
@@ -70,10 +72,12 @@ class Row:
 
 def trtopt_qdq(model: Path, calib: Path, method: str, output: Path) -> Made:
     start = time.perf_counter()
-    table = calibrate(model, data=calib, method=method, threads=THREADS, cache=False).table
+    chosen, repair = method.removesuffix(REPAIRED), method.endswith(REPAIRED)
+    table = calibrate(model, data=calib, method=chosen, repair=repair, threads=THREADS, cache=False).table
     folded, _ = fold(load_model(model).proto)
     graph = to_ir(folded)
-    insert_qdq(graph, find_points(graph), table.amax)
+    _, points = repair_weights(graph, find_points(graph), table.repairs)
+    insert_qdq(graph, points, table.amax)
     save_model(to_proto(graph), output)
     return f"trtopt {importlib.metadata.version('trtopt')}", time.perf_counter() - start
 

@@ -91,7 +91,8 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
 def test_the_place_that_loses_most_is_named(folder: Path) -> None:
     if not (folder / "lite0.calib.json").is_file():
         pytest.skip("needs the walkthrough, which comes first")
-    (command,) = _blocks("Where accuracy is lost", "bash")
+    command, repair = _blocks("Where accuracy is lost", "bash")
+    assert repair.startswith("trtopt calibrate lite0.clean.onnx ") and " --repair " in repair
     done = subprocess.run(
         ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from trtopt.calibration.exporting import ExportedCache as ExportedCache
     from trtopt.calibration.histogram import Histogram as Histogram
     from trtopt.calibration.importing import Coverage as Coverage
+    from trtopt.calibration.repairing import Repairs as Repairs
     from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
     from trtopt.core.errors import (
         AccuracyLost as AccuracyLost,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from trtopt.graph.output_kinds import Kind as Kind
     from trtopt.graph.passes.fold import FoldReport as FoldReport
     from trtopt.graph.passes.listing import ListedNode as ListedNode
+    from trtopt.graph.passes.repair import Repair as Repair
     from trtopt.jobs.results import JobResult as JobResult, JobsResult as JobsResult
     from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
     from trtopt.linting.checker import CheckReport as CheckReport, check as check
@@ -113,6 +115,7 @@ _HOMES = {
     "calibration.exporting": ("ExportedCache",),
     "calibration.histogram": ("Histogram",),
     "calibration.importing": ("Coverage",),
+    "calibration.repairing": ("Repairs",),
     "calibration.table": ("Table", "TableEntry"),
     "core.errors": (
         "AccuracyLost",
@@ -155,6 +158,7 @@ _HOMES = {
     "graph.output_kinds": ("Kind",),
     "graph.passes.fold": ("FoldReport",),
     "graph.passes.listing": ("ListedNode",),
+    "graph.passes.repair": ("Repair",),
     "jobs.results": ("JobResult", "JobsResult"),
     "jobs.runner": ("run_jobs", "show_jobs"),
     "linting.checker": ("CheckReport", "check"),

@@ -307,6 +307,8 @@ def calibrate(result: Any, values: _Options) -> Iterator[str]:
     yield f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}"
     if result.convergence and not any(result.convergence in note for note in result.notes):
         yield f"  {result.convergence}"
+    if result.repairs is not None:
+        yield f"  {result.repairs}"
     if result.exported is not None:
         yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
     if result.skipped:
@@ -316,7 +318,7 @@ def calibrate(result: Any, values: _Options) -> Iterator[str]:
 @_command(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet")
 def sensitivity(result: Any, values: _Options) -> Iterator[str]:
     """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
-    from trtopt.autotune.sensitivity import snr_db
+    from trtopt.calibration.noise import snr_db
 
     rows = [
         (

@@ -14,7 +14,8 @@ from onnx import ModelProto, TensorProto, helper, save
 from world import World, has
 
 import trtopt
-from trtopt.autotune.sensitivity import Sensitivity, snr_db
+from trtopt.autotune.sensitivity import Sensitivity
+from trtopt.calibration.noise import snr_db
 from trtopt.core.errors import CalibrationError, DataError, ModelError, UsageError
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold

@@ -84,7 +84,7 @@ def test_a_weight_is_changed_for_one_reader() -> None:
     )
     (whole,) = divided(twice, [], {})
     x, w, other = values(2, 4, seed=1), values(4, 4), values(4, 4, seed=2)
-    found = _run(whole.with_weight(("m1", 1), other), {"x": x})["y"]
+    found = _run(whole.with_constants({("m1", 1): other}), {"x": x})["y"]
     np.testing.assert_allclose(found, x @ w @ other, rtol=1e-5)
     np.testing.assert_allclose(_run(whole.proto, {"x": x})["y"], x @ w @ w, rtol=1e-5)
 

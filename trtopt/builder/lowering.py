@@ -20,6 +20,7 @@ from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.rearrange import rearrange
+from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.typed import keep_fp32, to_typed, typed_opset
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.view import to_proto
@@ -104,6 +105,9 @@ def lower(
         )
         told = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
         points = replace(points, kept=tuple(told))
+        if spec.precision is Precision.INT8:
+            found, points = repair_weights(model, points, table.repairs)
+            passes.append(found)
         passes.append(insert_qdq(model, points, table.amax, base=spec.base if typed else Precision.FP32))
         if generation.rearranges(spec):
             passes.append(rearrange(model, fixed=named))

@@ -18,6 +18,7 @@ from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
+from trtopt.calibration.repairing import SAMPLES, Repairs, find_repairs
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -29,9 +30,14 @@ from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Reporter
-from trtopt.core.values import METHODS, Override, TensorInfo, check_overrides, choice
+from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.graph.io import load_model
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.quantize import OPSET
+from trtopt.graph.proto import in_memory
+from trtopt.graph.view import to_ir, to_proto
 
 DEVICES = ("cpu", "cuda")
 LEAST = 2  # samples: a scale from one is that sample's own
@@ -50,6 +56,7 @@ class CalibrateResult:
         notes: what the user should know about the data.
         coverage: how an imported cache fitted the model.
         exported: the TensorRT cache that was written.
+        repairs: which weights are rounded otherwise, and what that gives.
     """
 
     table: Table
@@ -60,6 +67,7 @@ class CalibrateResult:
     notes: tuple[str, ...] = ()
     coverage: Coverage | None = None
     exported: ExportedCache | None = None
+    repairs: Repairs | None = None
 
     @property
     def samples(self) -> int:
@@ -90,6 +98,7 @@ class CalibrateResult:
                 "notes": self.notes,
                 "coverage": self.coverage.to_json() if self.coverage else None,
                 "exported": self.exported,
+                "repairs": self.repairs.describe() if self.repairs else None,
                 "seconds": round(self.seconds, 3),
                 "cached": self.cached,
             }
@@ -117,6 +126,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         batch: samples read at a time.
         threads: samples run at the same time; None: one per core.
         precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
+        repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are: each is kept where it
+            lowers the noise at the outputs on samples held apart. The table holds them, and `build` repeats them.
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
@@ -139,6 +150,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     choice(request.missing, MISSING, "`missing=`")
     choice(request.device, DEVICES, "`device=`")
     overrides = tuple(map(Override.parse, request.precision_override))
+    if request.repair and not (request.import_cache is None and request.calib is None):
+        raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'` and no scales")
     others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
         check_writable(request.output, *others)
@@ -175,6 +188,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     prepared = prepare(loaded, overrides, reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto
+    inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
     if batches is not None and first is not None:
@@ -190,6 +204,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             )
         for warning in coverage.warnings:
             reporter.warn(warning)
+    repairs = None
+    if request.repair:
+        repairs = _repaired(request, prepared, inputs, overrides, table)
+        table = replace(table, repairs=repairs.nodes)
     notes = () if coverage else data_notes(table)
     for note in notes:
         reporter.warn(note)
@@ -216,6 +234,22 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         notes=notes,
         coverage=coverage,
         exported=exported,
+        repairs=repairs,
+    )
+
+
+def _repaired(
+    request: CalibrateRequest,
+    prepared: Prepared,
+    inputs: Sequence[TensorInfo],
+    overrides: Sequence[Override],
+    table: Table,
+) -> Repairs:
+    proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
+    batches = open_data(inputs, images=request.images, data=request.data, preprocess=request.preprocess, limit=SAMPLES)
+    points = find_points(to_ir(proto), overrides=overrides)
+    return find_repairs(
+        proto, points, table.amax, batches, threads=request.threads or cores(), reporter=request.reporter
     )
 
 

@@ -40,6 +40,7 @@ class CalibrateRequest:
     batch: int = shared.batch()
     threads: int | None = shared.threads()
     precision_override: Sequence[str] = shared.precision_override()
+    repair: bool = option(False, help="Round weights so that outputs keep most; kept where it helps.")
     cache: bool = option(True, help="Reuse an earlier pass over the same data.")
     import_cache: str | os.PathLike[str] | None = option(
         None, help="Take the scales of a TensorRT 7 to 10 cache; no data.", metavar="OLD.cache", typed=Path

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtopt.calibration.counting import LOWEST_EXPONENT
 from trtopt.calibration.histogram import BINS, Histogram, merged
@@ -20,8 +21,10 @@ from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.version import __version__
+from trtopt.graph.passes.repair import Repair
 
 FORMAT = "trtopt.calib/1"
+_MOST_WEIGHTS = 1 << 31
 _LARGEST = float(np.finfo(np.float32).max)  # of a magnitude: tensors are FP32
 
 
@@ -50,6 +53,7 @@ class Table:
         seconds: that the measurement took.
         version: of the trtopt that measured.
         quality: what the samples looked like, and how much more of them would move thresholds; None: nobody looked.
+        repairs: node name → how its weights are rounded, where that isn't to the nearest code.
     """
 
     tensors: Mapping[str, TableEntry]
@@ -63,6 +67,7 @@ class Table:
     skipped: tuple[Mapping[str, str], ...] = ()
     version: str = __version__
     quality: Annotated[Mapping[str, Any], _Quality] | None = None
+    repairs: Mapping[str, Repair] = field(default_factory=dict)
 
     @property
     def amax(self) -> dict[str, float]:
@@ -72,7 +77,8 @@ class Table:
     @property
     def digest(self) -> str:
         """SHA-256 of the scales and the model they are for: equal for equal results, however long they took."""
-        return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax})
+        repairs = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
+        return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **repairs})
 
     def with_method(self, method: str) -> Table:
         """The same measurement, thresholds chosen by another method. No data is read.
@@ -103,6 +109,7 @@ class Table:
             "seconds": self.seconds,
             "groups": [list(group) for group in self.groups],
             "quality": None if self.quality is None else dict(self.quality),
+            **({"repairs": _packed_repairs(self.repairs)} if self.repairs else {}),
             "tensors": {
                 name: {"amax": entry.amax, "method": entry.method}
                 | ({} if entry.histogram is None else packed(entry.histogram))
@@ -186,7 +193,8 @@ def _table(content: dict[str, Any]) -> Table:
     tensors = converted(content.get("tensors"), dict[str, Any], "the table.tensors")
     if not tensors:
         raise Damaged("the table has no tensors")
-    table = converted({**content, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
+    bare = {name: value for name, value in content.items() if name != "repairs"}
+    table = converted({**bare, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
     entries: dict[str, TableEntry] = {}
@@ -197,7 +205,48 @@ def _table(content: dict[str, Any]) -> Table:
             raise Damaged(f"{where} has amax {tensor['amax']}, which isn't positive and finite in FP32")
         histogram = None if value.get("histogram") is None else unpacked(value, where)
         entries[name] = TableEntry(tensor["amax"], tensor["method"], histogram)
-    return replace(table, tensors=entries)
+    repairs = converted(content.get("repairs", {}), dict[str, _Repair], "the table.repairs")
+    return replace(table, tensors=entries, repairs={name: _repair(value, name) for name, value in repairs.items()})
+
+
+def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
+    """As plain JSON: offsets are int8, biases little-endian float32, zlib, base64."""
+    return {
+        name: {
+            "shape": list(item.offsets.shape),
+            "offsets": _text(item.offsets.astype(np.int8)),
+            "bias": None if item.bias is None else _text(item.bias.astype("<f4")),
+        }
+        for name, item in repairs.items()
+    }
+
+
+def _text(array: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
+
+
+def _repair(found: _Repair, name: str) -> Repair:
+    where, shape = f"the repair of {name!r}", tuple(found["shape"])
+    size = math.prod(shape)
+    try:
+        if min(shape, default=0) < 1 or size > _MOST_WEIGHTS:
+            raise ValueError(f"shape {shape}")
+        offsets = np.frombuffer(_bytes(found["offsets"], size), np.int8).reshape(shape)
+        bias = None if found["bias"] is None else np.frombuffer(_bytes(found["bias"], 4 * max(shape)), "<f4")
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise Damaged(f"{where} is damaged ({error})") from None
+    if bias is not None and not np.isfinite(bias).all():
+        raise Damaged(f"{where} has a bias that isn't finite")
+    return Repair(offsets, None if bias is None else bias.astype(np.float32))
+
+
+def _bytes(text: str, most: int) -> bytes:
+    """What `_text` was given; at most so many bytes, whatever the text claims."""
+    stream = zlib.decompressobj()
+    found = stream.decompress(base64.b64decode(text, validate=True), most)
+    if not stream.eof:
+        raise ValueError(f"more than {most} bytes")
+    return found
 
 
 def unpacked(value: Any, where: str) -> Histogram:
@@ -253,6 +302,12 @@ class _Tensor(TypedDict):
 
 class _Model(TypedDict):
     fingerprint: str
+
+
+class _Repair(TypedDict):
+    shape: tuple[int, ...]
+    offsets: str
+    bias: str | None
 
 
 class _Named(TypedDict):

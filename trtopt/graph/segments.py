@@ -29,14 +29,16 @@ class Segment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
-    def with_weight(self, slot: Slot, content: NDArray[np.float32]) -> ModelProto:
-        """The model with another constant in one input of one node; other readers of the same weight keep theirs."""
+    def with_constants(self, changes: Mapping[Slot, NDArray[np.float32]]) -> ModelProto:
+        """The model with other constants in inputs of single nodes; other readers of the same weights keep theirs."""
         proto = ModelProto()
         proto.CopyFrom(self.proto)
-        node = next(node for node in proto.graph.node if node.name == slot[0])
-        name = f"{node.input[slot[1]]}/{slot[0]}/{slot[1]}"
-        node.input[slot[1]] = name
-        proto.graph.initializer.append(numpy_helper.from_array(content, name))
+        nodes = {node.name: node for node in proto.graph.node}
+        for (label, index), content in changes.items():
+            node, name = nodes[label], f"{label}/{index}/changed"
+            node.input.extend([""] * (index + 1 - len(node.input)))
+            node.input[index] = name
+            proto.graph.initializer.append(numpy_helper.from_array(content, name))
         return proto
 
 

@@ -72,6 +72,20 @@ def quantize_weight(
     return np.asarray(np.clip(scaled, -limit, limit, out=scaled), _STORED[precision])
 
 
+def check_scales(points: Points, amax: Mapping[str, float]) -> None:
+    """Raise CalibrationError where a point has no amax, or one that isn't positive and finite."""
+    missing = [name for name in points.activations if name not in amax]
+    if missing:
+        raise CalibrationError(
+            f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
+            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or other "
+            "`precision_override=`; run trtopt calibrate on this model"
+        )
+    bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
+    if bad:
+        raise CalibrationError(f"amax must be positive and finite; found {bad}")
+
+
 def insert_qdq(
     model: ir.Model, points: Points, amax: Mapping[str, float], *, base: Precision = Precision.FP32
 ) -> PassResult:
@@ -86,16 +100,7 @@ def insert_qdq(
         CalibrationError: a point has no amax, or one that isn't positive and finite or that `base` can't hold; a weight
             isn't finite.
     """
-    missing = [name for name in points.activations if name not in amax]
-    if missing:
-        raise CalibrationError(
-            f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
-            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or other "
-            "`precision_override=`; run trtopt calibrate on this model"
-        )
-    bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}
-    if bad:
-        raise CalibrationError(f"amax must be positive and finite; found {bad}")
+    check_scales(points, amax)
     writer = Writer(model, points.precision)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     nodes = {str(node.name): node for node in model.graph}

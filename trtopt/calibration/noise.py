@@ -1,0 +1,225 @@
+"""What rounding a tensor or a weight of a model does to its outputs, place by place.
+
+The graph is cut behind every tensor that is quantized. One pass keeps what floating point gives; then each tensor is rounded
+by itself, where its quantized readers read it, and only what comes behind it runs again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.core.errors import ModelError
+from trtopt.core.values import Precision
+from trtopt.data import Batches
+from trtopt.data.convert import converted
+from trtopt.data.rebatch import chunks
+from trtopt.graph.passes.placement import Points, Weight
+from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
+from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
+from trtopt.graph.proto import attribute, tensor_info, to_array, whole_copy
+from trtopt.graph.segments import Segment, Slot, divided
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.sessions import open_session
+
+Arrays = Mapping[str, NDArray[Any]]
+PURPOSE = "measuring quantization noise"
+
+
+@dataclass
+class Sample:
+    """What is known of one run: tensors that later segments read, and the outputs of floating point.
+
+    Attributes:
+        real: samples of a fixed batch that aren't filled in.
+    """
+
+    feed: Arrays
+    real: int
+    values: dict[str, NDArray[Any]]
+    expected: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class NoiseLedger:
+    """Runs the parts of a model. Each sample runs on one thread by itself, so that sums don't depend on how many there are."""
+
+    def __init__(self, proto: ModelProto, points: Points, amax: Mapping[str, float], threads: int) -> None:
+        self.proto, self.points, self.amax, self.threads = proto, points, amax, threads
+        constants = {node.output[0]: node for node in proto.graph.node if node.op_type == "Constant"}
+        self.weights = {name: value for name, node in constants.items() if (value := attribute(node, "value", None))}
+        self.weights |= {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.scales = {
+            name: round_scale(np.asarray(amax[name] / LARGEST[points.precision]), Precision.FP32)
+            for name in points.reads
+        }
+        self.outputs = [value.name for value in proto.graph.output]
+        self.left_out: dict[str, str] = {}
+        self.samples: list[Sample] = []
+        # A tensor has a second name where it is read quantized; both are the same until it is rounded.
+        self.aliases = {f"{name}/quantized": name for name in points.reads}
+        slots: dict[Slot, str] = {
+            slot: f"{name}/quantized" for name, readers in points.reads.items() for slot in readers
+        }
+        self.segments = divided(proto, points.activations, slots)
+        self.sessions = [_opened(segment.proto) for segment in self.segments]
+        made_in = {name: number for number, segment in enumerate(self.segments) for name in segment.outputs}
+        self.starts = {name: made_in.get(name, -1) + 1 for name in points.activations}
+        node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
+        self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
+        last = {name: number for number, segment in enumerate(self.segments) for name in segment.inputs}
+        for alias, name in self.aliases.items():
+            last[name] = max(last.get(name, -1), last[alias])
+        self.dead: list[list[str]] = [[] for _ in self.segments]
+        for name, number in last.items():
+            if name not in self.outputs:
+                self.dead[number].append(name)
+
+    def read(self, batches: Batches) -> None:
+        """Run all samples in floating point."""
+        inputs = {value.name: tensor_info(value) for value in self.proto.graph.input if value.name not in self.weights}
+        fixed = {info.shape[0] for info in inputs.values() if info.shape}
+        size = next((size for size in fixed if isinstance(size, int) and size > 0), None) if len(fixed) == 1 else None
+        for batch in batches:
+            arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
+            self.samples += [Sample(feed, real, dict(feed)) for feed, real in chunks(arrays, size or 1, size or 1)]
+
+        def run(sample: Sample) -> None:
+            sample.expected = self.run(sample.values, 0)
+
+        self.each(run)
+        for name in self.outputs:
+            found = self.samples[0].expected[name]
+            if found.dtype.kind != "f":
+                self.left_out[name] = f"its type is {found.dtype}"
+        if len(self.left_out) == len(self.outputs):
+            raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
+
+    def measured(
+        self, repairs: Mapping[str, Repair], advance: Callable[[], None]
+    ) -> Iterator[tuple[Any, dict[str, float]]]:
+        """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once."""
+        for number, segment in enumerate(self.segments):
+            for name in (name for name, start in self.starts.items() if start == number):
+                yield name, self.noise(partial(self._with_activation, name))
+                advance()
+            for weight in (weight for weight, holder in self.holders if holder == number):
+                yield weight, self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
+                advance()
+            self.step(number)
+
+    def step(self, number: int) -> None:
+        """Go on behind a segment: all that was measured so far lies before it."""
+        self.each(lambda sample: self._step(sample.values, number, self.sessions[number]))
+
+    def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
+        """The noise at each output where a model stands in for a segment, the one that comes next."""
+        return self.noise(partial(self._with_session, number, _opened(proto)), samples)
+
+    def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
+        """The noise at each output of a model that takes the same samples."""
+        session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
+        return self.noise(lambda sample: _run(session, self.outputs, sample.feed), samples)
+
+    def run(self, values: Arrays, first: int, session: Any = None) -> dict[str, NDArray[Any]]:
+        """The outputs, from the tensors that are there before the segment `first`; `session` stands in for that one."""
+        held = dict(values)
+        for number in range(first, len(self.segments)):
+            self._step(held, number, session if session is not None and number == first else self.sessions[number])
+        return {name: held[name] for name in self.outputs}
+
+    def _step(self, values: dict[str, NDArray[Any]], number: int, session: Any) -> None:
+        segment = self.segments[number]
+        feed = {name: values[name] if name in values else values[self.aliases[name]] for name in segment.inputs}
+        values.update(_run(session, segment.outputs, feed))
+        for name in self.dead[number]:
+            values.pop(name, None)
+
+    def _with_activation(self, name: str, sample: Sample) -> dict[str, NDArray[Any]]:
+        """The outputs where one activation is rounded for those that read it quantized."""
+        rounded = {f"{name}/quantized": _through_int8(sample.values[name], self.scales[name])}
+        return self.run({**sample.values, **rounded}, self.starts[name])
+
+    def _with_session(self, number: int, session: Any, sample: Sample) -> dict[str, NDArray[Any]]:
+        return self.run(sample.values, number, session)
+
+    def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
+        """The segment with one weight as INT8 holds it."""
+        content = np.asarray(to_array(self.weights[weight.name]), np.float32)
+        plain = Repair(np.zeros(content.shape, np.int8))
+        changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
+        if repair is not None and repair.bias is not None:
+            node = next(node for node in segment.proto.graph.node if node.name == weight.node)
+            held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
+            changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
+        return segment.with_constants(changes)
+
+    def quantized(self, repairs: Mapping[str, Repair]) -> ModelProto:
+        """The whole Q/DQ graph."""
+        model = to_ir(whole_copy(self.proto))
+        _, points = repair_weights(model, self.points, repairs)
+        return to_proto(insert_qdq(model, points, self.amax).model)
+
+    def noise(
+        self, outputs: Callable[[Sample], Mapping[str, NDArray[Any]]], samples: Sequence[Sample] | None = None
+    ) -> dict[str, float]:
+        """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's."""
+        names = [name for name in self.outputs if name not in self.left_out]
+
+        def powers(sample: Sample) -> NDArray[np.float64]:
+            found = outputs(sample)
+            return np.array([self._powers(name, sample, found[name]) for name in names])
+
+        sums = np.sum(self.each(powers, samples), axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            shares = np.where(sums[:, 0] > 0, sums[:, 1] / sums[:, 0], np.where(sums[:, 1] > 0, np.inf, 0.0))
+        return dict(zip(names, map(float, shares)))
+
+    def _powers(self, name: str, sample: Sample, found: NDArray[Any]) -> tuple[float, float]:
+        """Of the signal and of the noise."""
+        expected = sample.expected[name]
+        if expected.shape != found.shape:
+            self.left_out[name] = "its shape depends on the values"
+            return 0.0, 0.0
+        if expected.ndim and len(expected) == len(
+            next(iter(sample.feed.values()))
+        ):  # else it isn't samples x something
+            expected, found = expected[: sample.real], found[: sample.real]
+        signal = expected.astype(np.float64)
+        return float((signal**2).sum()), float(((found - signal) ** 2).sum())
+
+    def each(self, work: Callable[[Sample], Any], samples: Sequence[Sample] | None = None) -> list[Any]:
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-sensitivity") as pool:
+            return list(pool.map(work, self.samples if samples is None else samples))
+
+
+def snr_db(noise: float) -> float:
+    """dB of a noise power that is a share of the signal's; inf where there is none."""
+    return math.inf if noise <= 0 else -10 * math.log10(noise)
+
+
+def _run(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
+    try:
+        return dict(zip(outputs, session.run(outputs, dict(feed))))
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+
+
+def _opened(proto: ModelProto) -> Any:
+    return open_session(proto, threads=1, memory_pattern=False, purpose=PURPOSE)
+
+
+def _through_int8(values: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What QuantizeLinear and DequantizeLinear make of values, rounding ties to even and saturating."""
+    rounded = values / scale
+    np.rint(rounded, out=rounded)
+    np.clip(rounded, -128, 127, out=rounded)
+    rounded *= scale
+    return rounded

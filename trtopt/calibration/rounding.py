@@ -1,0 +1,165 @@
+"""Rounding a layer's weights so that its output keeps its values, instead of each weight its own.
+
+The output's error has two parts. Its mean is known and goes into the bias (Nagel et al., "Data-Free Quantization Through Weight
+Equalization and Bias Correction", ICCV 2019). What varies is e C eᵀ for each output channel, e the weights' rounding errors and
+C the covariance of the layer's inputs; it is quadratic in the choice between the two neighbouring codes (Nagel et al., "Up or
+Down? Adaptive Rounding for Post-Training Quantization", ICML 2020), and is lowered here by coordinate descent from nearest
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import NodeProto
+
+from trtopt.graph.passes.repair import Repair, nearest
+from trtopt.graph.proto import attribute
+
+Floats = NDArray[np.float64]
+_ROWS = (
+    1024  # positions of one sample that are looked at, at least; half as many as a channel has weights, if that is more
+)
+_DAMPING = 1e-4  # of the mean variance, added to each: few samples leave directions unseen
+_SWEEPS = 6
+_BLOCK = 64  # weights whose errors are brought to the others together
+
+
+@dataclass
+class Moments:
+    """Sums over a layer's input rows: groups × rows × K, K the weights of an output channel."""
+
+    squares: Floats  # groups × K × K
+    sums: Floats  # groups × K
+    count: int
+
+    def add(self, other: Moments) -> None:
+        self.squares += other.squares
+        self.sums += other.sums
+        self.count += other.count
+
+
+def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
+    """Why the weights of a node can't be rounded here; empty: they can."""
+    if node.op_type == "Conv":
+        return "it pads by auto_pad" if attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b"") else ""
+    if node.op_type not in ("Gemm", "MatMul") or slot != 1 or weight.ndim != 2:
+        return "only convolutions, and matrix products with a matrix on the right, are rounded"
+    if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:
+        return "it scales or transposes what it multiplies"
+    return ""
+
+
+def moments(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> Moments:
+    """Of what the layer multiplies with its weights, for one run.
+
+    Args:
+        array: the layer's input.
+    """
+    rows = _patches(node, weight, array) if node.op_type == "Conv" else array.reshape(1, -1, array.shape[-1])
+    most = max(_ROWS, rows.shape[2] // 2)
+    if node.op_type != "Conv":
+        rows = rows[:, :: max(1, rows.shape[1] // most)]
+    exact = rows.astype(np.float64)  # so that sums don't depend on BLAS's threads as far as anybody could see
+    return Moments(np.matmul(exact.transpose(0, 2, 1), exact), exact.sum(1), exact.shape[1])
+
+
+def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> NDArray[np.float32]:
+    kernel: Sequence[int] = weight.shape[2:]
+    axes = len(kernel)
+    strides, dilations = (attribute(node, name, [1] * axes) for name in ("strides", "dilations"))
+    pads, groups = attribute(node, "pads", [0] * 2 * axes), attribute(node, "group", 1)
+    padded = np.pad(array, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:])])
+    spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, 2 + axes)))
+    windows = windows[_stepped(strides, dilations)]
+    size = int(np.prod(kernel)) * weight.shape[1]
+    # Every so many positions along each axis: neighbours say much the same.
+    positions = len(array) * int(np.prod(windows.shape[2 : 2 + axes]))
+    step = max(1, round((positions / max(_ROWS, size // 2)) ** (1 / axes)))
+    windows = windows[_stepped([step] * axes, [1] * axes)]
+    positions = int(np.prod(windows.shape[2 : 2 + axes]))
+    shaped = windows.reshape(len(array), groups, weight.shape[1], positions, int(np.prod(kernel)))
+    rows: NDArray[np.float32] = shaped.transpose(1, 0, 3, 2, 4).reshape(groups, -1, size)
+    return rows
+
+
+def _stepped(strides: Sequence[int], dilations: Sequence[int]) -> tuple[slice, ...]:
+    """An index into samples × channels × positions × windows."""
+    return tuple(slice(None, None, step) for step in (1, 1, *strides, *dilations))
+
+
+def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen: Moments, corrects: bool) -> Repair:
+    """The weights' codes that lose least of the layer's output.
+
+    Args:
+        corrects: the bias takes the mean of the error; else the codes have to keep it small too.
+    """
+    codes, scale = nearest(weight, axis)
+    channels_first = node.op_type == "Conv" or bool(attribute(node, "transB", 0))
+    groups, size = seen.sums.shape
+
+    def rows(values: NDArray[np.generic]) -> Floats:
+        """Groups × output channels of a group × K."""
+        full = np.broadcast_to(values, weight.shape).astype(np.float64)
+        return (full if channels_first else full.T).reshape(groups, -1, size)
+
+    mean = seen.sums / seen.count
+    second = seen.squares / seen.count
+    if corrects:
+        second = second - mean[:, :, None] * mean[:, None, :]
+    variance = np.einsum("gkk->gk", second)
+    second = second + _DAMPING * variance.mean(1)[:, None, None] * np.eye(size)
+    start, steps, exact = rows(codes), rows(scale)[:, :, :1], rows(weight)
+    chosen = _descended(start, steps[:, :, 0], exact, second)
+    offsets = (chosen - start).astype(np.int8)
+    offsets = offsets.reshape(weight.shape if channels_first else weight.shape[::-1])
+    bias = None
+    if corrects:
+        error = np.einsum("gok,gk->go", chosen * steps - exact, mean)
+        bias = np.asarray(-error.reshape(-1), np.float32)
+    return Repair(np.ascontiguousarray(offsets if channels_first else offsets.T), bias)
+
+
+def _descended(start: Floats, scale: Floats, exact: Floats, second: Floats) -> Floats:
+    """Codes after coordinate descent: each is the one below or above the exact weight, and those at the ends stay, since they
+    give the scale."""
+    codes = start.copy()
+    errors = codes * scale[:, :, None] - exact
+    slopes = np.matmul(errors, second)
+    variance = np.einsum("gkk->gk", second)
+    for _ in range(_SWEEPS):
+        changed = 0
+        for first in range(0, codes.shape[2], _BLOCK):
+            block = slice(first, first + _BLOCK)
+            own, near = slopes[:, :, block].copy(), second[:, block, block]
+            before = errors[:, :, block].copy()
+            for index in range(near.shape[1]):
+                place = first + index
+                curve = scale * scale * variance[:, None, place]
+                step = np.where(own[:, :, index] > 0, -1.0, 1.0)
+                gain = curve + 2 * step * scale * own[:, :, index]
+                moved = codes[:, :, place] + step
+                left = np.abs(moved * scale - exact[:, :, place])
+                good = (
+                    (gain < -1e-9 * curve)
+                    & (np.abs(start[:, :, place]) < 127)
+                    & (np.abs(moved) <= 127)
+                    & (left < scale)
+                )
+                if good.any():
+                    move = np.where(good, step, 0.0)
+                    codes[:, :, place] += move
+                    errors[:, :, place] += move * scale
+                    own += (move * scale)[:, :, None] * near[:, None, index]
+                    changed += int(good.sum())
+            moves = errors[:, :, block] - before
+            if moves.any():
+                slopes += np.matmul(moves, second[:, block])
+        if not changed:
+            break
+    result: Floats = codes
+    return result
