@@ -15,18 +15,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from trtopt.autotune.building import build as build
+    from trtopt.autotune.building import build as build, tune as tune
     from trtopt.autotune.sensitivity import (
         NoiseSource as NoiseSource,
         Sensitivity as Sensitivity,
         sensitivity as sensitivity,
     )
+    from trtopt.autotune.tuning import TunedChoice as TunedChoice, Tuning as Tuning
     from trtopt.builder.construction import BuildResult as BuildResult
     from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
     from trtopt.calibration.exporting import ExportedCache as ExportedCache
     from trtopt.calibration.histogram import Histogram as Histogram
     from trtopt.calibration.importing import Coverage as Coverage
-    from trtopt.calibration.repairing import Repairs as Repairs
+    from trtopt.calibration.repairing import NoiseByPlace as NoiseByPlace, Repairs as Repairs
     from trtopt.calibration.table import Table as Table, TableEntry as TableEntry
     from trtopt.core.errors import (
         AccuracyLost as AccuracyLost,
@@ -108,14 +109,15 @@ if TYPE_CHECKING:
     from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
-    "autotune.building": ("build",),
+    "autotune.building": ("build", "tune"),
     "autotune.sensitivity": ("NoiseSource", "Sensitivity", "sensitivity"),
+    "autotune.tuning": ("TunedChoice", "Tuning"),
     "builder.construction": ("BuildResult",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),
     "calibration.exporting": ("ExportedCache",),
     "calibration.histogram": ("Histogram",),
     "calibration.importing": ("Coverage",),
-    "calibration.repairing": ("Repairs",),
+    "calibration.repairing": ("NoiseByPlace", "Repairs"),
     "calibration.table": ("Table", "TableEntry"),
     "core.errors": (
         "AccuracyLost",

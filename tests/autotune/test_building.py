@@ -521,6 +521,33 @@ def test_best_that_can_not_be_written_leaves_what_was_there(
     assert world.contents() == {"m.engine": b"what was there"}
 
 
+# Within a limit ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_tuned_engine_is_kept_where_it_is_faster_and_within_the_limit_itself(gpu: Gpu, build: Build) -> None:
+    gpu.noise["int8"] = 0.01
+    result = build(min_snr=20, output_kind=["y=other"])
+    assert gpu.built == ["int8", "fp16"] and result.tuning is not None
+    assert result.comparison["kept"] == "int8" and _manifest(result).spec["precision"] == "int8"
+    has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16")
+    assert build(min_snr=20, output_kind=["y=other"]).cached
+
+
+def test_where_it_is_not_faster_fp16_is_delivered_unless_asked_for(gpu: Gpu, build: Build) -> None:
+    gpu.noise["int8"], gpu.ms["int8"] = 0.01, 0.9
+    result = build(min_snr=20, output_kind=["y=other"])
+    assert result.comparison["kept"] == "fp16" and _manifest(result).spec["precision"] == "fp16"
+    asked = build(min_snr=20, output_kind=["y=other"], compare=False)
+    assert _manifest(asked).spec["precision"] == "int8" and asked.tuning is not None
+
+
+def test_an_engine_that_loses_more_than_its_graph_is_not_delivered(gpu: Gpu, build: Build) -> None:
+    gpu.noise["int8"] = 0.5
+    result = build(min_snr=20, output_kind=["y=other"])
+    assert result.comparison["kept"] == "fp16"
+    has(result.comparison["why"], "INT8 is outside the accuracy limit")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -532,8 +559,9 @@ def test_best_that_can_not_be_written_leaves_what_was_there(
         ({"best": True, "min_snr": float("inf")}, "`min_snr=` is inf"),
         ({"best": True, "output_kind": ["z=classes"]}, "there is no output 'z'; there is y"),
         ({"int8": True, "output_kind": {"y": "clases"}}, "'clases' isn't a kind.*did you mean y=classes"),
-        ({"min_snr": 20.0}, "limits of `best=True`"),
-        ({"min_agreement": 0.9}, "limits of `best=True`"),
+        ({"int8": False, "fp16": True, "min_snr": 20.0}, "layers are chosen for INT8: add `int8=True`"),
+        ({"int8": False, "fp8": True, "min_agreement": 0.9}, "layers are chosen for INT8"),
+        ({"best": True, "max_drop": "1%"}, "`max_drop=` is judged by a search"),
         ({"best": True, "int8": True, "fp8": True}, "`int8=True` and `fp8=True`"),
         ({"best": True, "fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
     ],

@@ -14,7 +14,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
+from trtopt.autotune.tuning import Goal, goal_of, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
@@ -63,6 +65,8 @@ from trtopt.trt import select
 SAMPLES = 64  # that judge the accuracy, unless --limit says another number
 NATIVE_CACHE = "native.cache"  # beside a candidate's plan
 _CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
+_GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
+NO_LIMIT = -1000.0  # dB
 FEW = 32  # below, one sample's class decides too much
 
 
@@ -111,16 +115,63 @@ def build(request: BuildRequest) -> BuildResult:
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
         AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
     """
-    limits = Limits(request.min_agreement, request.min_snr)
     if request.best:
         if not request.compare:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        return _Best(request, limits).build()
-    if limits != Limits():
-        raise UsageError("`min_agreement=` and `min_snr=` are limits of `best=True`: add it, or drop them")
+        for name in ("max_drop", "metric"):
+            if getattr(request, name) is not None:
+                raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
+        return _Best(request, _limits(request)).build()
+    goal = goal_of(request)
+    if goal is not None:
+        return _tuned(request, goal)
     return _asked_for(request)
+
+
+@taking(TuneRequest)
+def tune(request: TuneRequest) -> BuildResult:
+    """Build the fastest INT8 engine that stays within an accuracy limit: `build(int8=True)` with that limit.
+
+    Args: as of `build`; at least one of min_snr, min_agreement, max_drop and metric.
+
+    Raises: as `build`.
+    """
+    goal = goal_of(request)
+    if goal is None:
+        raise UsageError(
+            "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, `max_drop='0.5%'` with `labels=`, "
+            "or `metric='module:function'` with `min=`"
+        )
+    return _tuned(request, goal)
+
+
+def _limits(request: BuildRequest) -> Limits:
+    given = {} if request.min_agreement is None else {"min_agreement": request.min_agreement}
+    return Limits(**given, min_snr=request.min_snr)
+
+
+def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
+    """Choose what stays out of INT8, then build; on a GPU, FP16 instead where that is as fast."""
+    check_outputs(request)
+    tuning = tuned(request, goal)
+    request.reporter.note(str(tuning))
+    if request.save_calib is not None:
+        tuning.table.save(request.save_calib)
+    plain = replace(without(request, *_GOAL), calib=tuning.table, save_calib=None)
+    try:
+        gpu_for(request)
+    except TrtoptError as error:
+        built = replace(engine.construct(without(plain, "images", "data", "preprocess")), not_measured=str(error))
+    else:
+        if request.compare:
+            # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
+            limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
+            built = _Best(replace(plain, preprocess=request.preprocess), limits).build()
+        else:
+            built = engine.construct(without(plain, "images", "data", "preprocess"))
+    return replace(built, tuning=tuning)
 
 
 # Candidates: what is asked of the builder for each, and where they lie meanwhile ----------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trtopt.builder.request import BuildRequest
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from trtopt.calibration.table import Table
+
+
+@dataclass(frozen=True)
+class TuneRequest(BuildRequest):
+    """The arguments of `trtopt.tune`: those of a build in INT8."""
+
+    int8: bool = field(default=True, kw_only=True)
+    fp8: bool = field(default=False, kw_only=True)
+    fp16: bool = field(default=False, kw_only=True)
+    best: bool = field(default=False, kw_only=True)
+    calibrator: str = field(default="trtopt", kw_only=True)
+    save_cache: Any = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

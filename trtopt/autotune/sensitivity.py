@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.importing import kept_out
 from trtopt.calibration.noise import NoiseLedger, snr_db
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
@@ -30,9 +31,10 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
-from trtopt.graph.proto import tensor_size
+from trtopt.graph.passes.smooth import smooth
+from trtopt.graph.proto import tensor_size, whole_copy
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.graph.work import macs
+from trtopt.graph.work import macs, sizes_in
 
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
@@ -185,7 +187,11 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     if table.model["fingerprint"] != report.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     check_overrides(overrides, folded.graph.node)
-    points = find_points(to_ir(folded), overrides=overrides)
+    if table.smoothed:
+        smoothed = to_ir(whole_copy(folded))
+        smooth(smoothed, table.smoothed)
+        folded = to_proto(smoothed)
+    points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)))
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
@@ -199,7 +205,9 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
 def _result(
     model: str, ledger: NoiseLedger, noise: Mapping[Any, Mapping[str, float]], measured: dict[str, float]
 ) -> Sensitivity:
-    points, counts = ledger.points, macs(ledger.proto)
+    feed = ledger.samples[0].feed
+    sizes = sizes_in(ledger.proto, {name: array.shape for name, array in feed.items()})
+    points, counts = ledger.points, macs(ledger.proto, sizes)
     total = sum(counts.values()) or 1
     left_out = ledger.left_out
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}

@@ -58,7 +58,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.proto import fingerprint
-from trtopt.graph.work import macs
+from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
@@ -83,6 +83,7 @@ class BuildResult:
         table: the calibration it was quantized with.
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
+        tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
     """
 
     engine: Path
@@ -99,11 +100,13 @@ class BuildResult:
     comparison: Mapping[str, Any] | None = None
     not_measured: str = ""
     coverage: Mapping[str, float] = field(default_factory=dict)
+    tuning: Any = None
 
     def to_json(self) -> dict[str, Any]:
-        described = plain(replace(self, table=None, seconds=round(self.seconds, 3)))
+        described = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
         del described["table"]
-        return {**described, "calibration": _summary(self.table)}
+        tuning = None if self.tuning is None else self.tuning.to_json()
+        return {**described, "calibration": _summary(self.table), "tuning": tuning}
 
 
 def construct(request: BuildRequest) -> BuildResult:
@@ -204,7 +207,7 @@ class _Build:
         """
         spec, generation, reporter = self.spec, self.generation, self.request.reporter
         shapes = self._opt_shapes()[0]
-        sizes = {str(name): size for item in self.model.inputs for name, size in zip(item.shape, shapes[item.name])}
+        sizes = sizes_in(folded, shapes)
         with scratch() as folder:
             lowered, built = self._planned(folded, {}, folder)
             asked, arithmetic = lowered.asked, macs(lowered.source or folded, sizes)
@@ -354,7 +357,7 @@ class _Build:
                 "generation": [self.generation.family, self.generation.version],
                 "targets": list(self.generation.targets(self.spec)),
                 "gpu": str(device) if device and needs_gpu else None,
-                "scales": dict(self.table.amax) if self.table else None,
+                "scales": self.table.digest if self.table else None,
                 "native": self.native.describe() if self.native else None,
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
                 "preprocess": self.preprocessing,
@@ -477,7 +480,8 @@ def check_outputs(request: BuildRequest) -> None:
             "a cache with trtopt calibrate --export-cache"
         )
     read = (request.model, request.data, request.calib, request.preprocess, request.timing_cache)
-    written = (request.output, manifest_path(request.output), request.save_onnx, request.save_cache)
+    others = (request.save_onnx, request.save_cache, request.save_calib)
+    written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):
         if path:
             check_writable(path, *read, *written[:index])

@@ -21,6 +21,7 @@ from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.rearrange import rearrange
 from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.passes.typed import keep_fp32, to_typed, typed_opset
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.view import to_proto
@@ -93,8 +94,11 @@ def lower(
         if (wanted := overriding(spec.overrides, str(node.name), node.op_type)) is not None
     }
     points, merged = Points({}), dict[str, str]()
+    if table is not None and table.smoothed and spec.precision is Precision.INT8:
+        passes.append(smooth(model, table.smoothed))
     if table is not None:
-        reasons = dict.fromkeys(without_scales(table), NO_SCALE) | dict(unquantized or {})
+        decided = table.left_out if spec.precision is Precision.INT8 else {}
+        reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **decided, **(unquantized or {})}
         points = find_points(
             model,
             spec.precision,

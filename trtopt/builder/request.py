@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import MIN_AGREEMENT
 
 if TYPE_CHECKING:
     import onnx
@@ -41,9 +40,29 @@ class BuildRequest:
     int8: bool = option(False, help="INT8, the rest in FP16.")
     fp8: bool = option(False, help="FP8, the rest in FP16.")
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
-    min_agreement: float = option(MIN_AGREEMENT, help="Limit of --best: share of FP32's classes, tokens, pixels.")
+    min_agreement: float | None = option(
+        None,
+        help="Limit for --int8 and --best: share of FP32's classes, tokens, pixels; default: 0.95 beside other limits.",
+        metavar="SHARE",
+        typed=float,
+    )
     min_snr: float | None = option(
-        None, help="Limit of --best; default: 20 for embeddings, boxes, others.", unit="dB", typed=float
+        None,
+        help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others.",
+        unit="dB",
+        typed=float,
+    )
+    max_drop: str | float | None = option(
+        None, help="Limit for --int8: most that top-1 may fall (0.5%).", metavar="SHARE", typed=str
+    )
+    labels: Any = option(None, help="True classes for --max-drop, one number a line.", metavar="FILE", typed=Path)
+    metric: Any = option(
+        None, help="Limit for --int8: a function of the outputs, and --min.", metavar="MODULE:FUNCTION", typed=str
+    )
+    min: float | None = option(None, help="Least that --metric must give.", metavar="X", typed=float)
+    budget: str | float | None = option(None, help="Time to look for it, such as 10min.", metavar="TIME", typed=str)
+    save_calib: str | os.PathLike[str] | None = option(
+        None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path
     )
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
     images: str | os.PathLike[str] | None = shared.images()

@@ -18,7 +18,7 @@ from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
-from trtopt.calibration.repairing import SAMPLES, Repairs, find_repairs
+from trtopt.calibration.repairing import SAMPLES, STRENGTHS, WORTH_SMOOTHING, Repairs, channels, find_repairs
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -36,10 +36,12 @@ from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
-from trtopt.graph.proto import in_memory
+from trtopt.graph.passes.smooth import factors_for, smooth, smoothable
+from trtopt.graph.proto import fingerprint, in_memory, whole_copy
 from trtopt.graph.view import to_ir, to_proto
 
 DEVICES = ("cpu", "cuda")
+BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
 LEAST = 2  # samples: a scale from one is that sample's own
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
@@ -126,8 +128,9 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         batch: samples read at a time.
         threads: samples run at the same time; None: one per core.
         precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
-        repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are: each is kept where it
-            lowers the noise at the outputs on samples held apart. The table holds them, and `build` repeats them.
+        repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are; and where activations
+            make much of the noise, move scales of channels from them into the matrices behind. Each is kept where it lowers
+            the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
@@ -150,8 +153,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     choice(request.missing, MISSING, "`missing=`")
     choice(request.device, DEVICES, "`device=`")
     overrides = tuple(map(Override.parse, request.precision_override))
-    if request.repair and not (request.import_cache is None and request.calib is None):
-        raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'` and no scales")
+    if request.repair and (request.import_cache is not None or (request.images is None and request.data is None)):
+        raise UsageError("`repair=True` needs samples to round by: give `images=DIR` or `data='F.npz'`")
     others = (request.model, request.data, request.preprocess, request.import_cache, request.calib)
     if request.output is not None:
         check_writable(request.output, *others)
@@ -166,7 +169,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         cache = read_cache(request.import_cache)
     elif request.calib is not None:
         also = {} if request.device == "cpu" else {"device": request.device}
-        _refuse_measuring(request, "`calib=`", preprocess=request.preprocess, **also)
+        if not request.repair:  # which needs samples
+            _refuse_measuring(request, "`calib=`", preprocess=request.preprocess, **also)
         if not isinstance(request.calib, Table) and is_cache(request.calib):
             raise UsageError(
                 f"`calib='{request.calib}'` is a TensorRT cache: give it as `import_cache='{request.calib}'`"
@@ -206,8 +210,7 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             reporter.warn(warning)
     repairs = None
     if request.repair:
-        repairs = _repaired(request, prepared, inputs, overrides, table)
-        table = replace(table, repairs=repairs.nodes)
+        table, repairs = _repaired(request, prepared, inputs, overrides, table)
     notes = () if coverage else data_notes(table)
     for note in notes:
         reporter.warn(note)
@@ -244,13 +247,48 @@ def _repaired(
     inputs: Sequence[TensorInfo],
     overrides: Sequence[Override],
     table: Table,
-) -> Repairs:
+) -> tuple[Table, Repairs]:
+    """The table with what lowers the noise most on samples held apart."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
-    batches = open_data(inputs, images=request.images, data=request.data, preprocess=request.preprocess, limit=SAMPLES)
-    points = find_points(to_ir(proto), overrides=overrides)
-    return find_repairs(
-        proto, points, table.amax, batches, threads=request.threads or cores(), reporter=request.reporter
-    )
+    source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
+    table = replace(table, repairs={}, smoothed={}, left_out={})
+    threads = request.threads or cores()
+
+    def found(proto: ModelProto, table: Table) -> Repairs:
+        points = find_points(to_ir(proto), overrides=overrides)
+        samples = open_data(inputs, **source, limit=SAMPLES)
+        return find_repairs(proto, points, table.amax, samples, threads=threads, reporter=request.reporter)
+
+    best = table, found(proto, table)
+    model = to_ir(proto)
+    candidates = smoothable(model, find_points(model, overrides=overrides))
+    noise = best[1].noise
+    share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
+    if candidates and share >= WORTH_SMOOTHING and request.export_cache is None:
+        largest = channels(proto, candidates, open_data(inputs, **source, limit=SAMPLES))
+        for strength in STRENGTHS:
+            factors = {name: factors_for(largest[name], matrices, strength) for name, matrices in candidates.items()}
+            model = to_ir(whole_copy(proto))
+            smooth(model, factors)
+            other = to_proto(model)
+            batches = open_data(inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
+            points = find_points(to_ir(other), overrides=overrides)
+            own = replace(
+                prepared,
+                proto=other,
+                tensors=points.activations,
+                groups=tuple(map(tuple, points.groups)),
+                fingerprint=fingerprint(other),
+            )
+            seen, _ = _measured(request, own, None, batches)
+            entries = {**table.tensors, **seen.tensors}
+            tried = replace(table, tensors=entries, smoothed=factors)
+            repairs = found(other, tried)
+            if repairs.after < best[1].after:
+                best = tried, repairs
+    table, repairs = best
+    entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
+    return replace(table, repairs=repairs.nodes, tensors={**table.tensors, **entries}), repairs
 
 
 def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> None:
@@ -263,11 +301,13 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
         )
 
 
-def _measured(request: CalibrateRequest, prepared: Prepared, first: ModelProto, batches: Batches) -> tuple[Table, bool]:
+def _measured(
+    request: CalibrateRequest, prepared: Prepared, first: ModelProto | None, batches: Batches
+) -> tuple[Table, bool]:
     """What a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
-        first: the model's first layers, which know what data it was trained on.
+        first: the model's first layers, which know what data it was trained on; None: nobody asks them.
     """
     reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
@@ -295,7 +335,8 @@ def _measured(request: CalibrateRequest, prepared: Prepared, first: ModelProto, 
         quality = facts(survey)
         refuse(quality, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
-            examined = beside.submit(examine, first, [feed for _, feed in sorted(survey.probes.items())])
+            probes = [feed for _, feed in sorted(survey.probes.items())]
+            examined = beside.submit(lambda: {} if first is None else examine(first, probes))
             table = prepared.table(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -108,7 +108,7 @@ class NoiseLedger:
         """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once."""
         for number, segment in enumerate(self.segments):
             for name in (name for name, start in self.starts.items() if start == number):
-                yield name, self.noise(partial(self._with_activation, name))
+                yield name, self.of_activation(name)
                 advance()
             for weight in (weight for weight, holder in self.holders if holder == number):
                 yield weight, self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
@@ -118,6 +118,17 @@ class NoiseLedger:
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
         self.each(lambda sample: self._step(sample.values, number, self.sessions[number]))
+
+    def of_activation(
+        self, name: str, samples: Sequence[Sample] | None = None, factor: float = 1.0
+    ) -> dict[str, float]:
+        """The noise at each output where one activation is rounded for those that read it quantized, which come next.
+
+        Args:
+            factor: on its scale.
+        """
+        scale = self.scales[name] * np.float32(factor)
+        return self.noise(partial(self._with_activation, name, scale), samples)
 
     def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output where a model stands in for a segment, the one that comes next."""
@@ -142,9 +153,9 @@ class NoiseLedger:
         for name in self.dead[number]:
             values.pop(name, None)
 
-    def _with_activation(self, name: str, sample: Sample) -> dict[str, NDArray[Any]]:
+    def _with_activation(self, name: str, scale: NDArray[np.float32], sample: Sample) -> dict[str, NDArray[Any]]:
         """The outputs where one activation is rounded for those that read it quantized."""
-        rounded = {f"{name}/quantized": _through_int8(sample.values[name], self.scales[name])}
+        rounded = {f"{name}/quantized": _through_int8(sample.values[name], scale)}
         return self.run({**sample.values, **rounded}, self.starts[name])
 
     def _with_session(self, number: int, session: Any, sample: Sample) -> dict[str, NDArray[Any]]:
@@ -161,10 +172,11 @@ class NoiseLedger:
             changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
         return segment.with_constants(changes)
 
-    def quantized(self, repairs: Mapping[str, Repair]) -> ModelProto:
-        """The whole Q/DQ graph."""
+    def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
+        """The whole Q/DQ graph; or with activations in floating point."""
         model = to_ir(whole_copy(self.proto))
         _, points = repair_weights(model, self.points, repairs)
+        points = replace(points, reads={}) if weights_alone else points
         return to_proto(insert_qdq(model, points, self.amax).model)
 
     def noise(

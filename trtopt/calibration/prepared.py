@@ -21,6 +21,7 @@ from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
 
@@ -117,7 +118,8 @@ class Prepared:
             raise CalibrationError(
                 f"the calibration table {why}; calibrate on real inputs: `images=DIR`, or `data='F.npz'`"
             )
-        kept = {name: table.tensors[name] for name in self.tensors}
+        smoothed = [name for name in map(smoothed_name, table.smoothed) if name in table.tensors]
+        kept = {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
         return replace(table, tensors=kept, groups=self.groups, model=self.identity).with_method(method)
 
 

@@ -6,25 +6,52 @@ alone, and all together in the real Q/DQ graph.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
-from trtopt.calibration.noise import NoiseLedger, Sample, snr_db
+from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, snr_db
 from trtopt.calibration.quality import checksum
 from trtopt.calibration.rounding import Moments, moments, rounded, unsupported
 from trtopt.core.documents import plain
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.data import Batches
+from trtopt.data.convert import converted
+from trtopt.data.rebatch import chunks
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.repair import BIAS, Repair
-from trtopt.graph.proto import to_array
+from trtopt.graph.proto import tensor_info, to_array
+from trtopt.ort.sessions import open_session
 
 SAMPLES = 24  # in all
+WORTH_SMOOTHING = 0.3  # of the noise, at least, that activations make which can be smoothed
+STRENGTHS = (0.7, 0.85)  # of smoothing, that are tried
+LOUD = 1e-3  # noise from which on other scales of an activation are tried
+FACTORS = (0.35, 0.5, 0.65, 0.8, 0.9, 1.1)
+WORSE = 1.12  # 0.5 dB: less than that, on so few samples, may be chance
+
+
+@dataclass(frozen=True)
+class NoiseByPlace:
+    """The noise that each place makes alone, as a share of the signal's power at the output where that is most.
+
+    Attributes:
+        activations: by tensor.   weights: by the node that multiplies with them, as it is repaired.
+        fitted: checksums of the samples that the rounding goes by, which say less than others of how good it is.
+    """
+
+    activations: Mapping[str, float]
+    weights: Mapping[str, float]
+    fitted: frozenset[int]
+
+    @property
+    def total(self) -> float:
+        return sum(self.activations.values()) + sum(self.weights.values())
 
 
 @dataclass(frozen=True)
@@ -33,25 +60,31 @@ class Repairs:
 
     Attributes:
         nodes: name → what is changed.
+        scales: activation → its amax, where another one does less to the outputs; replaced: what it was.
         tried: how many weights were rounded.
         left: node name → why its weights weren't.
         before, after: noise at the worst output, in the Q/DQ graph, on the samples that judge.
         output: that one.
         samples: that judged.
+        noise: what is left of it, place by place.
     """
 
     nodes: Mapping[str, Repair]
+    scales: Mapping[str, float]
+    replaced: Mapping[str, float]
     tried: int
     left: Mapping[str, str]
     before: float
     after: float
     output: str
     samples: int
+    noise: NoiseByPlace
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
             "kept": list(self.nodes),
+            "scales": dict(self.scales),
             "tried": self.tried,
             "left": dict(self.left),
             "output": self.output,
@@ -62,6 +95,7 @@ class Repairs:
     def __str__(self) -> str:
         old, new = snr_db(self.before), snr_db(self.after)
         count = f"{len(self.nodes)} of {self.tried + len(self.left)} weights rounded otherwise than to the nearest code"
+        count += f", {len(self.scales)} activations with another scale" * bool(self.scales)
         return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart"
 
 
@@ -89,29 +123,78 @@ def find_repairs(
     nodes = {node.name: node for node in proto.graph.node}
     found: dict[str, Repair] = {}
     left: dict[str, str] = {}
+    grouped = {name for group in points.groups for name in group}
+    scales: dict[str, float] = {}
+    of_weights: dict[str, float] = {}
+    of_activations: dict[str, float] = {}
     with reporter.phase("rounding weights", len(points.weights)) as phase:
         for number, segment in enumerate(ledger.segments):
+            for name in (name for name, start in ledger.starts.items() if start == number):
+                factor, of_activations[name] = _scaled(ledger, name, name not in grouped, fit, judge)
+                if factor != 1:
+                    scales[name] = float(amax[name]) * factor
             for weight in (weight for weight, holder in ledger.holders if holder == number):
                 node, content = nodes[weight.node], np.asarray(to_array(ledger.weights[weight.name]), np.float32)
+                plain_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, None), judge)
+                of_weights[weight.node] = max(plain_noise.values())
                 if why := unsupported(node, weight.slot, content):
                     left[weight.node] = why
                 else:
                     seen: Moments = reduce(_added, ledger.each(partial(_moments, node, content), fit))
                     repair = rounded(node, content, weight.axis, seen, _corrects(node, ledger, weight))
-                    noise = [
-                        ledger.of_weight(number, ledger.with_weight(segment, weight, item), judge)
-                        for item in (None, repair)
-                    ]
-                    if max(noise[1].values()) < max(noise[0].values()):
-                        found[weight.node] = repair
+                    repaired_noise = ledger.of_weight(number, ledger.with_weight(segment, weight, repair), judge)
+                    if max(repaired_noise.values()) < of_weights[weight.node]:
+                        found[weight.node], of_weights[weight.node] = repair, max(repaired_noise.values())
                 phase.advance()
             ledger.step(number)
-    before, after = (ledger.of_whole(ledger.quantized(item), judge) for item in ({}, found))
+    before, alone, repaired_alone = (
+        ledger.of_whole(ledger.quantized(item, weights_alone=weights_alone), judge)
+        for item, weights_alone in (({}, False), ({}, True), (found, True))
+    )
+    if max(repaired_alone.values()) >= max(alone.values()):
+        found = {}
+    ledger.amax = {**amax, **scales}
+    after = ledger.of_whole(ledger.quantized(found), judge)
     output = max(before, key=lambda name: before[name])
-    if max(after.values()) >= max(before.values()):
-        found, after = {}, before
+    if max(after.values()) > WORSE * max(before.values()):
+        found, scales, after = {}, {}, before
     held_apart = sum(sample.real for sample in judge)
-    return Repairs(found, len(points.weights) - len(left), left, before[output], after[output], output, held_apart)
+    tried = len(points.weights) - len(left)
+    fitted = frozenset(checksum(sample.feed) for sample in fit)
+    noise = NoiseByPlace(of_activations, of_weights, fitted)
+    replaced = {name: float(amax[name]) for name in scales}
+    return Repairs(found, scales, replaced, tried, left, before[output], after[output], output, held_apart, noise)
+
+
+def _scaled(
+    ledger: NoiseLedger, name: str, free: bool, fit: Sequence[Sample], judge: Sequence[Sample]
+) -> tuple[float, float]:
+    """A factor on the scale of an activation that comes next, and the noise that it makes then."""
+    noise = max(ledger.of_activation(name, judge).values())
+    if noise < LOUD or not free:
+        return 1.0, noise
+    tried = {factor: max(ledger.of_activation(name, fit, factor).values()) for factor in (1.0, *FACTORS)}
+    best = min(tried, key=lambda factor: tried[factor])
+    other = noise if best == 1 else max(ledger.of_activation(name, judge, best).values())
+    return (best, other) if other < noise / WORSE else (1.0, noise)
+
+
+def channels(proto: ModelProto, names: Collection[str], batches: Batches) -> dict[str, NDArray[np.float32]]:
+    """The largest magnitude of each channel, on the last axis, of these tensors."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
+    wanted = list(names)
+    session = open_session(proto, outputs=wanted, threads=1, memory_pattern=False, purpose=PURPOSE)
+    largest: dict[str, NDArray[np.float32]] = {}
+    fixed = next(iter(inputs.values())).shape[0]
+    size = fixed if isinstance(fixed, int) and fixed > 0 else 1
+    for batch in batches:
+        arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
+        for feed, _ in chunks(arrays, size, size):
+            for name, array in zip(wanted, session.run(wanted, feed)):
+                seen = np.abs(array).reshape(-1, array.shape[-1]).max(0)
+                largest[name] = np.maximum(largest[name], seen) if name in largest else seen
+    return largest
 
 
 def _moments(node: NodeProto, content: Any, sample: Sample) -> Moments:

@@ -54,6 +54,9 @@ class Table:
         version: of the trtopt that measured.
         quality: what the samples looked like, and how much more of them would move thresholds; None: nobody looked.
         repairs: node name → how its weights are rounded, where that isn't to the nearest code.
+        smoothed: tensor → by what each channel of its last axis is divided (`trtopt.graph.passes.smooth`); its scale stands
+            under the name that it has then.
+        left_out: node name → why it stays out of INT8, where `tune` decided so.
     """
 
     tensors: Mapping[str, TableEntry]
@@ -68,6 +71,8 @@ class Table:
     version: str = __version__
     quality: Annotated[Mapping[str, Any], _Quality] | None = None
     repairs: Mapping[str, Repair] = field(default_factory=dict)
+    smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def amax(self) -> dict[str, float]:
@@ -76,9 +81,11 @@ class Table:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the scales and the model they are for: equal for equal results, however long they took."""
-        repairs = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
-        return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **repairs})
+        """SHA-256 of what a build takes from it, and the model it is for: equal for equal results, however long they took."""
+        decided: dict[str, Any] = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
+        decided |= {"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}
+        decided |= {"left_out": sorted(self.left_out)} if self.left_out else {}
+        return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
     def with_method(self, method: str) -> Table:
         """The same measurement, thresholds chosen by another method. No data is read.
@@ -110,6 +117,8 @@ class Table:
             "groups": [list(group) for group in self.groups],
             "quality": None if self.quality is None else dict(self.quality),
             **({"repairs": _packed_repairs(self.repairs)} if self.repairs else {}),
+            **({"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}),
+            **({"left_out": dict(self.left_out)} if self.left_out else {}),
             "tensors": {
                 name: {"amax": entry.amax, "method": entry.method}
                 | ({} if entry.histogram is None else packed(entry.histogram))
@@ -193,7 +202,7 @@ def _table(content: dict[str, Any]) -> Table:
     tensors = converted(content.get("tensors"), dict[str, Any], "the table.tensors")
     if not tensors:
         raise Damaged("the table has no tensors")
-    bare = {name: value for name, value in content.items() if name != "repairs"}
+    bare = {name: value for name, value in content.items() if name not in ("repairs", "smoothed")}
     table = converted({**bare, "tensors": {}, "version": content.get("trtopt")}, Table, "the table")
     if strangers := [name for group in table.groups for name in group if name not in tensors]:
         raise Damaged(f"the table has a group with {strangers[0]!r}, which isn't among its tensors")
@@ -206,7 +215,31 @@ def _table(content: dict[str, Any]) -> Table:
         histogram = None if value.get("histogram") is None else unpacked(value, where)
         entries[name] = TableEntry(tensor["amax"], tensor["method"], histogram)
     repairs = converted(content.get("repairs", {}), dict[str, _Repair], "the table.repairs")
-    return replace(table, tensors=entries, repairs={name: _repair(value, name) for name, value in repairs.items()})
+    factors = converted(content.get("smoothed", {}), dict[str, _Factors], "the table.smoothed")
+    return replace(
+        table,
+        tensors=entries,
+        repairs={name: _repair(value, name) for name, value in repairs.items()},
+        smoothed={name: _factors(value, name) for name, value in factors.items()},
+    )
+
+
+def _packed_factors(smoothed: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
+    """As plain JSON: little-endian float32, zlib, base64."""
+    return {name: {"size": len(item), "factors": _text(item.astype("<f4"))} for name, item in smoothed.items()}
+
+
+def _factors(found: _Factors, name: str) -> NDArray[np.float32]:
+    where, size = f"the smoothing of {name!r}", found["size"]
+    try:
+        if not 1 <= size <= _MOST_WEIGHTS:
+            raise ValueError(f"size {size}")
+        factors = np.frombuffer(_bytes(found["factors"], 4 * size), "<f4")
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise Damaged(f"{where} is damaged ({error})") from None
+    if len(factors) != size or not (np.isfinite(factors) & (factors > 0)).all():
+        raise Damaged(f"{where} isn't {size} positive numbers")
+    return factors.astype(np.float32)
 
 
 def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
@@ -222,7 +255,7 @@ def _packed_repairs(repairs: Mapping[str, Repair]) -> dict[str, Any]:
 
 
 def _text(array: NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(array.tobytes(), 6)).decode("ascii")
 
 
 def _repair(found: _Repair, name: str) -> Repair:
@@ -308,6 +341,11 @@ class _Repair(TypedDict):
     shape: tuple[int, ...]
     offsets: str
     bias: str | None
+
+
+class _Factors(TypedDict):
+    size: int
+    factors: str
 
 
 class _Named(TypedDict):

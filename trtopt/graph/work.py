@@ -25,6 +25,20 @@ def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str,
     return {name: count for name, count in counts.items() if count}
 
 
+def sizes_in(proto: ModelProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Sizes of dynamic dimensions, by name, where the inputs have these shapes; at least 2, to count work at.
+
+    What comes of 1 and a size that ONNX's inference doesn't find isn't found either; of any other size it is that one.
+    """
+    dims = {value.name: value.type.tensor_type.shape.dim for value in proto.graph.input}
+    return {
+        dim.dim_param: max(2, size)
+        for name, shape in shapes.items()
+        for dim, size in zip(dims.get(name, ()), shape)
+        if dim.dim_param
+    }
+
+
 def shapes_at(proto: ModelProto, sizes: Mapping[str, int], other: int) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors of numbers, of bodies too, that are known when each dynamic dimension has a size.
 

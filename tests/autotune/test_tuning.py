@@ -1,0 +1,299 @@
+"""tune: the choice keeps the limit in the real Q/DQ graph, costs hardly more than the best one, and is the same again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import decibels, model, node, photos, values
+from onnx import ModelProto
+from world import Heard, World, has
+
+import trtopt
+from trtopt.autotune import tuning
+from trtopt.autotune.tuning import quantized
+from trtopt.calibration.importing import kept_out
+from trtopt.calibration.table import Table
+from trtopt.core.errors import AccuracyLost, UsageError
+from trtopt.core.values import Precision
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.runner import OnnxRunner
+
+pytestmark = pytest.mark.usefixtures("rtx")
+
+
+def _net(layers: int = 4, bad: tuple[int, ...] = (1,), batch: int | str = "n") -> ModelProto:
+    """Convolutions one behind the other, and a linear layer. What the bad ones read has a channel far over the others, and
+    they multiply it with little: no scale fits it, and rounding can't help."""
+    nodes, weights, value = [], {}, "x"
+    for number in range(layers):
+        channels = 3 if number == 0 else 16
+        weight = values(16, channels, 3, 3, seed=number, scale=1.5 / np.sqrt(9 * channels))
+        bias = values(16, seed=40 + number, scale=0.1)
+        if number in bad:
+            weight[:, 2] /= 200
+        if number + 1 in bad:
+            weight[2], bias[2] = 200 * weight[2], 200 * bias[2]
+        weights |= {f"w{number}": weight, f"b{number}": bias}
+        nodes += [
+            node("Conv", f"{value} w{number} b{number}", f"a{number}", f"c{number}", pads=[1, 1, 1, 1]),
+            node("Relu", f"a{number}", f"r{number}", f"relu{number}"),
+        ]
+        value = f"r{number}"
+    nodes += [
+        node("GlobalAveragePool", value, "g", "pool"),
+        node("Flatten", "g", "f", "flat"),
+        node("Gemm", "f w b", "y", "fc", transB=1),
+    ]
+    weights |= {"w": values(40, 16, seed=80), "b": values(40, seed=81)}
+    return model(nodes, weights=weights, inputs={"x": (batch, 3, 16, 16)}, outputs={"y": (batch, 40)})
+
+
+@pytest.fixture(scope="module")
+def crops() -> Any:
+    whole = photos(256, 3)
+    return np.concatenate([whole[:, :, r : r + 16, c : c + 16] for r in range(0, 240, 24) for c in range(0, 240, 48)])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+
+
+def _tuned(net: ModelProto, crops: Any, folder: Path, **options: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    given: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", "output_kind": ["y=other"], **options}
+    return trtopt.tune(net, folder / "m.engine", **given)
+
+
+def _graph(net: ModelProto, table: Table, left_out: Any) -> ModelProto:
+    folded = to_proto(to_ir_at(fold(net)[0], 19))
+    points = find_points(to_ir(folded), overrides=kept_out(left_out))
+    return quantized(folded, points, table, Precision.FP16)
+
+
+def _snr(graph: ModelProto, net: ModelProto, arrays: Any) -> float:
+    found = OnnxRunner(graph, optimize=False)({"x": arrays})["y"]
+    return decibels(found, OnnxRunner(net, optimize=True)({"x": arrays})["y"])
+
+
+def test_the_layer_that_loses_most_stays_out_and_says_why(crops: Any, tmp_path: Path) -> None:
+    net, heard = _net(), Heard()
+    alone = trtopt.calibrate(net, data={"x": crops[:80]}, repair=True)
+    limit = round(_snr(_graph(net, alone.table, ()), net, crops[:80])) + 8
+    result = _tuned(net, crops, tmp_path, min_snr=limit, reporter=heard, save_onnx=tmp_path / "g.onnx")
+    assert list(result.tuning.left_out) == ["c1"]
+    assert result.tuning.before.snr_db < limit < result.tuning.chosen.snr_db
+    assert result.precision["fp16"] == 1 and result.precision["int8"] == 4
+    kept = {item.node: item.reason for item in result.kept}
+    has(kept["c1"], "tuned: in INT8 it makes", "of the noise", "of the arithmetic")
+    graph = _graph(net, result.tuning.table, result.tuning.left_out)
+    assert _snr(graph, net, crops[80:]) > limit - 1  # samples that nobody saw
+    assert 0.5 < result.tuning.chosen.share < 1
+    shares = [item.share for item in result.tuning.front]
+    assert shares == sorted(shares, reverse=True) and shares[0] == 1
+    has("\n".join(heard.notes), "1 layers out of INT8", "choices in")
+
+
+def test_without_need_nothing_stays_out(crops: Any, tmp_path: Path) -> None:
+    result = _tuned(_net(bad=()), crops, tmp_path, min_snr=12)
+    assert not result.tuning.left_out and result.tuning.tried == 2
+    assert result.tuning.chosen.share == 1
+
+
+@pytest.mark.parametrize("more", [2.0, 15.0])
+def test_on_a_small_graph_no_other_choice_is_cheaper(crops: Any, tmp_path: Path, more: float) -> None:
+    net = _net(layers=4, bad=(1, 3))
+    first = _tuned(net, crops, tmp_path, min_snr=1)
+    limit = first.tuning.chosen.snr_db + more
+    result = _tuned(net, crops, tmp_path, min_snr=limit)
+    table = result.tuning.table
+    layers = ["c0", "c1", "c2", "c3", "fc"]
+    sizes = {
+        "c0": 3 * 9 * 16 * 256,
+        "c1": 16 * 9 * 16 * 256,
+        "c2": 16 * 9 * 16 * 256,
+        "c3": 16 * 9 * 16 * 256,
+        "fc": 640,
+    }
+    chosen = sum(sizes[name] for name in result.tuning.left_out)
+    cheaper = [
+        subset
+        for size in range(len(layers))
+        for subset in itertools.combinations(layers, size)
+        if sum(sizes[name] for name in subset) < 0.95 * chosen
+    ]
+    # Those on the limit's edge may go either way: it holds with a standard error.
+    assert all(_snr(_graph(net, table, subset), net, crops[:80]) < limit + 1 for subset in cheaper)
+
+
+def test_on_a_large_one_the_bad_layers_are_found_and_the_others_put_back(crops: Any, tmp_path: Path) -> None:
+    net = _net(layers=14, bad=(4, 9))
+    first = _tuned(net, crops, tmp_path, min_snr=1)
+    reach = _snr(_graph(net, first.tuning.table, ("c4", "c9")), net, crops[:80])
+    result = _tuned(net, crops, tmp_path, min_snr=reach - 10)
+    assert set(result.tuning.left_out) == {"c4", "c9"}
+    assert result.tuning.tried < 30
+
+
+def test_the_saved_table_gives_the_same_graph_and_build_the_same_engine(crops: Any, tmp_path: Path) -> None:
+    path, kept = tmp_path / "net.onnx", tmp_path / "t.calib.json"
+    onnx.save(_net(), path)
+    common = {"data": {"x": crops[:80]}, "target": "sm89", "output_kind": ["y=other"], "min_snr": 28}
+    graphs = [tmp_path / f"g{number}.onnx" for number in range(3)]
+    tuned = trtopt.tune(path, tmp_path / "a.engine", save_onnx=graphs[0], save_calib=kept, **common)
+    assert tuned.tuning.left_out
+    trtopt.build(path, tmp_path / "b.engine", int8=True, save_onnx=graphs[1], **common)
+    trtopt.build(path, tmp_path / "c.engine", int8=True, calib=kept, target="sm89", save_onnx=graphs[2])
+    assert graphs[0].read_bytes() == graphs[1].read_bytes() == graphs[2].read_bytes()
+    stored = Table.load(kept)
+    assert stored.left_out == tuned.tuning.left_out and stored.digest == tuned.tuning.table.digest
+    plain = trtopt.calibrate(path, data={"x": crops[:80]}).table
+    again = trtopt.build(path, tmp_path / "c.engine", int8=True, calib=plain, target="sm89")
+    assert not again.cached  # another choice is another engine
+
+
+def test_neither_batches_nor_their_order_change_it(crops: Any, tmp_path: Path) -> None:
+    first = _tuned(_net(), crops, tmp_path / "a", min_snr=28)
+    again = _tuned(_net(), crops, tmp_path / "b", min_snr=28, data={"x": crops[:80][::-1].copy()}, batch=3)
+    assert again.tuning.table.digest == first.tuning.table.digest
+    fixed = _tuned(_net(batch=4), crops, tmp_path / "c", min_snr=28, data={"x": crops[:78]})
+    assert fixed.tuning.left_out and fixed.tuning.chosen.snr_db > 28  # the last batch is filled up
+
+
+def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
+    lines = next((tmp_path / "cache" / "tuning").glob("*.lines"))
+    lines.write_text(lines.read_text() + '["cut o')  # as a killed process leaves it
+    monkeypatch.setattr(tuning._Judge, "__call__", lambda *_: ran.append(1))
+    again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
+    assert not ran and again.cached
+    assert again.tuning.chosen == first.tuning.chosen and again.tuning.left_out == first.tuning.left_out
+    has("\n".join(heard.notes), "repaired on the same samples before")
+
+
+def test_what_the_cache_holds_may_be_damaged(crops: Any, tmp_path: Path) -> None:
+    first, heard = _tuned(_net(), crops, tmp_path, min_snr=28), Heard()
+    for path in (tmp_path / "cache" / "tuning").iterdir():
+        path.write_text("{")
+    again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard, force=True)
+    assert again.tuning.table.digest == first.tuning.table.digest
+    has("\n".join(heard.notes), "can't be used")
+
+
+# Other limits ------------------------------------------------------------------------------------------------------------
+
+
+def _labels(net: ModelProto, arrays: Any) -> list[int]:
+    return [int(item) for item in OnnxRunner(net, optimize=True)({"x": arrays})["y"].argmax(1)]
+
+
+def test_a_drop_of_accuracy_is_judged_by_labels(crops: Any, tmp_path: Path) -> None:
+    net = _net(bad=(1, 2))
+    true = _labels(net, crops[:80])
+    (tmp_path / "labels.txt").write_text("\n".join(map(str, true)))
+    kind = {"output_kind": ["y=classes"]}
+    loose = _tuned(net, crops, tmp_path, max_drop="60%", labels=tmp_path / "labels.txt", **kind)
+    strict = _tuned(net, crops, tmp_path, max_drop=0.0, labels=true, **kind)
+    has(strict.tuning.chosen.figure, "top-1 100.0% → 100.0%")
+    assert len(strict.tuning.left_out) >= len(loose.tuning.left_out)
+
+
+def worst_case(outputs: dict[str, Any]) -> float:
+    return -float(np.abs(outputs["y"]).max())
+
+
+def test_a_metric_of_ones_own(crops: Any, tmp_path: Path) -> None:
+    net = _net()
+    reference = OnnxRunner(net, optimize=True)({"x": crops[:80]})["y"]
+    seen = []
+
+    def close(outputs: dict[str, Any], labels: Any) -> float:
+        seen.append((outputs["y"].shape, len(labels)))
+        return decibels(outputs["y"], reference)
+
+    result = _tuned(net, crops, tmp_path, metric=close, min=28, labels=[0] * 80)
+    assert list(result.tuning.left_out) == ["c1"]
+    assert set(seen) == {((80, 40), 80)}
+    has(result.tuning.chosen.figure, "close")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "there is no limit to tune to"),
+        ({"min_snr": float("nan")}, "`min_snr=` is nan"),
+        ({"max_drop": "1%"}, "needs labels"),
+        ({"max_drop": "much", "labels": [1]}, "`max_drop=` is much"),
+        ({"labels": [1, 2]}, "`labels=` are for"),
+        ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples"),
+        ({"metric": "json:loads"}, "go together"),
+        ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
+        ({"metric": "json", "min": 1}, "write module:function"),
+        ({"min_snr": 20, "budget": "soon"}, "`budget='soon'` can't be read"),
+        ({"min_snr": 20, "data": None}, "judged on real samples"),
+        ({"min_snr": 20, "precision_override": ["nothing=fp32"]}, "matches no node"),
+    ],
+)
+def test_requests_that_can_not_be_right(crops: Any, tmp_path: Path, options: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        _tuned(_net(), crops, tmp_path / "out", **options)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_only_int8_is_tuned(crops: Any, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="add `int8=True`"):
+        trtopt.build(_net(), tmp_path / "m.engine", fp16=True, min_snr=20, data={"x": crops})
+    with pytest.raises(UsageError, match="calibrator='native'"):
+        trtopt.build(_net(), tmp_path / "m.engine", int8=True, calibrator="native", min_snr=20, data={"x": crops})
+
+
+def test_limits_out_of_reach_are_told_apart(crops: Any, tmp_path: Path) -> None:
+    with pytest.raises(AccuracyLost, match=r"not even without INT8.*worst_case gives.*at least 5 is asked for"):
+        _tuned(_net(), crops, tmp_path, metric=worst_case, min=5)
+    with pytest.raises(AccuracyLost, match=r"only without INT8.*the best choice tried.*`fp16=True`"):
+        _tuned(_net(), crops, tmp_path, min_snr=90)
+    with pytest.raises(AccuracyLost, match=r"the budget ended"):
+        _tuned(_net(layers=12), crops, tmp_path, min_snr=60, budget="0.001s")
+    assert not (tmp_path / "m.engine").exists()
+
+
+def test_what_the_user_forces_stays(crops: Any, tmp_path: Path) -> None:
+    with pytest.raises(AccuracyLost, match="but what `precision_override=` puts there"):
+        _tuned(_net(), crops, tmp_path, min_snr=28, precision_override=["c1=int8"])
+    result = _tuned(_net(), crops, tmp_path, min_snr=14, precision_override=["c1=int8", "c0=fp32"])
+    kept = {item.node: item for item in result.kept}
+    assert kept["c0"].precision is Precision.FP32 and "c1" not in kept
+    assert "c0" not in result.tuning.left_out
+
+
+def test_the_command_prints_the_front(world: World, crops: Any) -> None:
+    onnx.save(_net(), world.folder / "net.onnx")
+    np.savez(world.folder / "crops.npz", x=crops[:80])
+    given = ("--data", world.folder / "crops.npz", "--target", "sm89", "--output-kind", "y=other")
+    said = world.run("tune", world.folder / "net.onnx", *given, "--min-snr", "28", "-o", world.folder / "m.engine")
+    assert said.status == 0, said
+    has(said.out, "arithmetic in INT8", "layers out", "within the limits", "convolutions INT8")
+    found = world.run(
+        "tune", world.folder / "net.onnx", *given, "--min-snr", "28", "-o", world.folder / "m.engine", "--json"
+    )
+    document = json.loads(found.out)
+    assert document["cached"] and list(document["tuning"]["left_out"]) == ["c1"]
+    assert document["tuning"]["front"] and document["tuning"]["digest"] == document["calibration"]["digest"]
+    lost = world.run("tune", world.folder / "net.onnx", *given, "-o", world.folder / "m.engine")
+    assert lost.status != 0
+    has(lost.err, "--min-snr 25", "--max-drop 0.5%", "--metric module:function")
+
+
+def test_sensitivity_reads_a_tuned_table(crops: Any, tmp_path: Path) -> None:
+    result = _tuned(_net(), crops, tmp_path, min_snr=28)
+    found = trtopt.sensitivity(_net(), data={"x": crops[:80]}, calib=result.tuning.table, samples=8)
+    assert "c1" not in {name for source in found.sources for name in source.nodes}

@@ -1,0 +1,71 @@
+"""Scales of channels moved into weights: the same function, with a tensor that one scale fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto
+
+from trtopt.core.errors import CalibrationError
+from trtopt.graph.passes.placement import find_points
+from trtopt.graph.passes.smooth import factors_for, smooth, smoothable, smoothed_name
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.runner import OnnxRunner
+
+
+def _net() -> ModelProto:
+    """A block as in a transformer: two products read one tensor, which a skip reads too; a Gemm; and one of activations."""
+    nodes = [
+        node("Mul", "x g", "h", "scale"),
+        node("MatMul", "h w0", "a", "m0"),
+        node("MatMul", "h w1", "b", "m1"),
+        node("Add", "a b", "s", "sum"),
+        node("Relu", "s", "r", "relu"),
+        node("MatMul", "r w2", "c", "m2"),
+        node("Add", "c h", "t", "skip"),
+        node("Gemm", "t w3 b3", "y", "fc", transB=1),
+    ]
+    large = np.where(np.arange(32) == 7, 50, 1).astype(np.float32)
+    weights = {
+        "g": large, "w0": values(32, 48), "w1": values(32, 48, seed=1), "w2": values(48, 32, seed=2),
+        "w3": values(16, 32, seed=3), "b3": values(16, seed=4),
+    }  # fmt: skip
+    return model(nodes, weights=weights, inputs={"x": ("n", 32)}, outputs={"y": ("n", 16)})
+
+
+def test_it_finds_what_only_products_with_matrices_read_quantized() -> None:
+    found = smoothable(to_ir(_net()), find_points(to_ir(_net())))
+    assert {name: sorted(nodes) for name, nodes in found.items()} == {"h": ["m0", "m1"], "r": ["m2"], "t": ["fc"]}
+    assert found["t"]["fc"].shape == (32, 16)  # transposed
+
+
+def test_the_outputs_stay_and_the_outlier_goes() -> None:
+    net, x = _net(), {"x": values(20, 32, seed=9)}
+    ir_model = to_ir(net)
+    found = smoothable(ir_model, find_points(ir_model))
+    factors = {
+        "h": factors_for(np.where(np.arange(32) == 7, 150, 3).astype(np.float32), found["h"], 0.8),
+        "t": factors_for(np.linspace(1, 9, 32, dtype=np.float32), found["t"], 0.5),
+    }
+    assert factors["h"][7] == factors["h"].max() > 10 * np.median(factors["h"])
+    assert np.exp(np.log(factors["h"].astype(np.float64)).mean()) == pytest.approx(1, rel=1e-4)
+    result = smooth(ir_model, factors)
+    assert sorted(result.changes) == ["fc", "m0", "m1"]
+    changed = to_proto(ir_model)
+    before, after = OnnxRunner(net, optimize=False)(x)["y"], OnnxRunner(changed, optimize=False)(x)["y"]
+    np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-3 * np.abs(before).max())
+    skip = next(item for item in changed.graph.node if item.name == "skip")
+    assert "h" in skip.input  # it reads what it read
+    points = find_points(to_ir(changed))
+    assert {smoothed_name("h"), smoothed_name("t"), "r"} == set(points.reads)
+    changed.graph.output.extend([type(changed.graph.output[0])(name=name) for name in ("h", smoothed_name("h"))])
+    seen = OnnxRunner(changed, optimize=False)(x)
+    spread = [np.ptp(np.log(np.abs(seen[name]).max(0))) for name in ("h", smoothed_name("h"))]
+    assert spread[1] < 0.6 * spread[0]
+
+
+@pytest.mark.parametrize("factors", [{"nothing": np.ones(32)}, {"h": np.ones(31)}, {"y": np.ones(16)}])
+def test_factors_of_another_model_are_refused(factors: dict[str, np.ndarray]) -> None:
+    with pytest.raises(CalibrationError, match="made for another model"):
+        smooth(to_ir(_net()), {name: item.astype(np.float32) for name, item in factors.items()})

@@ -1,0 +1,703 @@
+"""The fastest choice within an accuracy budget: which layers stay out of INT8, and how the weights of the others are rounded.
+
+Weights are repaired first (`trtopt.calibration.repairing`), which also tells the noise that each layer makes. Layers are then
+ranked by that noise for what leaving them out costs; a binary search finds how many of the first have to stay out for the
+results to be within the limits, and those that turn out not to be needed are put back, the costliest first. Every choice is
+judged by the real Q/DQ graph on real samples. Of up to `SMALL` layers all choices are tried, the cheapest first.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import itertools
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.builder.construction import spec_of
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.importing import kept_out
+from trtopt.calibration.prepared import refuse_quantized
+from trtopt.calibration.quality import checksum
+from trtopt.calibration.repairing import NoiseByPlace
+from trtopt.calibration.table import Table
+from trtopt.core.documents import plain
+from trtopt.core.errors import AccuracyLost, DataError, OutputError, TrtoptError, UsageError
+from trtopt.core.files import cache_folder, existing_file, sha256_json, write_json
+from trtopt.core.host import cores
+from trtopt.core.progress import Reporter
+from trtopt.core.values import Override, Precision, check_overrides, overriding
+from trtopt.core.version import __version__
+from trtopt.data import Batches, open_data
+from trtopt.data.convert import converted
+from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import chunks, joined
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.outputs import measure
+from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.graph.io import Model, load_model
+from trtopt.graph.output_kinds import Kind, resolve
+from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.quantize import OPSET, check_scales, insert_qdq
+from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.smooth import smooth
+from trtopt.graph.proto import fingerprint, in_memory, tensor_info, whole_copy
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.graph.work import macs, shapes_at, sizes_in
+from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import version as ort_version
+from trtopt.recipes.classnames import load_classes
+from trtopt.trt import select
+
+JUDGED = 64  # samples that judge, unless --limit says another number
+SMALL = 10  # layers, of which all choices are tried
+MOST_PUT_BACK = 24  # tries
+PER_ELEMENT = 16  # multiply-accumulates that moving one element of a tensor counts as, in estimated cost
+PURPOSE = "tuning"
+Arrays = Mapping[str, NDArray[Any]]
+Metric = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class TunedChoice:
+    """One choice that was tried.
+
+    Attributes:
+        left_out: how many layers stay out of INT8.
+        share: of the multiply-accumulates, those in INT8.
+        snr_db: of the worst output, on the samples that judge.
+        figure: what else was measured, in words.
+        missed: the limits that it misses; empty: none.
+    """
+
+    left_out: int
+    share: float
+    snr_db: float
+    figure: str
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was found.
+
+    Attributes:
+        table: the scales, with the repairs and the layers that stay out.
+        samples: that judged.
+        before: INT8 everywhere, weights rounded to the nearest code; chosen: what is in the table.
+        front: the choices that were tried and that no other beats in both INT8's share and accuracy, by share.
+        tried: how many choices were.
+        cost: in what layers were weighed.
+        unfinished: the budget ended the search before all was tried.
+    """
+
+    table: Table
+    samples: int
+    before: TunedChoice
+    chosen: TunedChoice
+    front: tuple[TunedChoice, ...]
+    tried: int
+    cost: str
+    seconds: float
+    unfinished: bool = False
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Node name → why it stays out of INT8."""
+        return self.table.left_out
+
+    def __str__(self) -> str:
+        repaired = f"{len(self.table.repairs)} weights rounded by their inputs"
+        if self.left_out:
+            out = f"{len(self.left_out)} layers out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
+        else:
+            out = "no layer has to stay out"
+        figure = f", {self.chosen.figure}" if self.chosen.figure else ""
+        return (
+            f"{out}, {repaired}: {self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
+            f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        described = plain({name: value for name, value in vars(self).items() if name != "table"})
+        return {
+            **described,
+            "seconds": round(self.seconds, 3),
+            "left_out": dict(self.left_out),
+            "repaired": list(self.table.repairs),
+            "digest": self.table.digest,
+        }
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What results must be like: `Limits`, and what is judged by labels or by the user's own function.
+
+    Attributes:
+        max_drop: most that top-1 accuracy may fall, as a share.
+        metric: a function of {output: array of all samples}, and of the labels if it takes two arguments; more is better.
+    """
+
+    limits: Limits | None
+    max_drop: float | None = None
+    labels: tuple[int, ...] | None = None
+    metric: Metric | None = None
+    least: float = 0.0
+    name: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        return {"limits": plain(self.limits), "max_drop": self.max_drop, "metric": self.name, "least": self.least}
+
+
+def goal_of(request: BuildRequest) -> Goal | None:
+    """The goal that a request names; None: it names none.
+
+    Raises:
+        UsageError: it can't be right.
+    """
+    limits = None
+    if request.min_agreement is not None or request.min_snr is not None:
+        given = {"min_agreement": request.min_agreement} if request.min_agreement is not None else {}
+        limits = Limits(**given, min_snr=request.min_snr)
+    drop, metric, labels = _drop(request.max_drop), None, None
+    if request.labels is not None:
+        labels = _labels(request.labels)
+    if drop is not None and labels is None:
+        raise UsageError("`max_drop=` is a loss of accuracy, which needs labels: add `labels='FILE'`, one class a line")
+    if (request.metric is None) != (request.min is None):
+        raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
+    if request.metric is not None:
+        metric = request.metric if callable(request.metric) else _function(request.metric)
+    if limits is None and drop is None and metric is None:
+        if labels is not None:
+            raise UsageError("`labels=` are for `max_drop=` and `metric=`: add one of them, or drop the labels")
+        return None
+    name = "" if metric is None else f"{metric.__module__}:{getattr(metric, '__qualname__', metric)}"
+    return Goal(limits, drop, labels, metric, request.min or 0.0, name)
+
+
+def _drop(text: str | float | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise UsageError(f"`max_drop=` is {text}; a share such as 0.005 or '0.5%' is needed")
+    return value
+
+
+def _labels(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, (str, os.PathLike)):
+        return tuple(map(int, given))
+    path = existing_file(given, "the labels")
+    words = path.read_text(encoding="utf-8").split()
+    if wrong := next((word for word in words if not word.isdecimal()), None):
+        raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
+    return tuple(map(int, words))
+
+
+def _function(text: str) -> Metric:
+    module, colon, name = text.rpartition(":")
+    try:
+        found: Any = importlib.import_module(module) if colon and module else None
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"`metric='{text}'` can't be imported: {error}; write module:function") from None
+    if not callable(found):
+        raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
+    return found  # type: ignore[no-any-return]
+
+
+# Judging a choice --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """How a graph does on the samples."""
+
+    snr_db: float
+    figure: str
+    missed: tuple[str, ...]
+
+
+class _Judge:
+    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of floating point."""
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        batches: Batches,
+        goal: Goal,
+        kinds: Mapping[str, Kind],
+        fitted: frozenset[int],
+        threads: int,
+    ) -> None:
+        self.goal, self.kinds, self.threads = goal, kinds, threads
+        weights = {tensor.name for tensor in proto.graph.initializer}
+        inputs = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
+        fixed = {info.shape[0] for info in inputs.values() if info.shape}
+        size = next((item for item in fixed if isinstance(item, int) and item > 0), None) if len(fixed) == 1 else None
+        self.outputs = [value.name for value in proto.graph.output]
+        self.feeds: list[tuple[Arrays, int]] = []
+        for batch in batches:
+            arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
+            self.feeds += chunks(arrays, size or 1, size or 1)
+        if goal.labels is None and goal.metric is None:  # else they are all needed, in order
+            self.feeds = [item for item in self.feeds if checksum(item[0]) not in fitted] or self.feeds
+        self.samples = sum(real for _, real in self.feeds)
+        if goal.labels is not None and len(goal.labels) != self.samples:
+            raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
+        self.expected = self._run(proto, optimize=True)
+        self.reference = self._scored(self.expected) if goal.metric else None
+
+    def __call__(self, proto: ModelProto) -> _Judged:
+        found, goal = self._run(proto, optimize=False), self.goal
+        old, new = iter(self.expected), iter(found)
+        feeds = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
+        labels = goal.labels if goal.max_drop is not None else None
+        agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
+        described = agreement.describe()
+        missed = list(self._limits(found).missed(described)) if goal.limits is not None else []
+        figures = [text for name, output in described["outputs"].items() if (text := measure(output, self.samples))]
+        if goal.max_drop is not None and agreement.reference_accuracy and agreement.candidate_accuracy:
+            before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
+            figures.append(f"top-1 {before:.1%} → {after:.1%}")
+            if before - after > goal.max_drop + 1e-12:
+                missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
+        if goal.metric is not None:
+            value = self._scored(found)
+            figures.append(f"{goal.name} {value:.6g}")
+            if not value >= goal.least:
+                missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
+        return _Judged(_worst(agreement), "; ".join(figures), tuple(missed))
+
+    def _limits(self, found: Sequence[Arrays]) -> Limits:
+        """The limits, `min_snr` raised by its standard error over the samples, so that others will be within it as well."""
+        limits = self.goal.limits
+        assert limits is not None
+        if limits.min_snr is None:
+            return limits
+        return replace(limits, min_snr=limits.min_snr + max(self._error(name, found) for name in self.outputs))
+
+    def _error(self, name: str, found: Sequence[Arrays]) -> float:
+        """Standard error, in dB, of the ratio of the samples' summed noise and signal."""
+        old = [np.asarray(arrays[name], np.float64) for arrays in self.expected]
+        new = [np.asarray(arrays[name], np.float64) for arrays in found]
+        signal = np.array([np.square(item).sum() for item in old])
+        noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
+        if len(old) < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
+            return 0.0
+        ratio = noise.sum() / signal.sum()
+        count = len(old)
+        spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
+        return 10 * math.log10(1 + spread / ratio)
+
+    def _scored(self, arrays: Sequence[Arrays]) -> float:
+        goal = self.goal
+        assert goal.metric is not None
+        given: list[Any] = [joined(arrays)]
+        if len(inspect.signature(goal.metric).parameters) > 1:
+            if goal.labels is None:
+                raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
+            given.append(np.array(goal.labels))
+        return float(goal.metric(*given))
+
+    def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
+        session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
+
+        def run(item: tuple[Arrays, int]) -> Arrays:
+            feed, real = item
+            try:
+                found = dict(zip(self.outputs, session.run(self.outputs, dict(feed))))
+                return _cut(found, len(next(iter(feed.values()))), real)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
+
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
+            return list(pool.map(run, self.feeds))
+
+
+def _cut(arrays: Arrays, size: int, real: int) -> Arrays:
+    """Without the samples that a fixed batch was filled up with."""
+    return {name: item[:real] if item.ndim and len(item) == size else item for name, item in arrays.items()}
+
+
+def _worst(agreement: Agreement) -> float:
+    floating = [item.snr_db for item in agreement.outputs if not item.integers]
+    return min(floating, default=math.inf)
+
+
+# Looking for one ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Search:
+    """The choices of one model: sets of layers that stay out of INT8."""
+
+    proto: ModelProto
+    table: Table
+    points: Callable[[Sequence[str]], Points]
+    base: Precision
+    noise: NoiseByPlace
+    judge: _Judge
+    work: Mapping[str, int]
+    cost: Mapping[str, float]
+    deadline: float
+    reporter: Reporter
+    memo: _Memo
+    tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
+    unfinished: bool = False
+
+    def __post_init__(self) -> None:
+        self.whole = self.points(())
+        self.layers = [name for name in self.whole.quantized if name in self.cost]
+        self.forced = len(self.layers) < len(self.whole.quantized)  # some are in INT8 by the user's own wish
+        readers = {
+            name: [node for node, _ in slots if node in self.cost] or [node for node, _ in slots]
+            for name, slots in self.whole.reads.items()
+        }
+        self.made = {name: self.noise.weights.get(name, 0.0) for name in self.layers}
+        for tensor, nodes in readers.items():
+            for node in nodes:
+                if node in self.made:
+                    self.made[node] += self.noise.activations.get(tensor, 0.0) / len(nodes)
+
+    def judged(self, left_out: Sequence[str]) -> TunedChoice:
+        """One choice, run once."""
+        key = frozenset(left_out)
+        if key not in self.tried:
+            graph = partial(quantized, self.proto, self.points(left_out), self.table, self.base)
+            self.tried[key] = self.seen(sorted(key), graph, self.share(key))
+        return self.tried[key]
+
+    def seen(self, name: Sequence[str], graph: Callable[[], ModelProto], share: float) -> TunedChoice:
+        """How a graph does; by its name, where an earlier call ran it."""
+        found = self.memo.get(name)
+        if found is None:
+            found = self.judge(graph())
+            self.memo.put(name, found)
+        return TunedChoice(len(name), share, found.snr_db, found.figure, found.missed)
+
+    def share(self, left_out: frozenset[str]) -> float:
+        """Of the arithmetic, what is in INT8."""
+        total = sum(self.work.values())
+        return sum(self.work.get(name, 0) for name in self.whole.quantized if name not in left_out) / (total or 1)
+
+    def found(self) -> tuple[str, ...]:
+        """The layers to leave out.
+
+        Raises:
+            AccuracyLost: only without INT8 do the results stay within the limits, or not even so.
+        """
+        if not self.judged(()).missed:
+            return ()
+        if len(self.layers) <= SMALL:
+            return self._cheapest()
+        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / self.cost[name], name))
+        low, high = 0, len(ranked)  # `low` don't do; `high` do, if anything does
+        with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
+            while high - low > 1 and not self._over():
+                # The first few decide mostly, so that steps grow from there.
+                middle = min(2 * low + 2, (low + high) // 2) if high == len(ranked) else (low + high) // 2
+                choice = self.judged(ranked[:middle])
+                phase.detail(f"{middle} out: {choice.snr_db:.1f} dB")
+                low, high = (middle, high) if choice.missed else (low, middle)
+            if high == len(ranked) and not (self.forced and not self.judged(ranked).missed):
+                raise self._lost()
+            chosen = ranked[:high]
+            for name in sorted(chosen, key=lambda name: (-self.cost[name], name))[:MOST_PUT_BACK]:
+                if self._over():
+                    break
+                without = [other for other in chosen if other != name]
+                choice = self.judged(without)
+                phase.detail(f"{len(without)} out: {choice.snr_db:.1f} dB")
+                if not choice.missed:
+                    chosen = without
+        return tuple(sorted(chosen))
+
+    def _cheapest(self) -> tuple[str, ...]:
+        subsets = [
+            subset
+            for size in range(1, len(self.layers) + self.forced)
+            for subset in itertools.combinations(sorted(self.layers), size)
+        ]
+        subsets.sort(key=lambda subset: (sum(self.cost[name] for name in subset), subset))
+        with self.reporter.phase("trying all choices", None) as phase:
+            for subset in subsets:
+                phase.advance()
+                if not self.judged(subset).missed:
+                    return subset
+                if self._over():
+                    break
+        raise self._lost()
+
+    def _over(self) -> bool:
+        if time.monotonic() < self.deadline:
+            return False
+        self.unfinished = True
+        return True
+
+    def _lost(self) -> AccuracyLost:
+        most = max((item for item in self.tried.values() if item.share), key=lambda choice: choice.snr_db)
+        best = f"the best choice tried: {most.snr_db:.1f} dB with {most.share:.0%} of the arithmetic in INT8, "
+        best += "; ".join(most.missed)
+        if self.unfinished:
+            return AccuracyLost(
+                f"the budget ended before a choice within the limits was found ({best}): give more of `budget=`"
+            )
+        if worst := "; ".join(self.judged(self.layers).missed):
+            without = (
+                "with nothing in INT8 but what `precision_override=` puts there" if self.forced else "without INT8"
+            )
+            return AccuracyLost(
+                f"not even {without} do the results stay within the limits ({worst}): leaving layers out can't help; ask "
+                "for less, or look at the float model and the samples"
+            )
+        return AccuracyLost(
+            f"only without INT8 do the results stay within the limits ({best}): build with `fp16=True`, or ask for less"
+        )
+
+    def reason(self, name: str) -> str:
+        whole = sum(self.noise.activations.values()) + sum(self.noise.weights.values())
+        total = sum(self.work.values()) or 1
+        return (
+            f"tuned: in INT8 it makes {self.made[name] / (whole or 1):.1%} of the noise and does "
+            f"{self.work.get(name, 0) / total:.1%} of the arithmetic"
+        )
+
+    def front(self) -> tuple[TunedChoice, ...]:
+        """Of what was tried, what nothing else beats in both share and dB."""
+        best: list[TunedChoice] = []
+        for choice in sorted(self.tried.values(), key=lambda item: (-item.share, -item.snr_db)):
+            if not best or choice.snr_db > best[-1].snr_db:
+                best.append(choice)
+        return tuple(best)
+
+
+class _Memo:
+    """Results that an earlier call measured, one JSON line each: an interrupted search goes on from there."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path, self.known = path, dict[str, _Judged]()
+        if path is None or not path.is_file():
+            return
+        self.known |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
+
+    def get(self, choice: Sequence[str]) -> _Judged | None:
+        return self.known.get(sha256_json(list(choice)))
+
+    def put(self, choice: Sequence[str], found: _Judged) -> None:
+        name = sha256_json(list(choice))
+        self.known[name] = found
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps([name, str(found.snr_db), found.figure, list(found.missed)]) + "\n")
+
+
+def _line(text: str) -> tuple[str, _Judged] | None:
+    """What a line says; None: it was cut off when the process was killed."""
+    try:
+        name, snr, figure, missed = json.loads(text)
+        return str(name), _Judged(float(snr), str(figure), tuple(map(str, missed)))
+    except (ValueError, TypeError):
+        return None
+
+
+def quantized(proto: ModelProto, points: Points, table: Table, base: Precision) -> ModelProto:
+    """The Q/DQ graph."""
+    model = to_ir(whole_copy(proto))
+    _, points = repair_weights(model, points, table.repairs)
+    return to_proto(insert_qdq(model, points, table.amax, base=base).model)
+
+
+def tuned(request: BuildRequest, goal: Goal) -> Tuning:
+    """Find what has to stay out of INT8 for the results to be within the goal.
+
+    Args:
+        request: of an INT8 build; `calib` has the scales, else they are measured on all of the images or data.
+
+    Raises:
+        UsageError, DataError, CalibrationError, ModelError: as `build` and `sensitivity`.
+        AccuracyLost: the goal isn't within reach.
+    """
+    started, reporter, spec = time.monotonic(), request.reporter, spec_of(request)
+    deadline = started + (math.inf if request.budget is None else _seconds(request.budget))
+    if spec.precision is not Precision.INT8:
+        raise UsageError("layers are chosen for INT8: add `int8=True`, or drop the limits")
+    if spec.calibrator != "trtopt":
+        raise UsageError("`calibrator='native'` leaves the scales to TensorRT: drop it, or the limits")
+    if request.images is None and request.data is None:
+        raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
+    model = load_model(request.model)
+    refuse_quantized(model)
+    generation = select(request.backend)
+    generation.refuse(spec)
+    source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
+    folded, _ = fold(model.proto, reporter=reporter)
+    check_overrides(spec.overrides, folded.graph.node)
+    judging = open_data(model.inputs, **source, limit=request.limit or (None if goal.labels else JUDGED))
+    scales = request.calib
+    if scales is not None and not isinstance(scales, Table):
+        scales = Table.load(scales)
+    key = {
+        "trtopt": __version__,
+        "onnxruntime": ort_version(PURPOSE),
+        "model": fingerprint(folded),
+        "table": None if scales is None else scales.digest,
+        "method": request.method,
+        "overrides": list(request.precision_override),
+        "data": open_data(model.inputs, **source, limit=request.limit).describe(),
+        "preprocess": None if request.preprocess is None else Preprocess.load(request.preprocess).describe(),
+    }
+    table, bare, noise, kept = _repaired(request, model, key, scales)
+    proto = original = to_proto(to_ir_at(in_memory(folded), OPSET[Precision.INT8]))
+    if table.smoothed:
+        smoothed = to_ir(whole_copy(original))
+        smooth(smoothed, table.smoothed)
+        proto = to_proto(smoothed)
+    can, base = generation.capabilities, spec.base
+
+    def points(left_out: Sequence[str], graph: ModelProto = proto) -> Points:
+        return find_points(
+            to_ir(graph),
+            base=base,
+            overrides=(*spec.overrides, *kept_out(left_out, base)),
+            excluded=can.float_only,
+            grouped=can.grouped,
+        )
+
+    whole = points(())
+    check_scales(whole, table.amax)
+    names = None if request.classes is None else load_classes(request.classes)
+    kinds = resolve(model.proto, model.outputs, request.output_kind, names)
+    judge = _Judge(proto, judging, goal, kinds, noise.fitted, cores())
+    lines = None
+    if kept is not None and goal.metric is None:
+        more = {
+            "points": [whole.reads, [item.node for item in whole.weights]],
+            "judged": judging.describe(),
+            "goal": goal.describe(),
+            "labels": goal.labels,
+            "kinds": kinds,
+            "base": str(base),
+        }
+        lines = kept.with_name(f"{sha256_json({**key, **more})}.lines")
+    sizes = sizes_in(proto, {name: array.shape for name, array in judge.feeds[0][0].items()})
+    work, cost, unit = _costs(proto, whole, spec.overrides, sizes)
+    scales_base = base if generation.typed(spec) else Precision.FP32
+    search = _Search(proto, table, points, scales_base, noise, judge, work, cost, deadline, reporter, _Memo(lines))
+    as_is = partial(quantized, original, points((), original), bare, scales_base)
+    before = search.seen(["(as calibrated)"], as_is, search.share(frozenset()))
+    left_out = search.found()
+    chosen = search.judged(left_out)
+    table = replace(table, left_out={name: search.reason(name) for name in left_out})
+    return Tuning(
+        table,
+        judge.samples,
+        replace(before, left_out=0),
+        chosen,
+        search.front(),
+        len(search.tried) + 1,
+        unit,
+        time.monotonic() - started,
+        search.unfinished,
+    )
+
+
+def _repaired(
+    request: BuildRequest, model: Model, key: Mapping[str, Any], scales: Table | None
+) -> tuple[Table, Table, NoiseByPlace, Path | None]:
+    """The table with repairs, that without any, and the noise that is left at each place; as an earlier call kept them."""
+    reporter, path = request.reporter, None
+    try:
+        path = cache_folder("tuning") / f"{sha256_json(key)}.calib.json"
+        if path.is_file():
+            stored = json.loads(path.with_suffix(".noise").read_text(encoding="utf-8"))
+            noise = NoiseByPlace(stored["activations"], stored["weights"], frozenset(stored["fitted"]))
+            table = Table.load(path)
+            reporter.note("the same model was repaired on the same samples before: that is used")
+            return table, _bare(table, stored["amax"]), noise, path
+    except (TrtoptError, OSError, ValueError, KeyError, TypeError) as error:
+        reporter.note(f"what an earlier search kept can't be used: {error}")
+    result = calibrate(
+        model.path or model.proto,
+        images=request.images,
+        data=request.data,
+        preprocess=request.preprocess,
+        calib=scales,
+        method=request.method if scales is None or request.method != "auto" else scales.method,
+        limit=request.limit,
+        batch=request.batch,
+        precision_override=request.precision_override,
+        repair=True,
+        reporter=reporter,
+    )
+    table, repairs = result.table, result.repairs
+    assert repairs is not None
+    if path is not None:
+        try:
+            kept = {**plain(repairs.noise), "fitted": sorted(repairs.noise.fitted), "amax": dict(repairs.replaced)}
+            write_json(path.with_suffix(".noise"), kept)
+            table.save(path)
+        except OutputError as error:
+            reporter.warn(f"this can't be kept for later calls: {error}")
+            path = None
+    return table, _bare(table, repairs.replaced), repairs.noise, path
+
+
+def _bare(table: Table, amax: Mapping[str, float]) -> Table:
+    """The table before its repairs; `amax` of the scales that were replaced."""
+    entries = {name: replace(table.tensors[name], amax=float(value)) for name, value in amax.items()}
+    return replace(table, tensors={**table.tensors, **entries}, repairs={}, smoothed={})
+
+
+def _costs(
+    proto: ModelProto, points: Points, overrides: Sequence[Override], sizes: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, float], str]:
+    """Multiply-accumulates by node; what leaving a quantized layer out costs; and in what that is counted."""
+    shapes, work = shapes_at(proto, sizes, 1), macs(proto, sizes)
+    nodes = {node.name: node for node in proto.graph.node}
+    cost = {}
+    for name in points.quantized:
+        node = nodes[name]
+        if overriding(overrides, name, node.op_type) is not None:
+            continue  # by the user's own wish
+        moved = sum(math.prod(shapes.get(item, ())) for item in (*node.input, *node.output))
+        cost[name] = float(work.get(name, 0) + PER_ELEMENT * moved) or 1.0
+    return work, cost, f"multiply-accumulates and {PER_ELEMENT} for each element moved, an estimate"
+
+
+def _seconds(text: str | float) -> float:
+    """Seconds of "90", "90s", "10min" or "1h".
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    units = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600}
+    given = str(text).strip()
+    number = given.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        value = float(number) * units[given[len(number) :]]
+    except (ValueError, KeyError):
+        value = math.nan
+    if not value > 0:
+        raise UsageError(f"`budget={text!r}` can't be read; write a time such as 90s or 10min")
+    return value
