@@ -40,6 +40,7 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import insert_qdq
 from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.loader import load_recipe
@@ -76,6 +77,7 @@ def trtopt_qdq(model: Path, calib: Path, method: str, output: Path) -> Made:
     table = calibrate(model, data=calib, method=chosen, repair=repair, threads=THREADS, cache=False).table
     folded, _ = fold(load_model(model).proto)
     graph = to_ir(folded)
+    smooth(graph, table.smoothed)
     _, points = repair_weights(graph, find_points(graph), table.repairs)
     insert_qdq(graph, points, table.amax)
     save_model(to_proto(graph), output)
@@ -155,7 +157,7 @@ def measure(folder: Path, caches: list[Path]) -> tuple[Row, list[Row], list[int]
     write_crops("evaluation-crops", folder / "evaluation")
     opened = open_data(recipe.inputs, images=folder / "evaluation", preprocess=recipe.preprocess)
     crops = np.concatenate([batch["input"] for batch in opened])
-    reference = _logits(model, crops, optimize=True), _logits(model, arrays["photos"], optimize=True)
+    reference = logits(model, crops, optimize=True), logits(model, arrays["photos"], optimize=True)
     rows: list[Row] = []
     runs: list[tuple[str, str, Callable[[Path], Made]]] = [
         (name, method, lambda output, run=run, method=method: run(model, folder / "calib.npz", method, output))
@@ -173,13 +175,13 @@ def measure(folder: Path, caches: list[Path]) -> tuple[Row, list[Row], list[int]
                 raise
             rows.append(Row(name, method, problem=f"not measured here: {error}"))
             continue
-        rows.append(Row(tool, method, seconds, _logits(output, crops), _logits(output, arrays["photos"])))
+        rows.append(Row(tool, method, seconds, logits(output, crops), logits(output, arrays["photos"])))
     if not caches:
         rows.append(Row("TensorRT", "its own", problem="not measured here: give its cache with --native-cache"))
     return Row("FP32", "", 0.0, *reference), rows, arrays["labels"]
 
 
-def _logits(model: Path, images: NDArray[Any], *, optimize: bool = False) -> Logits:
+def logits(model: Path, images: NDArray[Any], *, optimize: bool = False) -> Logits:
     runner = OnnxRunner(model, optimize=optimize, threads=THREADS)
     parts = [runner({"input": images[start : start + BATCH]})["logits"] for start in range(0, len(images), BATCH)]
     return np.concatenate(parts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +228,15 @@ def test_a_metric_of_ones_own(crops: Any, tmp_path: Path) -> None:
     has(result.tuning.chosen.figure, "close")
 
 
+def test_a_metric_lies_in_the_current_folder(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_score_of_tuning.py").write_text("def mean(outputs):\n    return float(outputs['y'].mean() * 0 + 1)\n")
+    path = list(sys.path)
+    result = _tuned(_net(), crops, tmp_path / "out", metric="my_score_of_tuning:mean", min=0.5)
+    assert not result.tuning.left_out and sys.path == path
+    has(result.tuning.chosen.figure, "my_score_of_tuning:mean 1")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -238,13 +249,20 @@ def test_a_metric_of_ones_own(crops: Any, tmp_path: Path) -> None:
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),
         ({"metric": "json", "min": 1}, "write module:function"),
+        ({"metric": "os:getcwd", "min": 1}, "failed on {y (80, 40)}: TypeError"),
+        ({"metric": lambda outputs, labels: 1.0, "min": 1}, "takes labels as well"),
+        ({"min_snr": 20, "calib": "old.cache"}, "is a TensorRT cache"),
         ({"min_snr": 20, "budget": "soon"}, "`budget='soon'` can't be read"),
         ({"min_snr": 20, "data": None}, "judged on real samples"),
         ({"min_snr": 20, "precision_override": ["nothing=fp32"]}, "matches no node"),
     ],
 )
-def test_requests_that_can_not_be_right(crops: Any, tmp_path: Path, options: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_requests_that_can_not_be_right(
+    crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: Any, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("old.cache").write_text("TRT-8600-EntropyCalibration2\nx: 3c010a14\n")
+    with pytest.raises(UsageError, match=re.escape(said)):
         _tuned(_net(), crops, tmp_path / "out", **options)
     assert not list((tmp_path / "out").iterdir())
 

@@ -18,7 +18,10 @@ from trtopt.calibration.table import Table
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
-from trtopt.graph.view import to_ir
+from trtopt.graph.passes.quantize import insert_qdq
+from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.smooth import smooth
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.runner import OnnxRunner
 
 
@@ -150,3 +153,120 @@ def test_the_command_says_what_it_gave(world: World, crops: Any) -> None:
     assert said.status == 0, said
     has(said.out, "weights rounded otherwise than to the nearest code: y ", "samples held apart")
     assert json.loads((world.folder / "t.json").read_text())["repairs"]
+
+
+# Activations ---------------------------------------------------------------------------------------------------------
+
+
+def _block() -> onnx.ModelProto:
+    """Matrix products as in a transformer; some channels of what they read are far over the others."""
+    large = np.where(np.arange(32) % 11 == 3, 40, 1).astype(np.float32)
+    nodes = [
+        node("MatMul", "x w0", "a", "in"),
+        node("Mul", "a g", "h", "scale"),
+        node("MatMul", "h w1", "b", "up"),
+        node("Relu", "b", "r", "relu"),
+        node("MatMul", "r w2", "c", "down"),
+        node("Add", "c a", "y", "skip"),
+    ]
+    weights = {
+        "w0": values(24, 32, scale=0.2), "g": large, "w1": values(32, 64, seed=1, scale=0.2) / large[:, None],
+        "w2": values(64, 32, seed=2, scale=0.1),
+    }  # fmt: skip
+    return model(nodes, weights=weights, inputs={"x": ("n", 16, 24)}, outputs={"y": ("n", 16, 32)})
+
+
+def _quantized(net: onnx.ModelProto, table: Table) -> onnx.ModelProto:
+    graph = to_ir(fold(net)[0])
+    smooth(graph, table.smoothed)
+    _, points = repair_weights(graph, find_points(graph), table.repairs)
+    return to_proto(insert_qdq(graph, points, table.amax).model)
+
+
+@pytest.fixture(scope="module")
+def smoothed() -> Any:
+    return trtopt.calibrate(_block(), data={"x": values(48, 16, 24, seed=7)}, repair=True)
+
+
+def test_channels_that_no_scale_fits_are_moved_into_the_weights(smoothed: Any) -> None:
+    net, unseen = _block(), {"x": values(40, 16, 24, seed=8)}
+    plain = trtopt.calibrate(net, data={"x": values(48, 16, 24, seed=7)}).table
+    assert "h" in smoothed.table.smoothed
+    assert smoothed.table.smoothed["h"][3] > 5 * smoothed.table.smoothed["h"][0]
+    reference = OnnxRunner(net, optimize=False)(unseen)["y"]
+    found = [
+        decibels(OnnxRunner(_quantized(net, table), optimize=False)(unseen)["y"], reference)
+        for table in (plain, smoothed.table)
+    ]
+    assert found[1] > found[0] + 3
+
+
+def test_a_table_keeps_smoothed_channels(smoothed: Any, tmp_path: Any) -> None:
+    smoothed.table.save(tmp_path / "t.json")
+    loaded = Table.load(tmp_path / "t.json")
+    assert loaded.digest == smoothed.table.digest and loaded.smoothed.keys() == smoothed.table.smoothed.keys()
+    assert all(np.array_equal(loaded.smoothed[name], item) for name, item in smoothed.table.smoothed.items())
+    again = trtopt.calibrate(_block(), calib=loaded, method="minmax").table
+    assert again.smoothed.keys() == loaded.smoothed.keys()
+    assert _quantized(_block(), again).graph.node  # it has all scales still
+    found = trtopt.sensitivity(_block(), data={"x": values(16, 16, 24, seed=8)}, calib=loaded)
+    assert "h/smoothed" in {source.name for source in found.sources}
+
+
+@pytest.mark.parametrize(
+    "damage", [{"size": 0}, {"size": 31}, {"size": "32"}, {"factors": "!"}, {"factors": "AAAA"}, {"size": 1 << 40}]
+)
+def test_damaged_factors_are_named(smoothed: Any, tmp_path: Any, damage: dict[str, Any]) -> None:
+    content = smoothed.table.to_json()
+    content["smoothed"]["h"] |= damage
+    (tmp_path / "t.json").write_text(json.dumps(content))
+    with pytest.raises(CalibrationError, match=r"smooth"):
+        Table.load(tmp_path / "t.json")
+
+
+def test_build_smooths_the_same_way(world: World, smoothed: Any) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    save(_block(), world.folder / "net.onnx")
+    smoothed.table.save(world.folder / "t.json")
+    built = world.run(
+        "build", world.folder / "net.onnx", "--int8", "--calib", world.folder / "t.json", "--target", "sm89",
+        "--shapes", "x:1x16x24,8x16x24,8x16x24", "--save-onnx", world.folder / "q.onnx", "-o", world.folder / "m.engine",
+    )  # fmt: skip
+    assert built.status == 0, built
+    names = {item.name for item in onnx.load(world.folder / "q.onnx").graph.node}
+    assert any(name.startswith("h/smoothed") for name in names)
+    other = trtopt.calibrate(_block(), data={"x": values(48, 16, 24, seed=7)}).table
+    assert other.digest != smoothed.table.digest
+
+
+def test_an_activation_gets_the_scale_that_does_least_to_the_outputs() -> None:
+    """Rare values far beyond the others, which what follows ignores: minmax gives them the whole range."""
+    nodes = [
+        node("Conv", "x w0", "a", "c0"),
+        node("Conv", "a w1", "c", "c1"),
+        node("Tanh", "c", "t", "tanh"),
+        node("GlobalAveragePool", "t", "y", "pool"),
+    ]
+    weights = {
+        "w0": values(16, 16, 1, 1, scale=0.25), "w1": values(16, 16, 1, 1, seed=1, scale=0.25),
+    }  # fmt: skip
+    net = model(nodes, weights=weights, inputs={"x": ("n", 16, 12, 12)}, outputs={"y": ("n", 16, 1, 1)})
+
+    def data(seed: int) -> Any:
+        some = values(48, 16, 12, 12, seed=seed)
+        some[:, :, 0, 0] *= 60
+        return {"x": some}
+
+    found = trtopt.calibrate(net, data=data(3), method="minmax", repair=True)
+    assert found.repairs.scales and found.repairs.replaced.keys() == found.repairs.scales.keys()
+    for name, amax in found.repairs.scales.items():
+        assert amax < found.repairs.replaced[name]
+        assert found.table.tensors[name].method == "output" and found.table.amax[name] == amax
+    has(str(found.repairs), "with another scale")
+    plain = trtopt.calibrate(net, data=data(3), method="minmax").table
+    reference = OnnxRunner(net, optimize=False)(data(4))["y"]
+    noise = [
+        decibels(OnnxRunner(_quantized(net, table), optimize=False)(data(4))["y"], reference)
+        for table in (plain, found.table)
+    ]
+    assert noise[1] > noise[0] + 3

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.request import TuneRequest
+from trtopt.autotune.samples import real_samples
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.autotune.tuning import Goal, goal_of, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
-from trtopt.calibration.text_cache import is_cache
 from trtopt.core.errors import (
     AccuracyLost,
     BuildCancelled,
@@ -44,16 +44,14 @@ from trtopt.core.files import (
 )
 from trtopt.core.options import taking, without
 from trtopt.core.progress import Phase, Reporter
-from trtopt.core.shapes import parse_profiles
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import Device, DeviceInfo
-from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
-from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.io import load_model, save_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
@@ -62,7 +60,6 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
-SAMPLES = 64  # that judge the accuracy, unless --limit says another number
 NATIVE_CACHE = "native.cache"  # beside a candidate's plan
 _CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
 _GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
@@ -202,24 +199,6 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
             f"the model already holds Q/DQ, so there is no {spec.base.upper()} form of it: give the float model"
         )
     return device.info
-
-
-def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
-    """The real samples of a request, at most `default` unless it says how many."""
-    images, preprocess, calib = request.images, request.preprocess, request.calib
-    if images is not None and preprocess is None and calib is not None:
-        table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
-        preprocess = table.preprocess if table else None
-    if images is not None and preprocess is not None:
-        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
-    return open_data(
-        model.inputs,
-        images=images,
-        data=request.data,
-        preprocess=preprocess if images is not None or calib is None else None,
-        limit=default if request.limit is None else request.limit,
-        batch=request.batch,
-    )
 
 
 def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:

@@ -14,6 +14,7 @@ import itertools
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.autotune.samples import SAMPLES, preparation, real_samples
 from trtopt.builder.construction import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
@@ -34,6 +36,7 @@ from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.quality import checksum
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, existing_file, sha256_json, write_json
@@ -41,9 +44,8 @@ from trtopt.core.host import cores
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, Precision, check_overrides, overriding
 from trtopt.core.version import __version__
-from trtopt.data import Batches, open_data
+from trtopt.data import Batches
 from trtopt.data.convert import converted
-from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import chunks, joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
@@ -64,7 +66,6 @@ from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
 
-JUDGED = 64  # samples that judge, unless --limit says another number
 SMALL = 10  # layers, of which all choices are tried
 MOST_PUT_BACK = 24  # tries
 PER_ELEMENT = 16  # multiply-accumulates that moving one element of a tensor counts as, in estimated cost
@@ -187,7 +188,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
         if labels is not None:
             raise UsageError("`labels=` are for `max_drop=` and `metric=`: add one of them, or drop the labels")
         return None
-    name = "" if metric is None else f"{metric.__module__}:{getattr(metric, '__qualname__', metric)}"
+    name = request.metric if isinstance(request.metric, str) else getattr(metric, "__qualname__", str(metric or ""))
     return Goal(limits, drop, labels, metric, request.min or 0.0, name)
 
 
@@ -207,20 +208,28 @@ def _labels(given: Any) -> tuple[int, ...]:
     if not isinstance(given, (str, os.PathLike)):
         return tuple(map(int, given))
     path = existing_file(given, "the labels")
-    words = path.read_text(encoding="utf-8").split()
+    words = path.read_text(encoding="utf-8", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
         raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
     return tuple(map(int, words))
 
 
 def _function(text: str) -> Metric:
-    module, colon, name = text.rpartition(":")
+    """What "module:function" names; the current folder's modules count too."""
+    module, _, name = text.rpartition(":")
+    here, path = str(Path.cwd()), list(sys.path)
     try:
-        found: Any = importlib.import_module(module) if colon and module else None
+        sys.path.append(here)
+        found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"`metric='{text}'` can't be imported: {error}; write module:function") from None
+    except Exception as error:  # a module of the user's own may raise anything
+        raise UsageError(
+            f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module that is "
+            "installed or lies in the current folder"
+        ) from error
+    finally:
+        sys.path[:] = path
     if not callable(found):
         raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
     return found  # type: ignore[no-any-return]
@@ -247,7 +256,6 @@ class _Judge:
         batches: Batches,
         goal: Goal,
         kinds: Mapping[str, Kind],
-        fitted: frozenset[int],
         threads: int,
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
@@ -260,13 +268,24 @@ class _Judge:
         for batch in batches:
             arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
             self.feeds += chunks(arrays, size or 1, size or 1)
-        if goal.labels is None and goal.metric is None:  # else they are all needed, in order
-            self.feeds = [item for item in self.feeds if checksum(item[0]) not in fitted] or self.feeds
-        self.samples = sum(real for _, real in self.feeds)
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
         self.expected = self._run(proto, optimize=True)
-        self.reference = self._scored(self.expected) if goal.metric else None
+        if goal.metric is not None:
+            self._scored(self.expected)  # what is wrong with it is told before the long work
+
+    @property
+    def samples(self) -> int:
+        return sum(real for _, real in self.feeds)
+
+    def leave_out(self, fitted: frozenset[int]) -> None:
+        """Don't judge by samples that something was fitted to; but where labels or a metric need them all, in order."""
+        if self.goal.labels is not None or self.goal.metric is not None:
+            return
+        kept = [index for index, (feed, _) in enumerate(self.feeds) if checksum(feed) not in fitted]
+        if kept:
+            self.feeds = [self.feeds[index] for index in kept]
+            self.expected = [self.expected[index] for index in kept]
 
     def __call__(self, proto: ModelProto) -> _Judged:
         found, goal = self._run(proto, optimize=False), self.goal
@@ -314,11 +333,17 @@ class _Judge:
         goal = self.goal
         assert goal.metric is not None
         given: list[Any] = [joined(arrays)]
-        if len(inspect.signature(goal.metric).parameters) > 1:
+        if _takes_labels(goal.metric):
             if goal.labels is None:
                 raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
             given.append(np.array(goal.labels))
-        return float(goal.metric(*given))
+        try:
+            return float(goal.metric(*given))
+        except Exception as error:  # the user's own function may raise anything
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in given[0].items())
+            raise UsageError(
+                f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
+            ) from error
 
     def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
@@ -333,6 +358,14 @@ class _Judge:
 
         with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
             return list(pool.map(run, self.feeds))
+
+
+def _takes_labels(metric: Metric) -> bool:
+    try:
+        needed = [item for item in inspect.signature(metric).parameters.values() if item.default is item.empty]
+    except (TypeError, ValueError):  # in C, without a signature
+        return False
+    return len(needed) > 1
 
 
 def _cut(arrays: Arrays, size: int, real: int) -> Arrays:
@@ -550,13 +583,22 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
     refuse_quantized(model)
     generation = select(request.backend)
     generation.refuse(spec)
-    source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     folded, _ = fold(model.proto, reporter=reporter)
     check_overrides(spec.overrides, folded.graph.node)
-    judging = open_data(model.inputs, **source, limit=request.limit or (None if goal.labels else JUDGED))
     scales = request.calib
     if scales is not None and not isinstance(scales, Table):
+        if is_cache(scales):
+            raise UsageError(
+                f"`calib='{scales}'` is a TensorRT cache, and a search begins with a table: trtopt calibrate MODEL.onnx "
+                f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
+            )
         scales = Table.load(scales)
+    prepared = preparation(model, request)
+    judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    names = None if request.classes is None else load_classes(request.classes)
+    kinds = resolve(model.proto, model.outputs, request.output_kind, names)
+    original = to_proto(to_ir_at(in_memory(folded), OPSET[Precision.INT8]))
+    judge = _Judge(original, judging, goal, kinds, cores())
     key = {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),
@@ -564,11 +606,12 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         "table": None if scales is None else scales.digest,
         "method": request.method,
         "overrides": list(request.precision_override),
-        "data": open_data(model.inputs, **source, limit=request.limit).describe(),
-        "preprocess": None if request.preprocess is None else Preprocess.load(request.preprocess).describe(),
+        "data": real_samples(model, request, None).describe(),
+        "preprocess": None if prepared is None else prepared.describe(),
     }
-    table, bare, noise, kept = _repaired(request, model, key, scales)
-    proto = original = to_proto(to_ir_at(in_memory(folded), OPSET[Precision.INT8]))
+    table, bare, noise, kept = _repaired(request, model, prepared, key, scales)
+    judge.leave_out(noise.fitted)
+    proto = original
     if table.smoothed:
         smoothed = to_ir(whole_copy(original))
         smooth(smoothed, table.smoothed)
@@ -586,9 +629,6 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
 
     whole = points(())
     check_scales(whole, table.amax)
-    names = None if request.classes is None else load_classes(request.classes)
-    kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    judge = _Judge(proto, judging, goal, kinds, noise.fitted, cores())
     lines = None
     if kept is not None and goal.metric is None:
         more = {
@@ -623,7 +663,7 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
 
 
 def _repaired(
-    request: BuildRequest, model: Model, key: Mapping[str, Any], scales: Table | None
+    request: BuildRequest, model: Model, preprocess: Any, key: Mapping[str, Any], scales: Table | None
 ) -> tuple[Table, Table, NoiseByPlace, Path | None]:
     """The table with repairs, that without any, and the noise that is left at each place; as an earlier call kept them."""
     reporter, path = request.reporter, None
@@ -641,7 +681,7 @@ def _repaired(
         model.path or model.proto,
         images=request.images,
         data=request.data,
-        preprocess=request.preprocess,
+        preprocess=preprocess,
         calib=scales,
         method=request.method if scales is None or request.method != "auto" else scales.method,
         limit=request.limit,

@@ -1,0 +1,40 @@
+"""The real samples that accuracy is judged on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.table import Table
+from trtopt.calibration.text_cache import is_cache
+from trtopt.core.shapes import parse_profiles
+from trtopt.data import Batches, open_data
+from trtopt.data.preprocess import Preprocess
+from trtopt.graph.io import Model
+
+SAMPLES = 64  # unless --limit says another number
+
+
+def preparation(model: Model, request: BuildRequest) -> Any:
+    """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
+    preprocess, calib = request.preprocess, request.calib
+    if request.images is None:
+        return preprocess if calib is None else None
+    if preprocess is None and calib is not None:
+        table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
+        preprocess = table.preprocess if table else None
+    return (
+        None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
+    )
+
+
+def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:
+    """The real samples of a request, at most `default` unless it says how many."""
+    return open_data(
+        model.inputs,
+        images=request.images,
+        data=request.data,
+        preprocess=preparation(model, request),
+        limit=default if request.limit is None else request.limit,
+        batch=request.batch,
+    )
