@@ -24,16 +24,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.autotune.samples import SAMPLES, preparation, real_samples
-from trtopt.builder.construction import spec_of
+from trtopt.builder.construction import spec_of, with_profiles
+from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.prepared import refuse_quantized
-from trtopt.calibration.quality import checksum
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
@@ -41,7 +42,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, existing_file, sha256_json, write_json
 from trtopt.core.host import cores
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, Precision, check_overrides, overriding
 from trtopt.core.version import __version__
 from trtopt.data import Batches
@@ -54,13 +55,13 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.placement import Points, find_points
-from trtopt.graph.passes.quantize import OPSET, check_scales, insert_qdq
-from trtopt.graph.passes.repair import repair_weights
+from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
+from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smooth
 from trtopt.graph.proto import fingerprint, in_memory, tensor_info, whole_copy
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, shapes_at, sizes_in
+from trtopt.ort.runner import has_half, widen
 from trtopt.ort.sessions import open_session
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
@@ -68,7 +69,7 @@ from trtopt.trt import select
 
 SMALL = 10  # layers, of which all choices are tried
 MOST_PUT_BACK = 24  # tries
-PER_ELEMENT = 16  # multiply-accumulates that moving one element of a tensor counts as, in estimated cost
+MOVED, CONVERTED, QUANTIZED = 16, 4, 5  # in estimated costs
 PURPOSE = "tuning"
 Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[..., float]
@@ -123,9 +124,11 @@ class Tuning:
         return self.table.left_out
 
     def __str__(self) -> str:
-        repaired = f"{len(self.table.repairs)} weights rounded by their inputs"
+        count = len(self.table.repairs)
+        repaired = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
         if self.left_out:
-            out = f"{len(self.left_out)} layers out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
+            count = len(self.left_out)
+            out = f"{count} layer{'s' * (count > 1)} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
         else:
             out = "no layer has to stay out"
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
@@ -268,24 +271,15 @@ class _Judge:
         for batch in batches:
             arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
             self.feeds += chunks(arrays, size or 1, size or 1)
+        self.samples = sum(real for _, real in self.feeds)
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
         self.expected = self._run(proto, optimize=True)
-        if goal.metric is not None:
-            self._scored(self.expected)  # what is wrong with it is told before the long work
-
-    @property
-    def samples(self) -> int:
-        return sum(real for _, real in self.feeds)
-
-    def leave_out(self, fitted: frozenset[int]) -> None:
-        """Don't judge by samples that something was fitted to; but where labels or a metric need them all, in order."""
-        if self.goal.labels is not None or self.goal.metric is not None:
-            return
-        kept = [index for index, (feed, _) in enumerate(self.feeds) if checksum(feed) not in fitted]
-        if kept:
-            self.feeds = [self.feeds[index] for index in kept]
-            self.expected = [self.expected[index] for index in kept]
+        if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
+            raise AccuracyLost(
+                f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
+                "isn't to blame; look at the model, the samples and how they are prepared"
+            )
 
     def __call__(self, proto: ModelProto) -> _Judged:
         found, goal = self._run(proto, optimize=False), self.goal
@@ -294,8 +288,11 @@ class _Judge:
         labels = goal.labels if goal.max_drop is not None else None
         agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
         described = agreement.describe()
-        missed = list(self._limits(found).missed(described)) if goal.limits is not None else []
+        missed = self._missed(described, found) if goal.limits is not None else []
         figures = [text for name, output in described["outputs"].items() if (text := measure(output, self.samples))]
+        if goal.limits is not None and goal.limits.min_snr is not None:
+            silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
+            figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
         if goal.max_drop is not None and agreement.reference_accuracy and agreement.candidate_accuracy:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
             figures.append(f"top-1 {before:.1%} → {after:.1%}")
@@ -308,13 +305,19 @@ class _Judge:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
         return _Judged(_worst(agreement), "; ".join(figures), tuple(missed))
 
-    def _limits(self, found: Sequence[Arrays]) -> Limits:
-        """The limits, `min_snr` raised by its standard error over the samples, so that others will be within it as well."""
+    def _missed(self, described: Mapping[str, Any], found: Sequence[Arrays]) -> list[str]:
+        """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
         limits = self.goal.limits
         assert limits is not None
-        if limits.min_snr is None:
-            return limits
-        return replace(limits, min_snr=limits.min_snr + max(self._error(name, found) for name in self.outputs))
+        missed = limits.missed(described)
+        if missed or limits.min_snr is None:
+            return missed
+        error = max(self._error(name, found) for name in self.outputs)
+        if not replace(limits, min_snr=limits.min_snr + error).missed(described):
+            return []
+        return [
+            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
+        ]
 
     def _error(self, name: str, found: Sequence[Arrays]) -> float:
         """Standard error, in dB, of the ratio of the samples' summed noise and signal."""
@@ -346,6 +349,7 @@ class _Judge:
             ) from error
 
     def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
+        proto = widen(proto) if has_half(proto) else proto  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
         def run(item: tuple[Arrays, int]) -> Arrays:
@@ -378,6 +382,53 @@ def _worst(agreement: Agreement) -> float:
     return min(floating, default=math.inf)
 
 
+class _Costs:
+    """What a placement costs, estimated: arithmetic in floating point, and the elements that its kernels move.
+
+    Args:
+        apart: what goes from INT8 to a floating layer, and what is quantized behind one, is converted by kernels of their own,
+            which take longer than the layer does, as TensorRT 8.6's do (docs/results/accuracy.md).
+    """
+
+    def __init__(self, proto: ModelProto, sizes: Mapping[str, int], *, apart: bool) -> None:
+        self.converted, self.quantized = (CONVERTED, QUANTIZED) if apart else (0, 0)
+        self.unit = f"MACs in floating point, and {MOVED} for each element moved"
+        if apart:
+            self.unit += f" ({CONVERTED} and {QUANTIZED} times as many for each converted from and to INT8)"
+        self.unit += ": an estimate"
+        shapes, self.work = shapes_at(proto, sizes, 1), macs(proto, sizes)
+        self.size = {name: math.prod(shape) for name, shape in shapes.items()}
+        self.nodes = {node.name: node for node in proto.graph.node if node.op_type in WEIGHTED}
+        self.sources: dict[str, frozenset[str]] = {}  # tensor → the nearest layers that it comes from
+        for node in proto.graph.node:
+            found = [self.sources.get(name, frozenset()) for name in node.input]
+            made = frozenset([node.name]) if node.name in self.nodes else frozenset().union(*found)
+            self.sources |= dict.fromkeys(node.output, made)
+
+    def share(self, points: Points) -> float:
+        """Of the arithmetic, what is in INT8."""
+        return sum(self.work.get(name, 0) for name in points.quantized) / (sum(self.work.values()) or 1)
+
+    def __call__(self, points: Points) -> float:
+        inside = set(points.quantized)
+        cost = 0.0
+        for name, node in self.nodes.items():
+            if name not in inside:
+                read, made = self.size.get(node.input[0], 0), self.size.get(node.output[0], 0)
+                cost += self.work.get(name, 0) + MOVED * (read + made)
+                if self.sources.get(node.input[0], frozenset()) & inside:
+                    cost += MOVED * self.converted * read
+        for tensor in points.reads:
+            if self.sources.get(tensor, frozenset()) - inside:
+                cost += MOVED * self.quantized * self.size.get(tensor, 0)
+        return cost
+
+    def beside(self, name: str) -> set[str]:
+        """The nearest layers before and behind one."""
+        behind = {other for other, node in self.nodes.items() if name in self.sources.get(node.input[0], ())}
+        return behind | self.sources.get(self.nodes[name].input[0], frozenset())
+
+
 # Looking for one ---------------------------------------------------------------------------------------------------------
 
 
@@ -385,14 +436,12 @@ def _worst(agreement: Agreement) -> float:
 class _Search:
     """The choices of one model: sets of layers that stay out of INT8."""
 
-    proto: ModelProto
-    table: Table
+    graph: Callable[[Sequence[str]], ModelProto]
     points: Callable[[Sequence[str]], Points]
-    base: Precision
     noise: NoiseByPlace
     judge: _Judge
-    work: Mapping[str, int]
-    cost: Mapping[str, float]
+    costs: _Costs
+    overrides: Sequence[Override]
     deadline: float
     reporter: Reporter
     memo: _Memo
@@ -401,24 +450,26 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.whole = self.points(())
-        self.layers = [name for name in self.whole.quantized if name in self.cost]
-        self.forced = len(self.layers) < len(self.whole.quantized)  # some are in INT8 by the user's own wish
-        readers = {
-            name: [node for node, _ in slots if node in self.cost] or [node for node, _ in slots]
-            for name, slots in self.whole.reads.items()
-        }
-        self.made = {name: self.noise.weights.get(name, 0.0) for name in self.layers}
-        for tensor, nodes in readers.items():
+        operators = {name: node.op_type for name, node in self.costs.nodes.items()}
+        free = [name for name in self.whole.quantized if overriding(self.overrides, name, operators[name]) is None]
+        self.layers, self.forced = free, len(free) < len(self.whole.quantized)  # in INT8 by the user's own wish
+        self.made = {name: self.noise.weights.get(name, 0.0) for name in free}
+        for tensor, slots in self.whole.reads.items():
+            nodes = [node for node, _ in slots if node in operators] or [node for node, _ in slots]
             for node in nodes:
                 if node in self.made:
                     self.made[node] += self.noise.activations.get(tensor, 0.0) / len(nodes)
+
+    def cost(self, left_out: Sequence[str]) -> float:
+        """Over INT8 everywhere; at least a little, since nothing stays out for nothing."""
+        return max(self.costs(self.points(left_out)) - self.costs(self.whole), 1.0) if left_out else 0.0
 
     def judged(self, left_out: Sequence[str]) -> TunedChoice:
         """One choice, run once."""
         key = frozenset(left_out)
         if key not in self.tried:
-            graph = partial(quantized, self.proto, self.points(left_out), self.table, self.base)
-            self.tried[key] = self.seen(sorted(key), graph, self.share(key))
+            points = self.points(left_out)
+            self.tried[key] = self.seen(sorted(key), partial(self.graph, sorted(key)), self.costs.share(points))
         return self.tried[key]
 
     def seen(self, name: Sequence[str], graph: Callable[[], ModelProto], share: float) -> TunedChoice:
@@ -428,11 +479,6 @@ class _Search:
             found = self.judge(graph())
             self.memo.put(name, found)
         return TunedChoice(len(name), share, found.snr_db, found.figure, found.missed)
-
-    def share(self, left_out: frozenset[str]) -> float:
-        """Of the arithmetic, what is in INT8."""
-        total = sum(self.work.values())
-        return sum(self.work.get(name, 0) for name in self.whole.quantized if name not in left_out) / (total or 1)
 
     def found(self) -> tuple[str, ...]:
         """The layers to leave out.
@@ -444,7 +490,8 @@ class _Search:
             return ()
         if len(self.layers) <= SMALL:
             return self._cheapest()
-        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / self.cost[name], name))
+        alone = {name: self.cost([name]) for name in self.layers}
+        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / alone[name], name))
         low, high = 0, len(ranked)  # `low` don't do; `high` do, if anything does
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
             while high - low > 1 and not self._over():
@@ -456,7 +503,7 @@ class _Search:
             if high == len(ranked) and not (self.forced and not self.judged(ranked).missed):
                 raise self._lost()
             chosen = ranked[:high]
-            for name in sorted(chosen, key=lambda name: (-self.cost[name], name))[:MOST_PUT_BACK]:
+            for name in sorted(chosen, key=lambda name: (-alone[name], name))[:MOST_PUT_BACK]:
                 if self._over():
                     break
                 without = [other for other in chosen if other != name]
@@ -464,7 +511,20 @@ class _Search:
                 phase.detail(f"{len(without)} out: {choice.snr_db:.1f} dB")
                 if not choice.missed:
                     chosen = without
-        return tuple(sorted(chosen))
+        return self._grown(chosen)
+
+    def _grown(self, chosen: Sequence[str]) -> tuple[str, ...]:
+        """With the neighbours whose staying out as well costs less than conversions between."""
+        grown, cost = list(chosen), self.cost(chosen)
+        while True:
+            near = sorted(set().union(*map(self.costs.beside, grown)) & set(self.layers) - set(grown))
+            more = [[name] for name in near] + [list(pair) for pair in itertools.combinations(near, 2)][:200]
+            found = min(((self.cost([*grown, *item]), item) for item in more), default=(cost, []))
+            if found[0] >= cost:
+                break
+            cost, grown = found[0], [*grown, *found[1]]
+        whole = len(grown) == len(self.layers) and not self.forced
+        return tuple(sorted(chosen if whole or self.judged(grown).missed else grown))
 
     def _cheapest(self) -> tuple[str, ...]:
         subsets = [
@@ -472,7 +532,7 @@ class _Search:
             for size in range(1, len(self.layers) + self.forced)
             for subset in itertools.combinations(sorted(self.layers), size)
         ]
-        subsets.sort(key=lambda subset: (sum(self.cost[name] for name in subset), subset))
+        subsets.sort(key=lambda subset: (self.cost(subset), subset))
         with self.reporter.phase("trying all choices", None) as phase:
             for subset in subsets:
                 phase.advance()
@@ -501,20 +561,17 @@ class _Search:
                 "with nothing in INT8 but what `precision_override=` puts there" if self.forced else "without INT8"
             )
             return AccuracyLost(
-                f"not even {without} do the results stay within the limits ({worst}): leaving layers out can't help; ask "
-                "for less, or look at the float model and the samples"
+                f"not even {without} do the results stay within the limits ({worst}): leaving layers out can't help: ask "
+                "for less, or build without INT8 and FP16"
             )
         return AccuracyLost(
             f"only without INT8 do the results stay within the limits ({best}): build with `fp16=True`, or ask for less"
         )
 
     def reason(self, name: str) -> str:
-        whole = sum(self.noise.activations.values()) + sum(self.noise.weights.values())
-        total = sum(self.work.values()) or 1
-        return (
-            f"tuned: in INT8 it makes {self.made[name] / (whole or 1):.1%} of the noise and does "
-            f"{self.work.get(name, 0) / total:.1%} of the arithmetic"
-        )
+        share = self.costs.work.get(name, 0) / (sum(self.costs.work.values()) or 1)
+        noise = self.made[name] / (self.noise.total or 1)
+        return f"tuned: in INT8 it makes {noise:.1%} of the noise and does {share:.1%} of the arithmetic"
 
     def front(self) -> tuple[TunedChoice, ...]:
         """Of what was tried, what nothing else beats in both share and dB."""
@@ -554,13 +611,6 @@ def _line(text: str) -> tuple[str, _Judged] | None:
         return None
 
 
-def quantized(proto: ModelProto, points: Points, table: Table, base: Precision) -> ModelProto:
-    """The Q/DQ graph."""
-    model = to_ir(whole_copy(proto))
-    _, points = repair_weights(model, points, table.repairs)
-    return to_proto(insert_qdq(model, points, table.amax, base=base).model)
-
-
 def tuned(request: BuildRequest, goal: Goal) -> Tuning:
     """Find what has to stay out of INT8 for the results to be within the goal.
 
@@ -572,7 +622,7 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         AccuracyLost: the goal isn't within reach.
     """
     started, reporter, spec = time.monotonic(), request.reporter, spec_of(request)
-    deadline = started + (math.inf if request.budget is None else _seconds(request.budget))
+    budget = None if request.budget is None else _seconds(request.budget)
     if spec.precision is not Precision.INT8:
         raise UsageError("layers are chosen for INT8: add `int8=True`, or drop the limits")
     if spec.calibrator != "trtopt":
@@ -581,8 +631,15 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         raise UsageError("accuracy is judged on real samples: add `images=DIR` or `data='F.npz'`")
     model = load_model(request.model)
     refuse_quantized(model)
+    if not any(item.dtype.startswith(("float", "bfloat")) for item in model.outputs):
+        said = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
+        raise UsageError(
+            f"no output is floating ({said}), so nothing says which layers lose: give the model that ends with the scores"
+        )
     generation = select(request.backend)
     generation.refuse(spec)
+    prepared = preparation(model, request)
+    with_profiles(spec, model.inputs, prepared, SILENT)  # what is missing is told before the long work
     folded, _ = fold(model.proto, reporter=reporter)
     check_overrides(spec.overrides, folded.graph.node)
     scales = request.calib
@@ -593,7 +650,6 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
                 f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
             )
         scales = Table.load(scales)
-    prepared = preparation(model, request)
     judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
@@ -610,7 +666,6 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         "preprocess": None if prepared is None else prepared.describe(),
     }
     table, bare, noise, kept = _repaired(request, model, prepared, key, scales)
-    judge.leave_out(noise.fitted)
     proto = original
     if table.smoothed:
         smoothed = to_ir(whole_copy(original))
@@ -618,14 +673,20 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         proto = to_proto(smoothed)
     can, base = generation.capabilities, spec.base
 
-    def points(left_out: Sequence[str], graph: ModelProto = proto) -> Points:
+    found_in = to_ir(proto)
+
+    def points(left_out: Sequence[str], graph: ir.Model = found_in) -> Points:
         return find_points(
-            to_ir(graph),
+            graph,
             base=base,
             overrides=(*spec.overrides, *kept_out(left_out, base)),
             excluded=can.float_only,
             grouped=can.grouped,
         )
+
+    def graph(left_out: Sequence[str], used: Table = table) -> ModelProto:
+        """What the builder would be given."""
+        return lower(folded, spec, generation, replace(used, left_out=dict.fromkeys(left_out, "tuned"))).proto
 
     whole = points(())
     check_scales(whole, table.amax)
@@ -637,15 +698,15 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
             "goal": goal.describe(),
             "labels": goal.labels,
             "kinds": kinds,
-            "base": str(base),
+            "spec": spec.describe(),
+            "generation": [generation.family, generation.version],
         }
         lines = kept.with_name(f"{sha256_json({**key, **more})}.lines")
     sizes = sizes_in(proto, {name: array.shape for name, array in judge.feeds[0][0].items()})
-    work, cost, unit = _costs(proto, whole, spec.overrides, sizes)
-    scales_base = base if generation.typed(spec) else Precision.FP32
-    search = _Search(proto, table, points, scales_base, noise, judge, work, cost, deadline, reporter, _Memo(lines))
-    as_is = partial(quantized, original, points((), original), bare, scales_base)
-    before = search.seen(["(as calibrated)"], as_is, search.share(frozenset()))
+    costs = _Costs(proto, sizes, apart=generation.capabilities.converts_apart)
+    deadline = time.monotonic() + (math.inf if budget is None else budget)
+    search = _Search(graph, points, noise, judge, costs, spec.overrides, deadline, reporter, _Memo(lines))
+    before = search.seen(["(as calibrated)"], partial(graph, (), bare), costs.share(whole))
     left_out = search.found()
     chosen = search.judged(left_out)
     table = replace(table, left_out={name: search.reason(name) for name in left_out})
@@ -656,7 +717,7 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         chosen,
         search.front(),
         len(search.tried) + 1,
-        unit,
+        costs.unit,
         time.monotonic() - started,
         search.unfinished,
     )
@@ -671,7 +732,7 @@ def _repaired(
         path = cache_folder("tuning") / f"{sha256_json(key)}.calib.json"
         if path.is_file():
             stored = json.loads(path.with_suffix(".noise").read_text(encoding="utf-8"))
-            noise = NoiseByPlace(stored["activations"], stored["weights"], frozenset(stored["fitted"]))
+            noise = NoiseByPlace(stored["activations"], stored["weights"])
             table = Table.load(path)
             reporter.note("the same model was repaired on the same samples before: that is used")
             return table, _bare(table, stored["amax"]), noise, path
@@ -694,7 +755,7 @@ def _repaired(
     assert repairs is not None
     if path is not None:
         try:
-            kept = {**plain(repairs.noise), "fitted": sorted(repairs.noise.fitted), "amax": dict(repairs.replaced)}
+            kept = {**plain(repairs.noise), "amax": dict(repairs.replaced)}
             write_json(path.with_suffix(".noise"), kept)
             table.save(path)
         except OutputError as error:
@@ -707,22 +768,6 @@ def _bare(table: Table, amax: Mapping[str, float]) -> Table:
     """The table before its repairs; `amax` of the scales that were replaced."""
     entries = {name: replace(table.tensors[name], amax=float(value)) for name, value in amax.items()}
     return replace(table, tensors={**table.tensors, **entries}, repairs={}, smoothed={})
-
-
-def _costs(
-    proto: ModelProto, points: Points, overrides: Sequence[Override], sizes: Mapping[str, int]
-) -> tuple[dict[str, int], dict[str, float], str]:
-    """Multiply-accumulates by node; what leaving a quantized layer out costs; and in what that is counted."""
-    shapes, work = shapes_at(proto, sizes, 1), macs(proto, sizes)
-    nodes = {node.name: node for node in proto.graph.node}
-    cost = {}
-    for name in points.quantized:
-        node = nodes[name]
-        if overriding(overrides, name, node.op_type) is not None:
-            continue  # by the user's own wish
-        moved = sum(math.prod(shapes.get(item, ())) for item in (*node.input, *node.output))
-        cost[name] = float(work.get(name, 0) + PER_ELEMENT * moved) or 1.0
-    return work, cost, f"multiply-accumulates and {PER_ELEMENT} for each element moved, an estimate"
 
 
 def _seconds(text: str | float) -> float:

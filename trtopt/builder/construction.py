@@ -184,7 +184,7 @@ class _Build:
         if not spec.targets and (targets := self.generation.targets(spec)):
             reporter.note(f"for {', '.join(f'sm{target}' for target in targets)} (`target=` chooses)")
         prepared = None if request.preprocess is None else Preprocess.load(request.preprocess)
-        self.spec = spec = _with_profiles(spec, model.inputs, prepared, reporter)
+        self.spec = spec = with_profiles(spec, model.inputs, prepared, reporter)
         if prepared is not None:
             sized = prepared.at_opt(model.inputs, spec.profiles)
             if sized.size is not None and prepared.size is None:
@@ -525,7 +525,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     )
 
 
-def _with_profiles(
+def with_profiles(
     spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
 ) -> BuildSpec:
     """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but

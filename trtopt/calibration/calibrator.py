@@ -254,17 +254,19 @@ def _repaired(
     table = replace(table, repairs={}, smoothed={}, left_out={})
     threads = request.threads or cores()
 
-    def found(proto: ModelProto, table: Table) -> Repairs:
+    def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:
         points = find_points(to_ir(proto), overrides=overrides)
         samples = open_data(inputs, **source, limit=SAMPLES)
-        return find_repairs(proto, points, table.amax, samples, threads=threads, reporter=request.reporter)
+        return find_repairs(proto, points, table.amax, samples, threads=threads, what=what, reporter=request.reporter)
 
     best = table, found(proto, table)
     model = to_ir(proto)
-    candidates = smoothable(model, find_points(model, overrides=overrides))
+    points = find_points(model, overrides=overrides)
+    candidates = smoothable(model, points)
+    mostly = 3 * sum(map(len, candidates.values())) >= len(points.weights)  # as in transformers
     noise = best[1].noise
     share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
-    if candidates and share >= WORTH_SMOOTHING and request.export_cache is None:
+    if mostly and share >= WORTH_SMOOTHING and request.export_cache is None:
         largest = channels(proto, candidates, open_data(inputs, **source, limit=SAMPLES))
         for strength in STRENGTHS:
             factors = {name: factors_for(largest[name], matrices, strength) for name, matrices in candidates.items()}
@@ -283,7 +285,7 @@ def _repaired(
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
-            repairs = found(other, tried)
+            repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
             if repairs.after < best[1].after:
                 best = tried, repairs
     table, repairs = best

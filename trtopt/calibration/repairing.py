@@ -42,12 +42,10 @@ class NoiseByPlace:
 
     Attributes:
         activations: by tensor.   weights: by the node that multiplies with them, as it is repaired.
-        fitted: checksums of the samples that the rounding goes by, which say less than others of how good it is.
     """
 
     activations: Mapping[str, float]
     weights: Mapping[str, float]
-    fitted: frozenset[int]
 
     @property
     def total(self) -> float:
@@ -106,6 +104,7 @@ def find_repairs(
     batches: Batches,
     *,
     threads: int,
+    what: str = "rounding weights",
     reporter: Reporter = SILENT,
 ) -> Repairs:
     """Round weights on real samples.
@@ -113,6 +112,7 @@ def find_repairs(
     Args:
         proto: folded, weights in memory, at an opset that Q/DQ has.
         batches: at least two samples.
+        what: the phase is called.
 
     Raises: as `NoiseLedger`.
     """
@@ -127,7 +127,7 @@ def find_repairs(
     scales: dict[str, float] = {}
     of_weights: dict[str, float] = {}
     of_activations: dict[str, float] = {}
-    with reporter.phase("rounding weights", len(points.weights)) as phase:
+    with reporter.phase(what, len(points.weights)) as phase:
         for number, segment in enumerate(ledger.segments):
             for name in (name for name, start in ledger.starts.items() if start == number):
                 factor, of_activations[name] = _scaled(ledger, name, name not in grouped, fit, judge)
@@ -160,8 +160,7 @@ def find_repairs(
         found, scales, after = {}, {}, before
     held_apart = sum(sample.real for sample in judge)
     tried = len(points.weights) - len(left)
-    fitted = frozenset(checksum(sample.feed) for sample in fit)
-    noise = NoiseByPlace(of_activations, of_weights, fitted)
+    noise = NoiseByPlace(of_activations, of_weights)
     replaced = {name: float(amax[name]) for name in scales}
     return Repairs(found, scales, replaced, tried, left, before[output], after[output], output, held_apart, noise)
 

@@ -47,6 +47,7 @@ class Capabilities:
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
         grouped: why a grouped convolution whose result isn't quantized doesn't run in INT8; empty: it does.
+        converts_apart: kernels of their own convert between INT8 layers and floating ones.
         stored_codes: it takes weights that are stored as INT8 codes, and not only as floats with Q/DQ behind them.
     """
 
@@ -73,6 +74,7 @@ class Capabilities:
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
     grouped: str = ""
+    converts_apart: bool = False
     stored_codes: bool = True
 
     def describe(self) -> dict[str, Any]:
