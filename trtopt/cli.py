@@ -79,6 +79,7 @@ class _Pixels:
     )
 
 
+ROWS = 10  # of tables of layers
 _Options = Mapping[str, Any]
 _FLAGS: dict[str, str] = {}  # of every option of every command
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
@@ -434,11 +435,11 @@ def _engine_lines(report: Any) -> Iterator[str]:
 def _verify(values: _Options, reporter: Reporter) -> Any:
     import trtopt
     from trtopt.data import open_data
-    from trtopt.evaluation.verify import check_graphs
+    from trtopt.evaluation.verify import check_reference
     from trtopt.graph.io import load_model
 
     reference, source = values["reference"], options(SamplesRequest)
-    check_graphs(reference, values["candidate"])
+    check_reference(reference, values["candidate"])
     batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
     others = {name: value for name, value in values.items() if name not in source}
     return trtopt.verify(**others, batches=batches)
@@ -452,11 +453,15 @@ def _verify(values: _Options, reporter: Reporter) -> Any:
     batches=SamplesRequest,
 )
 def verify(agreement: Any, values: _Options) -> Iterator[str]:
-    """Compare two ONNX models on the same real inputs, each output by its kind, in ONNX Runtime.
+    """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.
 
     With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
     is missed.
     """
+    if agreement.layers:
+        worst = sorted(agreement.layers, key=lambda item: item.own_snr_db)[:ROWS]
+        rows = [(item.what, f"{item.own_snr_db:.1f}", f"{item.snr_db:.1f}") for item in worst]
+        _table("What loses most by itself", ("layer or scale", "dB of its own", "with all before it"), rows)
     yield from str(agreement).split("\n")
 
 

@@ -27,7 +27,7 @@ class VerifyRequest:
         metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(help="Usually what build --save-onnx wrote.", metavar="CANDIDATE.onnx", typed=Path)
+        metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE", typed=Path)
     )
     batches: Iterable[Arrays]
     labels: Sequence[int] | None = None
@@ -46,6 +46,7 @@ class VerifyRequest:
         unit="dB",
         typed=float,
     )
+    per_layer: bool = option(False, help="Compare tensor by tensor too, and say where it breaks.")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ Cosine misranks quantizations of classifiers: calibrated with noise instead of p
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,18 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.options import taking
 from trtopt.core.values import TensorInfo
+from trtopt.cuda.device import probe
+from trtopt.data.rebatch import joined
 from trtopt.engine.manifest import kept_graph
+from trtopt.evaluation.layers import SAMPLES as LAYER_SAMPLES
+from trtopt.evaluation.layers import LayerAgreement, compare_layers, verdict
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
 from trtopt.ort.runner import OnnxRunner
+from trtopt.runtime.session import Session
 from trtopt.trt import plan_header
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -47,6 +53,8 @@ class Agreement:
 
     Attributes:
         limits: what it was judged by; None: it wasn't.
+        ran: what the candidate's results came from, where that was an engine.
+        layers: the tensors that both graphs have, in the candidate's order, where they were asked for.
     """
 
     samples: int
@@ -54,6 +62,8 @@ class Agreement:
     reference_accuracy: Accuracy | None = None
     candidate_accuracy: Accuracy | None = None
     limits: Limits | None = None
+    ran: str = ""
+    layers: tuple[LayerAgreement, ...] = ()
 
     @property
     def snr_db(self) -> float:
@@ -85,12 +95,17 @@ class Agreement:
             "candidate_accuracy": plain(self.candidate_accuracy),
             "outputs": {item.name: item.describe() for item in self.outputs},
         }
+        if self.ran:
+            described["ran"] = self.ran
+        if self.layers:
+            described["layers"] = [item.describe() for item in self.layers]
+            described["verdict"] = verdict(self.layers)
         if self.limits is not None:
             described |= {"limits": plain(self.limits), "missed": list(self.missed), "ok": self.ok}
         return described
 
     def __str__(self) -> str:
-        lines = []
+        lines = [f"ran {self.ran}"] if self.ran else []
         for name, output in self.describe()["outputs"].items():
             lines.append(sentence(name, output, self.samples))
             if more := spread(output):
@@ -98,6 +113,8 @@ class Agreement:
         if self.reference_accuracy and self.candidate_accuracy:
             old, new = self.reference_accuracy, self.candidate_accuracy
             lines.append(f"top-1 {old.top1:.1%} → {new.top1:.1%}, top-5 {old.top5:.1%} → {new.top5:.1%}")
+        if self.layers:
+            lines.append(verdict(self.layers))
         return "\n".join(lines + [f"outside the limit: {text}" for text in self.missed])
 
 
@@ -108,8 +125,9 @@ def verify(request: VerifyRequest) -> Agreement:
     Args:
         reference: usually the FP32 ONNX model. It runs in ONNX Runtime: on a GPU where the installed package can use one
             (trtopt's extra ort-gpu), else on the CPU.
-        candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or a
-            function from inputs to outputs, such as `Session.run`.
+        candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
+            engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
+            which); or a function from inputs to outputs, such as `Session.run`.
         batches: input name → array, the first axis counting samples; each batch is run once through both. Where they have
             `names` (`trtopt.data.Batches`), the worst samples are named by these.
         labels: the true class of each sample, in order.
@@ -117,49 +135,95 @@ def verify(request: VerifyRequest) -> Agreement:
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
             where it is a function, from type and shape.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
+        per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
+            (`trtopt.evaluation.layers`); of an engine those of its graph.
 
     Raises:
         ModelError: ONNX Runtime can't run a model.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
-        UsageError: a model is a TensorRT engine; the outputs differ in name or shape, the labels don't fit, or a kind or
-            limit can't be right.
+        EngineError, DeviceError: the engine can't run.
+        UsageError: the reference is a TensorRT engine, or the candidate one whose graph is needed and wasn't kept; the
+            outputs differ in name or shape, the labels don't fit, or a kind or limit can't be right.
     """
     limits = {name: value for name in ("min_agreement", "min_snr") if (value := getattr(request, name)) is not None}
     judged = Limits(**limits) if limits else None
-    check_graphs(request.reference, request.candidate)
-    if callable(request.reference):
-        old, kinds = request.reference, parse(request.output_kind)
-    else:
-        model = load_model(request.reference, lazy=True)
-        kinds = resolve(model.proto, model.outputs, request.output_kind)
-        old = OnnxRunner(request.reference, optimize=True, threads=request.threads, gpu=True)
-    new = request.candidate
-    if not callable(new):
-        new = OnnxRunner(new, optimize=False, threads=request.threads)
-    agreements = verify_all(old, {"candidate": new}, request.batches, request.labels, kinds=kinds)
-    return replace(agreements["candidate"], limits=judged)
-
-
-def check_graphs(reference: Any, candidate: Any) -> None:
-    """Refuse TensorRT engines, which ONNX Runtime can't run: name the graph that was kept at the build, and what to type."""
-    for model in (reference, candidate):
-        path = Path(model) if isinstance(model, (str, os.PathLike)) else None
-        if path is None or not path.is_file():
-            continue
-        with path.open("rb") as file:
-            if plan_header(file.read(64)) is None:
-                continue
-        graph = kept_graph(path)
-        first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
+    reference: Any = request.reference
+    graph: Any = request.candidate
+    engine = _engine(graph)
+    on_gpu = engine is not None and bool(probe())
+    if engine is not None and (not on_gpu or request.per_layer):
+        graph = kept_graph(engine)
         if graph is None:
-            graph = path.with_suffix(".onnx")
-            build = f"trtopt build … --save-onnx {graph} -o {path}"
-            first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
-        both = (graph if item is model else item for item in (reference, candidate))
-        typed = " ".join(os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in both)
-        raise UsageError(
-            f"{path} is a TensorRT engine, and verify compares ONNX graphs; {first} trtopt verify {typed} …"
-        )
+            raise _refused(engine, reference, engine)
+    check_reference(reference, request.candidate)
+    old: Any = reference
+    if callable(reference):
+        kinds = parse(request.output_kind)
+    else:
+        model = load_model(reference, lazy=True)
+        kinds = resolve(model.proto, model.outputs, request.output_kind)
+        old = OnnxRunner(reference, optimize=True, threads=request.threads, gpu=True)
+    if request.per_layer and (callable(reference) or callable(graph)):
+        raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
+    kept: list[Arrays] = []
+    batches = _keeping(request.batches, kept) if request.per_layer else request.batches
+    with contextlib.ExitStack() as stack:
+        ran, new = "", graph
+        if engine is not None and on_gpu:
+            session = stack.enter_context(Session(engine, contexts=1))
+            new, ran = session.run_batches, f"{engine} on {probe().devices[0]}"
+        elif not callable(graph):
+            new = OnnxRunner(graph, optimize=False, threads=request.threads)
+            if engine is not None:
+                ran = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
+        found = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
+    layers: tuple[LayerAgreement, ...] = ()
+    if request.per_layer:
+        layers = compare_layers(load_model(reference).proto, load_model(graph).proto, joined(kept))
+    return replace(found, limits=judged, ran=ran, layers=layers)
+
+
+def _keeping(batches: Iterable[Arrays], kept: list[Arrays]) -> Iterator[Arrays]:
+    """The batches; their first samples are kept."""
+    count = 0
+    for batch in batches:
+        first = {name: array[: LAYER_SAMPLES - count] for name, array in batch.items()}
+        if count < LAYER_SAMPLES:
+            kept.append(first)
+            count += len(next(iter(first.values())))
+        yield batch
+
+
+def _engine(candidate: Any) -> Path | None:
+    """The candidate's path, where it is a TensorRT engine."""
+    path = Path(candidate) if isinstance(candidate, (str, os.PathLike)) else None
+    if path is None or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return path if plan_header(file.read(64)) is not None else None
+
+
+def check_reference(reference: Any, candidate: Any) -> None:
+    """Refuse a TensorRT engine as reference: results are held against a model's."""
+    if (engine := _engine(reference)) is not None:
+        raise _refused(engine, reference, candidate)
+
+
+def _refused(engine: Path, reference: Any, candidate: Any) -> UsageError:
+    """Name the graph that was kept at the engine's build, and what to type."""
+    graph = kept_graph(engine)
+    first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
+    if graph is None:
+        graph = engine.with_suffix(".onnx")
+        build = f"trtopt build … --save-onnx {graph} -o {engine}"
+        first = f"build keeps the engine's graph with `save_onnx=`: {build}, then"
+    paths = (
+        os.fspath(item) if isinstance(item, (str, os.PathLike)) else "MODEL.onnx" for item in (reference, candidate)
+    )
+    typed = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
+    return UsageError(
+        f"{engine} is a TensorRT engine, and ONNX graphs are needed here; {first} trtopt verify {typed} …"
+    )
 
 
 def verify_all(

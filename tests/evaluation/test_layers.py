@@ -1,0 +1,215 @@
+"""verify --per-layer: planted faults are found at the node that has them, in one command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import model, node, photos, values
+from onnx import ModelProto, numpy_helper
+from world import World, has
+
+import trtopt
+from trtopt.core.errors import UsageError
+from trtopt.evaluation.layers import verdict
+
+LAYERS = 6
+
+
+def _net() -> ModelProto:
+    """Convolutions with BatchNormalizations behind them."""
+    nodes, weights, value = [], {}, "x"
+    for number in range(LAYERS):
+        channels = 3 if number == 0 else 16
+        weights |= {
+            f"w{number}": values(16, channels, 3, 3, seed=number, scale=1.5 / np.sqrt(9 * channels)),
+            f"s{number}": 1 + 0.3 * values(16, seed=20 + number), f"b{number}": values(16, seed=40 + number, scale=0.1),
+            f"m{number}": values(16, seed=60 + number, scale=0.1), f"v{number}": 1 + np.abs(values(16, seed=80 + number)),
+        }  # fmt: skip
+        nodes += [
+            node("Conv", f"{value} w{number}", f"a{number}", f"c{number}", pads=[1, 1, 1, 1]),
+            node(
+                "BatchNormalization", f"a{number} s{number} b{number} m{number} v{number}", f"n{number}", f"bn{number}"
+            ),
+            node("Relu", f"n{number}", f"r{number}", f"relu{number}"),
+        ]
+        value = f"r{number}"
+    nodes += [node("GlobalAveragePool", value, "g", "pool"), node("Flatten", "g", "y", "flat")]
+    return model(nodes, weights=weights, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": ("n", 16)})
+
+
+@pytest.fixture(scope="module")
+def crops() -> Any:
+    whole = photos(256, 3)
+    return np.concatenate([whole[:, :, r : r + 32, c : c + 32] for r in range(0, 224, 40) for c in range(0, 224, 64)])
+
+
+@pytest.fixture(scope="module")
+def built(crops: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model, its Q/DQ graph, its FP16 graph, and the engines."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    folder = tmp_path_factory.mktemp("layers")
+    onnx.save(_net(), folder / "net.onnx")
+    common: dict[str, Any] = {"target": "sm89"}
+    trtopt.build(
+        folder / "net.onnx",
+        folder / "int8.engine",
+        int8=True,
+        data={"x": crops},
+        save_onnx=folder / "int8.onnx",
+        **common,
+    )
+    trtopt.build(folder / "net.onnx", folder / "fp16.engine", fp16=True, save_onnx=folder / "fp16.onnx", **common)
+    return folder
+
+
+def _constants(proto: ModelProto) -> dict[str, Any]:
+    return {item.name: item for item in proto.graph.initializer}
+
+
+def _changed(proto: ModelProto, name: str, change: Callable[[Any], Any]) -> None:
+    held = _constants(proto)[name]
+    held.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(held).copy()), name))
+
+
+def _reads(proto: ModelProto, label: str, slot: int = 1) -> str:
+    """The stored constant behind an input of a node."""
+    makers = {name: item for item in proto.graph.node for name in item.output}
+    name = next(item for item in proto.graph.node if item.name == label).input[slot]
+    while name in makers:
+        name = makers[name].input[0]
+    return str(name)
+
+
+def _swapped(array: Any) -> Any:
+    return array[[*range(8, 16), *range(8)]]
+
+
+def _wrong_scale(proto: ModelProto) -> None:
+    _changed(proto, "r2_scale_float16", lambda array: array / 30)
+
+
+def _swapped_channels(proto: ModelProto) -> None:
+    _changed(proto, _reads(proto, "c3"), _swapped)
+
+
+def _broken_fold(proto: ModelProto) -> None:
+    """As if the mean had been forgotten when BatchNormalization was folded."""
+    _changed(proto, _reads(proto, "c4", 2), lambda array: array * 0 - 1)
+
+
+def _overflow(proto: ModelProto) -> None:
+    _changed(proto, _reads(proto, "c2"), lambda array: array * 0 + 60000)
+
+
+@pytest.mark.parametrize(
+    ("graph", "fault", "said"),
+    [
+        ("int8", _wrong_scale, "the scale of r2 loses most by itself"),
+        ("int8", _swapped_channels, "c3 (Conv) loses most by itself"),
+        ("int8", _broken_fold, "c4 (Conv) loses most by itself"),
+        ("fp16", _swapped_channels, "c3 (Conv) loses most by itself"),
+        ("fp16", _overflow, "c2 (Conv) is the first to give values that aren't finite"),
+    ],
+)
+def test_a_planted_fault_is_found_at_its_node(built: Path, crops: Any, graph: str, fault: Any, said: str) -> None:
+    candidate = onnx.load(built / f"{graph}.onnx")
+    fault(candidate)
+    found = trtopt.verify(_net(), candidate, [{"x": crops}], per_layer=True)
+    has(verdict(found.layers), said)
+    has(str(found), said)
+
+
+def test_what_is_off_comes_from_before_or_from_the_node_itself(built: Path, crops: Any) -> None:
+    candidate = onnx.load(built / "int8.onnx")
+    _swapped_channels(candidate)
+    layers = {item.tensor: item for item in trtopt.verify(_net(), candidate, [{"x": crops}], per_layer=True).layers}
+    assert layers["n3"].own_snr_db < 5 and layers["n3"].snr_db < 5
+    assert layers["n4"].own_snr_db > 20 > layers["n4"].snr_db + 10  # it has done nothing
+    assert layers["n2"].snr_db > 20
+    assert [item.tensor for item in layers.values()].index("n3") < list(layers).index("n4")
+
+
+def test_a_healthy_graph_and_a_wrong_input_are_told_from_quantization(built: Path, crops: Any) -> None:
+    """Pixels that weren't normalised: the graphs agree, so the fault is before them."""
+    for pixels in (crops, crops * 128 + 127):
+        found = trtopt.verify(_net(), built / "fp16.onnx", [{"x": pixels}], per_layer=True)
+        has(verdict(found.layers), "no layer is off by itself", "the samples and the float model")
+
+
+def test_without_common_tensors_it_says_so(crops: Any) -> None:
+    other = model(
+        [node("Relu", "x", "y", "other")], weights={}, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": ("n", 3, 32, 32)}
+    )
+    changed = model(
+        [node("Abs", "x", "z", "q"), node("Neg", "z", "y", "p")],
+        weights={},
+        inputs={"x": ("n", 3, 32, 32)},
+        outputs={"y": ("n", 3, 32, 32)},
+    )
+    assert {item.tensor for item in trtopt.verify(other, changed, [{"x": crops}], per_layer=True).layers} == {"y"}
+    with pytest.raises(UsageError, match="give ONNX models"):
+        trtopt.verify(other, lambda feed: {"y": feed["x"]}, [{"x": crops}], per_layer=True)
+
+
+# Engines -----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_stands_for_the_graph_it_was_built_from_where_no_gpu_is(
+    built: Path, crops: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trtopt.cuda.device import Probe
+    from trtopt.evaluation import verify as module
+
+    monkeypatch.setattr(module, "probe", lambda: Probe(reason="no driver"))
+    np.savez(world.folder / "crops.npz", x=crops)
+    said = world.run(
+        "verify",
+        built / "net.onnx",
+        built / "int8.engine",
+        "--data",
+        world.folder / "crops.npz",
+        "--per-layer",
+        "--min-snr",
+        "10",
+    )
+    assert said.status == 0, said
+    has(said.out, f"ran {built / 'int8.onnx'}, the graph that {built / 'int8.engine'} was built from", "no driver")
+    has(said.out, "What loses most by itself", "with all before it")
+    told = world.run(
+        "verify", built / "net.onnx", built / "int8.engine", "--data", world.folder / "crops.npz", "--json"
+    )
+    assert "was built from" in json.loads(told.out)["ran"]
+    direct = trtopt.verify(built / "net.onnx", built / "int8.onnx", [{"x": crops}])
+    assert json.loads(told.out)["snr_db"] == pytest.approx(direct.snr_db, rel=1e-6)
+
+
+def test_on_a_gpu_the_engine_itself_runs(built: Path, crops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trtopt.cuda.device import DeviceInfo, Probe
+    from trtopt.evaluation import verify as module
+    from trtopt.ort.runner import OnnxRunner
+
+    class Played:
+        def __init__(self, path: Path, contexts: int) -> None:
+            assert path == built / "int8.engine" and contexts == 1
+            self.run = OnnxRunner(built / "net.onnx", optimize=True)
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+        def run_batches(self, feed: Any) -> Any:
+            return {name: array * np.float32(1.01) for name, array in self.run(feed).items()}
+
+    monkeypatch.setattr(module, "Session", Played)
+    monkeypatch.setattr(module, "probe", lambda: Probe((DeviceInfo(0, "Played GPU", 89, 1 << 30),), (13, 0)))
+    found = trtopt.verify(built / "net.onnx", built / "int8.engine", [{"x": crops}])
+    assert found.snr_db == pytest.approx(40, abs=0.1)
+    has(found.ran, "int8.engine on Played GPU (sm89")
