@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     )
     from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
     from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
-    from trtopt.evaluation.layers import LayerAgreement as LayerAgreement
+    from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
     from trtopt.evaluation.limits import Limits as Limits
     from trtopt.evaluation.outputs import (
         Channels as Channels,
@@ -154,7 +154,7 @@ _HOMES = {
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
     "evaluation.benchmark": ("BenchReport", "BenchRow", "bench"),
-    "evaluation.layers": ("LayerAgreement",),
+    "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.limits": ("Limits",),
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),
     "evaluation.verify": ("Accuracy", "Agreement", "verify"),

@@ -223,7 +223,7 @@ def test_a_metric_of_ones_own(crops: Any, tmp_path: Path) -> None:
 
     def close(outputs: dict[str, Any], labels: Any) -> float:
         seen.append((outputs["y"].shape, len(labels)))
-        return decibels(outputs["y"], reference)
+        return decibels(outputs["y"], reference) if (outputs["y"] != reference).any() else 200.0
 
     result = _tuned(net, crops, tmp_path, metric=close, min=28, labels=[0] * 80)
     assert list(result.tuning.left_out) == ["c1"]

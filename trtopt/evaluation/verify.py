@@ -23,10 +23,10 @@ from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data.rebatch import joined
 from trtopt.engine.manifest import kept_graph
-from trtopt.evaluation.layers import SAMPLES as LAYER_SAMPLES
-from trtopt.evaluation.layers import LayerAgreement, compare_layers, verdict
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
+from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES
+from trtopt.evaluation.per_layer import LayerAgreement, compare_layers, verdict
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
@@ -136,7 +136,7 @@ def verify(request: VerifyRequest) -> Agreement:
             where it is a function, from type and shape.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
         per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
-            (`trtopt.evaluation.layers`); of an engine those of its graph.
+            (`trtopt.evaluation.per_layer`); of an engine those of its graph.
 
     Raises:
         ModelError: ONNX Runtime can't run a model.

@@ -16,7 +16,7 @@ from world import World, has
 
 import trtopt
 from trtopt.core.errors import UsageError
-from trtopt.evaluation.layers import verdict
+from trtopt.evaluation.per_layer import verdict
 
 LAYERS = 6
 
