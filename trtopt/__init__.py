@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     )
     from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
     from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
-    from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
     from trtopt.evaluation.limits import Limits as Limits
     from trtopt.evaluation.outputs import (
         Channels as Channels,
@@ -82,6 +81,7 @@ if TYPE_CHECKING:
         SampleAgreement as SampleAgreement,
         SampleSpread as SampleSpread,
     )
+    from trtopt.evaluation.per_layer import LayerAgreement as LayerAgreement
     from trtopt.evaluation.verify import Accuracy as Accuracy, Agreement as Agreement, verify as verify
     from trtopt.frontend.exporter import (
         ExportComparison as ExportComparison,
@@ -154,9 +154,9 @@ _HOMES = {
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
     "evaluation.benchmark": ("BenchReport", "BenchRow", "bench"),
-    "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.limits": ("Limits",),
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),
+    "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.verify": ("Accuracy", "Agreement", "verify"),
     "frontend.exporter": ("ExportComparison", "ExportResult", "export"),
     "graph.output_kinds": ("Kind",),

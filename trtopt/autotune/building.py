@@ -77,8 +77,15 @@ def build(request: BuildRequest) -> BuildResult:
         best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
             the samples that it is calibrated on, or, with calib, on images or data.
-        min_agreement: best's limit for classes, tokens and masks: share of samples, positions and pixels with FP32's class.
-        min_snr: best's limit in dB; None: 20, for outputs of other kinds (embeddings also need a cosine of 0.99).
+        min_agreement: limit for classes, tokens and masks: share of samples, positions and pixels with FP32's class; None: 0.95
+            for best, and beside min_snr.
+        min_snr: limit in dB; None, for best and beside min_agreement: 20, for outputs of other kinds (embeddings also need a
+            cosine of 0.99). With int8, without best, either is what `tune` keeps.
+        max_drop, labels: with int8: most that top-1 may fall, as a share or "0.5%"; and the true classes, in order, or a file.
+        metric, min: with int8: a function of {output: array of all samples}, and of the labels if it takes two arguments, or
+            its "module:name"; and the least that it must give.
+        budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
+        save_calib: where to keep the table with what was repaired and chosen.
         compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.
         images, data, calib: where INT8 and FP8 scales come from: a folder of images, arrays (.npz, .npy, a folder of
             them, or in memory), a table that `calibrate` wrote, or a TensorRT calibration cache. A model that already
@@ -120,7 +127,7 @@ def build(request: BuildRequest) -> BuildResult:
         for name in ("max_drop", "metric"):
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
-        return _Best(request, _limits(request)).build()
+        return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
     goal = goal_of(request)
     if goal is not None:
         return _tuned(request, goal)
@@ -144,11 +151,6 @@ def tune(request: TuneRequest) -> BuildResult:
     return _tuned(request, goal)
 
 
-def _limits(request: BuildRequest) -> Limits:
-    given = {} if request.min_agreement is None else {"min_agreement": request.min_agreement}
-    return Limits(**given, min_snr=request.min_snr)
-
-
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build; on a GPU, FP16 instead where that is as fast."""
     check_outputs(request)
@@ -157,18 +159,17 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     if request.save_calib is not None:
         tuning.table.save(request.save_calib)
     plain = replace(without(request, *_GOAL), calib=tuning.table, save_calib=None)
+    not_measured = ""
     try:
         gpu_for(request)
     except TrtoptError as error:
-        built = replace(engine.construct(without(plain, "images", "data", "preprocess")), not_measured=str(error))
+        not_measured = str(error)
+    if request.compare and not not_measured:
+        # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
+        built = _Best(plain, goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)).build()
     else:
-        if request.compare:
-            # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
-            limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
-            built = _Best(replace(plain, preprocess=request.preprocess), limits).build()
-        else:
-            built = engine.construct(without(plain, "images", "data", "preprocess"))
-    return replace(built, tuning=tuning)
+        built = engine.construct(without(plain, "images", "data", "preprocess"))
+    return replace(built, tuning=tuning, not_measured=not_measured)
 
 
 # Candidates: what is asked of the builder for each, and where they lie meanwhile ----------------------------------------

@@ -31,8 +31,8 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
-from trtopt.graph.passes.smooth import smooth
-from trtopt.graph.proto import tensor_size, whole_copy
+from trtopt.graph.passes.smooth import smoothed
+from trtopt.graph.proto import tensor_size
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, sizes_in
 
@@ -187,10 +187,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     if table.model["fingerprint"] != report.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
     check_overrides(overrides, folded.graph.node)
-    if table.smoothed:
-        smoothed = to_ir(whole_copy(folded))
-        smooth(smoothed, table.smoothed)
-        folded = to_proto(smoothed)
+    folded = smoothed(folded, table.smoothed)
     points = find_points(to_ir(folded), overrides=(*overrides, *kept_out(table.left_out)))
     check_scales(points, table.amax)
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())

@@ -43,11 +43,11 @@ from trtopt.core.errors import AccuracyLost, DataError, OutputError, TrtoptError
 from trtopt.core.files import cache_folder, existing_file, sha256_json, write_json
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Override, Precision, check_overrides, overriding
+from trtopt.core.values import Override, Precision, check_overrides, overriding, read_time
 from trtopt.core.version import __version__
 from trtopt.data import Batches
-from trtopt.data.convert import converted
-from trtopt.data.rebatch import chunks, joined
+from trtopt.data.convert import single_runs
+from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
@@ -57,8 +57,8 @@ from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
 from trtopt.graph.passes.quantize import OPSET, check_scales
-from trtopt.graph.passes.smooth import smooth
-from trtopt.graph.proto import fingerprint, in_memory, tensor_info, whole_copy
+from trtopt.graph.passes.smooth import smoothed
+from trtopt.graph.proto import fingerprint, in_memory, network_inputs
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, shapes_at, sizes_in
 from trtopt.ort.runner import has_half, widen
@@ -174,10 +174,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
     Raises:
         UsageError: it can't be right.
     """
-    limits = None
-    if request.min_agreement is not None or request.min_snr is not None:
-        given = {"min_agreement": request.min_agreement} if request.min_agreement is not None else {}
-        limits = Limits(**given, min_snr=request.min_snr)
+    limits = Limits.of(request.min_agreement, request.min_snr)
     drop, metric, labels = _drop(request.max_drop), None, None
     if request.labels is not None:
         labels = _labels(request.labels)
@@ -262,15 +259,8 @@ class _Judge:
         threads: int,
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
-        weights = {tensor.name for tensor in proto.graph.initializer}
-        inputs = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
-        fixed = {info.shape[0] for info in inputs.values() if info.shape}
-        size = next((item for item in fixed if isinstance(item, int) and item > 0), None) if len(fixed) == 1 else None
         self.outputs = [value.name for value in proto.graph.output]
-        self.feeds: list[tuple[Arrays, int]] = []
-        for batch in batches:
-            arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
-            self.feeds += chunks(arrays, size or 1, size or 1)
+        self.feeds: list[tuple[Arrays, int]] = list(single_runs(network_inputs(proto), batches))
         self.samples = sum(real for _, real in self.feeds)
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
@@ -666,11 +656,7 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
         "preprocess": None if prepared is None else prepared.describe(),
     }
     table, bare, noise, kept = _repaired(request, model, prepared, key, scales)
-    proto = original
-    if table.smoothed:
-        smoothed = to_ir(whole_copy(original))
-        smooth(smoothed, table.smoothed)
-        proto = to_proto(smoothed)
+    proto = smoothed(original, table.smoothed)
     can, base = generation.capabilities, spec.base
 
     found_in = to_ir(proto)
@@ -776,13 +762,7 @@ def _seconds(text: str | float) -> float:
     Raises:
         UsageError: it can't be read.
     """
-    units = {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600}
-    given = str(text).strip()
-    number = given.rstrip("abcdefghijklmnopqrstuvwxyz")
-    try:
-        value = float(number) * units[given[len(number) :]]
-    except (ValueError, KeyError):
-        value = math.nan
-    if not value > 0:
+    value = read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})
+    if not value:
         raise UsageError(f"`budget={text!r}` can't be read; write a time such as 90s or 10min")
     return value

@@ -36,8 +36,8 @@ from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
-from trtopt.graph.passes.smooth import factors_for, smooth, smoothable
-from trtopt.graph.proto import fingerprint, in_memory, whole_copy
+from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
+from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 
 DEVICES = ("cpu", "cuda")
@@ -270,9 +270,7 @@ def _repaired(
         largest = channels(proto, candidates, open_data(inputs, **source, limit=SAMPLES))
         for strength in STRENGTHS:
             factors = {name: factors_for(largest[name], matrices, strength) for name, matrices in candidates.items()}
-            model = to_ir(whole_copy(proto))
-            smooth(model, factors)
-            other = to_proto(model)
+            other = smoothed(proto, factors)
             batches = open_data(inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
             points = find_points(to_ir(other), overrides=overrides)
             own = replace(

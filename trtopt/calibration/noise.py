@@ -20,12 +20,11 @@ from onnx import ModelProto
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
 from trtopt.data import Batches
-from trtopt.data.convert import converted
-from trtopt.data.rebatch import chunks
+from trtopt.data.convert import single_runs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
 from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
-from trtopt.graph.proto import attribute, tensor_info, to_array, whole_copy
+from trtopt.graph.proto import attribute, network_inputs, to_array, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import open_session
@@ -84,12 +83,8 @@ class NoiseLedger:
 
     def read(self, batches: Batches) -> None:
         """Run all samples in floating point."""
-        inputs = {value.name: tensor_info(value) for value in self.proto.graph.input if value.name not in self.weights}
-        fixed = {info.shape[0] for info in inputs.values() if info.shape}
-        size = next((size for size in fixed if isinstance(size, int) and size > 0), None) if len(fixed) == 1 else None
-        for batch in batches:
-            arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
-            self.samples += [Sample(feed, real, dict(feed)) for feed, real in chunks(arrays, size or 1, size or 1)]
+        feeds = single_runs(network_inputs(self.proto), batches)
+        self.samples = [Sample(feed, real, dict(feed)) for feed, real in feeds]
 
         def run(sample: Sample) -> None:
             sample.expected = self.run(sample.values, 0)
@@ -137,7 +132,7 @@ class NoiseLedger:
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
-        return self.noise(lambda sample: _run(session, self.outputs, sample.feed), samples)
+        return self.noise(lambda sample: run_session(session, self.outputs, sample.feed), samples)
 
     def run(self, values: Arrays, first: int, session: Any = None) -> dict[str, NDArray[Any]]:
         """The outputs, from the tensors that are there before the segment `first`; `session` stands in for that one."""
@@ -149,7 +144,7 @@ class NoiseLedger:
     def _step(self, values: dict[str, NDArray[Any]], number: int, session: Any) -> None:
         segment = self.segments[number]
         feed = {name: values[name] if name in values else values[self.aliases[name]] for name in segment.inputs}
-        values.update(_run(session, segment.outputs, feed))
+        values.update(run_session(session, segment.outputs, feed))
         for name in self.dead[number]:
             values.pop(name, None)
 
@@ -217,7 +212,7 @@ def snr_db(noise: float) -> float:
     return math.inf if noise <= 0 else -10 * math.log10(noise)
 
 
-def _run(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
+def run_session(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
     try:
         return dict(zip(outputs, session.run(outputs, dict(feed))))
     except Exception as error:  # ONNX Runtime's exceptions have no common base

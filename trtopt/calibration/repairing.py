@@ -15,17 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto
 
-from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, snr_db
+from trtopt.calibration.noise import PURPOSE, NoiseLedger, Sample, run_session, snr_db
 from trtopt.calibration.quality import checksum
 from trtopt.calibration.rounding import Moments, moments, rounded, unsupported
 from trtopt.core.documents import plain
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.data import Batches
-from trtopt.data.convert import converted
-from trtopt.data.rebatch import chunks
+from trtopt.data.convert import single_runs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.repair import BIAS, Repair
-from trtopt.graph.proto import tensor_info, to_array
+from trtopt.graph.proto import network_inputs, to_array
 from trtopt.ort.sessions import open_session
 
 SAMPLES = 24  # in all
@@ -180,19 +179,13 @@ def _scaled(
 
 def channels(proto: ModelProto, names: Collection[str], batches: Batches) -> dict[str, NDArray[np.float32]]:
     """The largest magnitude of each channel, on the last axis, of these tensors."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    inputs = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
     wanted = list(names)
     session = open_session(proto, outputs=wanted, threads=1, memory_pattern=False, purpose=PURPOSE)
     largest: dict[str, NDArray[np.float32]] = {}
-    fixed = next(iter(inputs.values())).shape[0]
-    size = fixed if isinstance(fixed, int) and fixed > 0 else 1
-    for batch in batches:
-        arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
-        for feed, _ in chunks(arrays, size, size):
-            for name, array in zip(wanted, session.run(wanted, feed)):
-                seen = np.abs(array).reshape(-1, array.shape[-1]).max(0)
-                largest[name] = np.maximum(largest[name], seen) if name in largest else seen
+    for feed, _ in single_runs(network_inputs(proto), batches):
+        for name, array in run_session(session, wanted, feed).items():
+            seen = np.abs(array).reshape(-1, array.shape[-1]).max(0)
+            largest[name] = np.maximum(largest[name], seen) if name in largest else seen
     return largest
 
 

@@ -9,6 +9,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, TypedDict
 
 import numpy as np
@@ -79,7 +80,7 @@ class Table:
         """Tensor name → largest magnitude that INT8 will represent."""
         return {name: entry.amax for name, entry in self.tensors.items()}
 
-    @property
+    @cached_property  # packing the repairs takes a second where there are many
     def digest(self) -> str:
         """SHA-256 of what a build takes from it, and the model it is for: equal for equal results, however long they took."""
         decided: dict[str, Any] = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}

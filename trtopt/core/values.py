@@ -352,17 +352,25 @@ def parse_size(text: str | int) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
+def read_time(time: str | float, units: Mapping[str, float]) -> float | None:
+    """Seconds of a number, or of a text of a number and one of these units (name → seconds); None: it can't be read."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", time.strip()) if isinstance(time, str) else None
+    if match and match[2] in units:
+        return float(match[1]) * units[match[2]]
+    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
+        return float(time)
+    return None
+
+
 def parse_seconds(time: str | float, name: str) -> float:
     """Read a length of time in seconds: "2ms", "500us", "0.5s", or seconds as a number.
 
     Raises:
         UsageError: it can't be read, is negative, or has no end; the message calls it `name`.
     """
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(us|ms|s)", time.strip()) if isinstance(time, str) else None
-    if match:
-        return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
-    if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
-        return float(time)
+    seconds = read_time(time, {"us": 1e-6, "ms": 1e-3, "s": 1.0})
+    if seconds is not None:
+        return seconds
     raise UsageError(
         f"{name} is {time!r}, which isn't a length of time; write '2ms', '500us', '0.5s' or seconds as a number"
     )

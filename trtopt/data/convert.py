@@ -1,13 +1,16 @@
-"""Arrays in the type of a network's input, where that keeps their kind and their values: here and nowhere else."""
+"""Arrays in the type of a network's input, where that keeps their kind and their values, and in runs: here and nowhere else."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.data.rebatch import Batch, chunks
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -67,3 +70,17 @@ def _nameless(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     """Whether these may be the bytes of a type that .npy has no name for: two bytes come back of each bfloat16."""
     raw = given.kind == "V" and not given.isbuiltin and given.names is None
     return raw and given.itemsize == wanted.itemsize and wanted.isbuiltin != 1
+
+
+def single_runs(
+    inputs: Mapping[str, TensorInfo], batches: Iterable[Batch]
+) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
+    """Samples as a model takes them, one at a time: a run, and how many of its samples are real.
+
+    Of a model whose inputs share a fixed batch, as many at a time as that holds, the last ones filled up.
+    """
+    fixed = {info.shape[0] for info in inputs.values() if info.shape}
+    size = next((item for item in fixed if isinstance(item, int) and item > 0), 1) if len(fixed) == 1 else 1
+    for batch in batches:
+        arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
+        yield from chunks(arrays, size, size)

@@ -42,6 +42,13 @@ class Limits:
         if self.min_snr is not None and not math.isfinite(self.min_snr):
             raise UsageError(f"`min_snr=` is {self.min_snr}; a number of dB is needed, such as 20")
 
+    @classmethod
+    def of(cls, min_agreement: float | None, min_snr: float | None) -> Limits | None:
+        """Those that are given, with the other one's default; None: none is."""
+        if min_agreement is None:
+            return None if min_snr is None else cls(min_snr=min_snr)
+        return cls(min_agreement, min_snr)
+
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """What of `Agreement.describe()` is outside, each with the value and the limit."""
         problems = []

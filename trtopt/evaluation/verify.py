@@ -145,8 +145,7 @@ def verify(request: VerifyRequest) -> Agreement:
         UsageError: the reference is a TensorRT engine, or the candidate one whose graph is needed and wasn't kept; the
             outputs differ in name or shape, the labels don't fit, or a kind or limit can't be right.
     """
-    limits = {name: value for name in ("min_agreement", "min_snr") if (value := getattr(request, name)) is not None}
-    judged = Limits(**limits) if limits else None
+    judged = Limits.of(request.min_agreement, request.min_snr)
     reference: Any = request.reference
     graph: Any = request.candidate
     engine = _engine(graph)

@@ -21,6 +21,7 @@ from trtopt.graph.proto import (
     fingerprint,
     in_memory,
     model_size,
+    network_inputs,
     opset_version,
     skeleton,
     tensor_chunks,
@@ -91,12 +92,11 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         if not lazy:
             read_in(weight[0])
     inferred = validate(proto, what)
-    initializers = {tensor.name for tensor in proto.graph.initializer}
     types = {value.name: value for value in inferred.graph.output}
     return Model(
         proto,
         path,
-        tuple(tensor_info(value) for value in proto.graph.input if value.name not in initializers),
+        tuple(network_inputs(proto).values()),
         tuple(tensor_info(types.get(value.name, value)) for value in proto.graph.output),
         opset_version(proto),
     )

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from trtopt.core.errors import CalibrationError
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, drop_unread
+from trtopt.graph.proto import whole_copy
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, to_ir, to_proto
 
 Floats = NDArray[np.float32]
 
@@ -69,6 +71,15 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
             changed.append(str(reader.name))
     drop_unread(model.graph)
     return PassResult(model, dict(zip(changed, changed)))
+
+
+def smoothed(proto: ModelProto, factors: Mapping[str, Floats]) -> ModelProto:
+    """A copy that `smooth` has changed; the model itself where there is nothing to move. Raises: as `smooth`."""
+    if not factors:
+        return proto
+    model = to_ir(whole_copy(proto))
+    smooth(model, factors)
+    return to_proto(model)
 
 
 def factors_for(largest: Floats, matrices: Mapping[str, Floats], strength: float) -> Floats:
