@@ -336,7 +336,9 @@ class FakeEngine:
         milliseconds: float = 0.25,
         capturable: bool = True,
         shares: bool = True,
+        layers: dict[str, float] | None = None,
     ) -> None:
+        self.layers = layers or {}  # name → milliseconds, as a profiler is told
         self.cuda, self.tensors, self.profiles = cuda, tensors, profiles
         self.outputs, self.compute, self.milliseconds, self.capturable = outputs, compute, milliseconds, capturable
         self.names = list(tensors)
@@ -382,6 +384,7 @@ class FakeContext:
         self.addresses: dict[str, int] = {}
         self.last: dict[str, tuple[int, ...]] = {}
         self.enqueued = 0
+        self.profiler: Any = None
 
     def set_optimization_profile_async(self, profile: int, stream: int) -> bool:
         self.engine.cuda.push(stream, lambda: None)
@@ -461,6 +464,9 @@ class FakeContext:
             for name, value in self._results(shapes, addresses).items():
                 self._array(name, outputs[name], addresses)[...] = value
             self.engine.cuda.clock += self.engine.milliseconds
+            if self.profiler is not None:
+                for name, milliseconds in self.engine.layers.items():
+                    self.profiler.report_layer_time(name, milliseconds)
 
         self.engine.cuda.push(stream, work)
         return True

@@ -31,6 +31,10 @@ class _Allocator:
     """IOutputAllocator's base."""
 
 
+class _Profiler:
+    """IProfiler."""
+
+
 def checked_cuda() -> Iterator[FakeCuda]:
     """For a fixture: a fake CUDA of which everything must be freed at the end."""
     fake = FakeCuda()
@@ -50,7 +54,9 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def start(engine: FakeEngine, **options: Any) -> Session:
         def load(plan: bytes, name: str, **_: Any) -> LoadedEngine:
-            return LoadedEngine(SimpleNamespace(IOutputAllocator=_Allocator), engine, None, Messages())
+            return LoadedEngine(
+                SimpleNamespace(IOutputAllocator=_Allocator, IProfiler=_Profiler), engine, None, Messages()
+            )
 
         generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
         monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)

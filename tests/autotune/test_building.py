@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +14,18 @@ import pytest
 from world import Heard, World, has, samples
 
 import trtopt
-from trtopt.autotune import building, selection
+from trtopt.autotune import building, candidates, layer_times, selection
 from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
+from trtopt.core.documents import converted
 from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
-from trtopt.core.values import TensorInfo
+from trtopt.core.values import LayerInfo, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe, probe
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
+from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.timing import Spread, Timing
 
 pytestmark = pytest.mark.usefixtures("rtx")
@@ -40,6 +43,7 @@ class Gpu:
         self.built: list[str] = []
         self.model = world.model
         self.stop: BaseException | None = None
+        self.layer_ms: dict[tuple[str, str], float] = {}  # (precision of the engine, node) → of the layer that has it
         construct = engine.construct
 
         def counted(request: BuildRequest) -> Any:
@@ -52,8 +56,8 @@ class Gpu:
 
         monkeypatch.setattr(engine, "construct", counted)
         monkeypatch.setattr("trtopt.trt.generation.probe", lambda: Probe((self.info,), (13, 0)))
-        monkeypatch.setattr(building, "Device", lambda ordinal: SimpleNamespace(info=self.info))
-        for module in (selection, building):
+        monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
+        for module in (selection, building, layer_times):
             monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
 
 
@@ -68,6 +72,7 @@ class PlayedSession:
             {name: shape for part in profile.items() for name, shape in [_range(*part)]}
             for profile in manifest.profiles
         )
+        self.layers = converted(list(manifest.layers), tuple[LayerInfo, ...])
         self.runner = OnnxRunner(gpu.model, optimize=True, threads=1)
         gpu.opened.append(self)
 
@@ -83,6 +88,19 @@ class PlayedSession:
             raise self.gpu.stop
         ms = self.gpu.ms[self.precision]
         return Timing(Spread(ms, ms, ms, ms), Spread(ms, ms, ms, ms), iterations, True)
+
+    def profile(self, inputs: Any) -> LayerTimes:
+        assert self.open
+        if self.gpu.stop is not None:
+            raise self.gpu.stop
+        ms = self.gpu.layer_ms
+        layers = [
+            LayerTime(layer.name, time, time, time, layer.kind, layer.precision, layer.nodes)
+            for layer in self.layers
+            for each in [ms.get((self.precision, node), self.gpu.ms[self.precision]) for node in layer.nodes[:1]]
+            for time in [each if layer.kind != "other" else 0.001]
+        ]
+        return LayerTimes({}, tuple(layers), Spread(1, 1, 1, 1), 1)
 
     def run_batches(self, inputs: Any) -> dict[str, Any]:
         assert self.open
@@ -214,7 +232,7 @@ def _no_bindings(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
     def fail(ordinal: int) -> None:
         raise MissingDependency("running an engine needs cuda, which is not installed: pip install 'trtopt[gpu]'")
 
-    patch.setattr(building, "Device", fail)
+    patch.setattr(candidates, "Device", fail)
 
 
 OBSTACLES: list[tuple[Any, type[Exception], tuple[str, ...]]] = [
@@ -531,6 +549,59 @@ def test_a_tuned_engine_is_kept_where_it_is_faster_and_within_the_limit_itself(g
     assert result.comparison["kept"] == "int8" and _manifest(result).spec["precision"] == "int8"
     has(result.comparison["why"], "INT8 kept: 1.60 times as fast as FP16")
     assert build(min_snr=20, output_kind=["y=other"]).cached
+
+
+def test_what_is_slower_in_int8_stays_out_though_it_loses_little(gpu: Gpu, build: Build) -> None:
+    gpu.noise["int8"] = 0.01
+    gpu.layer_ms["int8", "conv2"] = 5.0
+    heard = Heard()
+    result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
+    assert gpu.built == ["int8", "fp16", "int8"]
+    has(result.tuning.left_out["conv2"], "takes", "of FP16's time in INT8")
+    assert "Played GPU" in result.tuning.cost
+    assert {item.node for item in result.kept} == {"conv2"}
+    again = build(min_snr=20, output_kind=["y=other"])
+    assert again.cached and again.tuning.left_out == result.tuning.left_out
+
+
+def test_tune_compares_as_build_does(gpu: Gpu, world: World) -> None:
+    gpu.noise["int8"] = 0.01
+    given: dict[str, Any] = {"data": world.arrays, "target": "sm89", "min_snr": 20, "output_kind": ["y=other"]}
+    result = trtopt.tune(world.model, world.output / "m.engine", **given)
+    assert gpu.built == ["int8", "fp16"] and result.comparison is not None
+    assert result.comparison["kept"] == "int8" and not result.not_measured
+    gpu.ms["int8"] = 0.9
+    result = trtopt.tune(world.model, world.output / "m.engine", **given, force=True)
+    assert result.comparison is not None and result.comparison["kept"] == "fp16"
+
+
+def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.noise["int8"] = 0.01
+    gpu.layer_ms["int8", "conv2"] = 5.0
+    time = PlayedSession.time
+
+    def timed(self: PlayedSession, *given: Any) -> Timing:
+        found = time(self, *given)
+        slow = len([item for item in self.layers if item.precision == "fp16" and "conv2" in item.nodes])
+        return replace(found, gpu=Spread(*[value * (1 + slow) for value in vars(found.gpu).values()]))
+
+    monkeypatch.setattr(PlayedSession, "time", timed)
+    result = build(min_snr=20, output_kind=["y=other"])
+    assert not result.tuning.left_out and not result.kept
+    assert build(min_snr=20, output_kind=["y=other"]).cached
+
+
+def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise EngineError("no profiler here")
+
+    monkeypatch.setattr(PlayedSession, "profile", fail)
+    heard = Heard()
+    result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
+    has("\n".join(heard.warnings), "costs are estimated: no profiler here")
+    assert "an estimate" in result.tuning.cost
 
 
 def test_where_it_is_not_faster_fp16_is_delivered_unless_asked_for(gpu: Gpu, build: Build) -> None:

@@ -18,17 +18,14 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from world import Heard, World, has
 
 import trtopt
-from trtopt.autotune import tuning
+from trtopt.autotune.goal import Judge
 from trtopt.builder.construction import spec_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
-from trtopt.calibration.importing import kept_out
 from trtopt.calibration.table import Table
 from trtopt.core.errors import AccuracyLost, UsageError
 from trtopt.core.values import Precision
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.passes.placement import find_points
-from trtopt.graph.view import to_ir
 from trtopt.ort.runner import OnnxRunner
 from trtopt.trt import select
 
@@ -178,7 +175,7 @@ def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatc
     first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
     lines = next((tmp_path / "cache" / "tuning").glob("*.lines"))
     lines.write_text(lines.read_text() + '["cut o')  # as a killed process leaves it
-    monkeypatch.setattr(tuning._Judge, "__call__", lambda *_: ran.append(1))
+    monkeypatch.setattr(Judge, "__call__", lambda *_: ran.append(1))
     again = _tuned(_net(), crops, tmp_path, min_snr=28, reporter=heard)
     assert not ran and again.cached
     assert again.tuning.chosen == first.tuning.chosen and again.tuning.left_out == first.tuning.left_out
@@ -294,19 +291,6 @@ def test_what_it_says_is_what_verify_finds_in_the_saved_graph(crops: Any, tmp_pa
     result = _tuned(net, crops, tmp_path, min_snr=28, limit=80, save_onnx=graph)
     found = trtopt.verify(net, graph, [{"x": crops[:80]}], min_snr=28)
     assert found.ok and found.snr_db == pytest.approx(result.tuning.chosen.snr_db, abs=0.01)
-
-
-def test_conversions_between_types_draw_neighbours_out(crops: Any) -> None:
-    folded = fold(_net())[0]
-    points = {
-        out: find_points(to_ir(folded), overrides=kept_out(out))
-        for out in ((), ("c1",), ("c0",), ("c0", "c1"), ("c2",), ("c1", "c2"))
-    }
-    together, apart = (tuning._Costs(folded, {}, apart=apart) for apart in (False, True))
-    assert {"c0", "c2"} == together.beside("c1")
-    assert together(points[()]) < together(points["c1",]) < together(points["c1", "c2"])
-    assert apart(points["c1",]) - apart(points[()]) > 1.5 * (together(points["c1",]) - together(points[()]))
-    assert apart(points["c0", "c1"]) < apart(points["c0",]) + apart(points["c1",]) - apart(points[()])
 
 
 def test_without_a_floating_output_it_is_refused_before_any_work(crops: Any, tmp_path: Path) -> None:

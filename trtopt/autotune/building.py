@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, gpu_for
+from trtopt.autotune.goal import Goal, goal_of
+from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.samples import real_samples
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
-from trtopt.autotune.tuning import Goal, goal_of, tuned
+from trtopt.autotune.tuning import Tuning, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
@@ -43,25 +46,20 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking, without
-from trtopt.core.progress import Phase, Reporter
-from trtopt.core.values import Override, Precision
+from trtopt.core.values import Precision
 from trtopt.core.version import __version__
-from trtopt.cuda.device import Device, DeviceInfo
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.output_kinds import resolve
-from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
-NATIVE_CACHE = "native.cache"  # beside a candidate's plan
-_CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
 _GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 FEW = 32  # below, one sample's class decides too much
@@ -148,100 +146,39 @@ def tune(request: TuneRequest) -> BuildResult:
             "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, `max_drop='0.5%'` with `labels=`, "
             "or `metric='module:function'` with `min=`"
         )
-    return _tuned(request, goal)
+    return _tuned(BuildRequest(**vars(request)), goal)  # whose defaults are those of a build without INT8
 
 
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
-    """Choose what stays out of INT8, then build; on a GPU, FP16 instead where that is as fast."""
+    """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
     check_outputs(request)
-    tuning = tuned(request, goal)
+    plain = without(request, *_GOAL)
+    not_measured, gpu = "`compare=False` was given", None
+    if request.compare:
+        try:
+            gpu = gpu_for(request)
+        except TrtoptError as error:
+            not_measured = str(error)
+    if gpu is None:
+        tuning = tuned(request, goal, lambda *_: None)
+        tell(request, tuning)
+        built = engine.construct(replace(without(plain, "images", "data", "preprocess"), calib=tuning.table))
+        return replace(built, tuning=tuning, not_measured=not_measured)
+    with folder_beside(Path(request.output)) as folder:
+        engines = Engines(plain, gpu, folder)
+        tuning = engines.fastest(tuned(request, goal, engines.times))
+        tell(request, tuning)
+        # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
+        limits = goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)
+        built = _Best(replace(plain, calib=tuning.table), limits, engines.made).build()
+    return replace(built, tuning=tuning)
+
+
+def tell(request: BuildRequest, tuning: Tuning) -> None:
+    """Say what was chosen, and keep it where that was asked for."""
     request.reporter.note(str(tuning))
     if request.save_calib is not None:
         tuning.table.save(request.save_calib)
-    plain = replace(without(request, *_GOAL), calib=tuning.table, save_calib=None)
-    not_measured = ""
-    try:
-        gpu_for(request)
-    except TrtoptError as error:
-        not_measured = str(error)
-    if request.compare and not not_measured:
-        # The engine is judged as well as the graph was; by speed alone where the limit is the user's own.
-        built = _Best(plain, goal.limits or Limits(min_agreement=0.0, min_snr=NO_LIMIT)).build()
-    else:
-        built = engine.construct(without(plain, "images", "data", "preprocess"))
-    return replace(built, tuning=tuning, not_measured=not_measured)
-
-
-# Candidates: what is asked of the builder for each, and where they lie meanwhile ----------------------------------------
-
-
-def gpu_for(request: BuildRequest) -> DeviceInfo:
-    """The GPU that the engines are measured on.
-
-    Raises:
-        DeviceError: there is none, CUDA can't use it, or the engines are for others.
-        MissingDependency: cuda-bindings isn't installed.
-        UsageError: engines of both precisions can't be made of the model and run.
-    """
-    generation, spec = select(request.backend), spec_of(request)
-    here, targets = generation.device(spec), generation.targets(spec)
-    if here is None:
-        raise DeviceError(f"there is no GPU here: {generation.gpu().reason}")
-    if targets and here.compute_capability not in targets:
-        said = ", ".join(f"sm{target}" for target in targets)
-        raise DeviceError(
-            f"the engine is for {said}; the GPU here is {here}: add `target='sm{here.compute_capability}'`"
-        )
-    device = Device(here.ordinal)
-    if request.strip:
-        raise UsageError("an engine without its weights (`strip=True`) can't run")
-    if is_quantized(load_model(request.model, lazy=True).proto):
-        raise UsageError(
-            f"the model already holds Q/DQ, so there is no {spec.base.upper()} form of it: give the float model"
-        )
-    return device.info
-
-
-def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
-    """The request for the same engine without quantization."""
-    allowed = (Precision.FP32, precision)
-    return replace(
-        without(request, *_CALIBRATION),
-        fp16=precision is Precision.FP16,
-        bf16=precision is Precision.BF16,
-        precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],
-        preprocess=preprocess,
-        reporter=_Prefixed(request.reporter, precision),
-    )
-
-
-def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
-    """One engine, with all that belongs to it, in a folder of its own."""
-    own = folder / str(precision)
-    own.mkdir(parents=True)
-    return engine.construct(
-        replace(
-            request,
-            output=own / Path(request.output).name,
-            save_onnx=own / "graph.onnx" if request.save_onnx else None,
-            save_cache=own / NATIVE_CACHE if request.save_cache else None,
-        )
-    )
-
-
-class _Prefixed(Reporter):
-    """Another candidate's phases and warnings, under its name; its notes were said for the first one."""
-
-    def __init__(self, reporter: Reporter, precision: Precision) -> None:
-        self._reporter, self._name = reporter, precision.upper()
-
-    def warn(self, text: str) -> None:
-        self._reporter.warn(f"{self._name}: {text}")
-
-    @contextlib.contextmanager
-    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
-        with self._reporter.phase(f"{self._name}: {name}", total) as phase:
-            yield phase
 
 
 # What was asked for, measured ------------------------------------------------------------------------------------------
@@ -293,10 +230,17 @@ def _store(output: Path, comparison: Comparison) -> None:
 
 
 class _Best:
-    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided."""
+    """A build that keeps the fastest candidate within the limits. Everything lies in a scratch folder until it is decided.
 
-    def __init__(self, request: BuildRequest, limits: Limits) -> None:
+    Args:
+        built: candidates that were built before.
+    """
+
+    def __init__(
+        self, request: BuildRequest, limits: Limits, built: Mapping[Precision, BuildResult] | None = None
+    ) -> None:
         self.started, self.limits, self.reporter = time.monotonic(), limits, request.reporter
+        self.built = built or {}
         self.request = request = request if request.int8 or request.fp8 else replace(request, int8=True)
         self.output, self.spec = Path(request.output), spec_of(request)
         self.quantized, self.base = self.spec.precision, self.spec.base
@@ -340,7 +284,7 @@ class _Best:
             stored = load_manifest(made[self.quantized].engine) if self.quantized in made else None
             try:
                 chosen = self._chosen(precision, stored.preprocess if stored else self.request.preprocess)
-                made[precision] = build_candidate(chosen, precision, folder)
+                made[precision] = self.built.get(precision) or build_candidate(chosen, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
                 failed[precision] = str(error)

@@ -246,13 +246,13 @@ def time_in_turns(
     times: dict[str, list[Times]] = {name: [] for name in sessions}
     origins = set()
     for profile in first.profiles or ({},):
-        inputs, origin = _at_opt(first.inputs, profile, samples)
+        inputs, origin = at_opt(first.inputs, profile, samples)
         origins.add(origin)
         shapes = {name: x(array.shape) for name, array in inputs.items()}
         graphs: dict[str, bool] = {}
         ways: dict[str, Callable[[], float]] = {}
         for name, session in sessions.items():
-            trial = functools.partial(session.time, _typed(session, inputs))
+            trial = functools.partial(session.time, typed(session, inputs))
             timing = trial(3, 3)
             graphs[name] = timing.cuda_graph
             count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
@@ -269,20 +269,20 @@ def judge(
     """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
 
     runners: dict[str, Runner] = {
-        name: lambda batch, session=session: session.run_batches(_typed(session, batch))  # type: ignore[misc]
+        name: lambda batch, session=session: session.run_batches(typed(session, batch))  # type: ignore[misc]
         for name, session in sessions.items()
     }
     agreements = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.describe() for name, agreement in agreements.items()}
 
 
-def _typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
+def typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
     """In the types that this engine takes: FP16 where it was built without FP32 inputs."""
     types = {info.name: numpy_dtype(info.dtype) for info in session.inputs}
     return {name: np.asarray(array).astype(types.get(name, array.dtype), copy=False) for name, array in arrays.items()}
 
 
-def _at_opt(
+def at_opt(
     inputs: Sequence[TensorInfo], profile: Profile, samples: Iterable[Arrays]
 ) -> tuple[dict[str, NDArray[Any]], str]:
     """One batch in the shapes that a profile is tuned for, of samples repeated as often as it takes."""

@@ -8,10 +8,13 @@ from pathlib import Path
 
 from trtopt.core.errors import DeviceError, EngineMismatch, OutputError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_bytes
+from trtopt.core.values import LayerInfo
 from trtopt.cuda.device import Device, DeviceInfo, probe
 from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Signature, signature
+from trtopt.cuda.tensors import Shape, Signature, signature
 from trtopt.engine.manifest import Manifest
+from trtopt.runtime.contexts import Source
+from trtopt.runtime.profiling import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
 from trtopt.trt import Generation, LoadedEngine, host_code_refused, plan_header, select
@@ -130,6 +133,29 @@ class GpuEngine:
             raise DeviceError(CLOSED)
         with self.device.current():
             return Slot(self.device, self._loaded, self.signature, self.memory, graphs=self._graphs, shares=self.shares)
+
+    def profile(
+        self,
+        arrays: Sequence[Source],
+        shapes: tuple[Shape, ...],
+        known: Sequence[LayerInfo],
+        iterations: int,
+        warmup: int,
+    ) -> LayerTimes:
+        """Time each layer, in a slot of its own."""
+        loaded = self._loaded
+        if loaded is None:
+            raise DeviceError(CLOSED)
+        if not self.shares:
+            raise UsageError(
+                "this engine lets one context use its profile, so none can be profiled: build it with trtopt"
+            )
+        slot = self.slot()
+        try:
+            with self.device.current():
+                return profile_slot(slot, loaded, arrays, shapes, known, iterations, warmup)
+        finally:
+            slot.close()
 
     def close(self) -> list[str]:
         """Let go of the engine; what went wrong with keeping its kernels."""

@@ -23,9 +23,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.core.documents import converted
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import Kind, TensorInfo, choice, parse_size
+from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
@@ -36,6 +37,7 @@ from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
+from trtopt.runtime.profiling import LayerTimes
 from trtopt.runtime.slot import Slot, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import Timing, time_slot
@@ -597,6 +599,22 @@ class Session:
                 return time_slot(slot, arrays, shapes, iterations, warmup)
         finally:
             self._slots.give(slot)
+
+    def profile(self, inputs: Mapping[str, Any], iterations: int = 50, warmup: int = 10) -> LayerTimes:
+        """Measure each layer on `inputs`, in an execution context of its own, by TensorRT's profiler.
+
+        Raises: as `run`; UsageError without a GPU, and for an engine that lets one context use its profile.
+        """
+        if iterations < 1 or warmup < 0:
+            raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
+        self._alive()
+        self._signature.check_names(inputs)
+        arrays = [np.asarray(inputs[name]) for name in self._names]
+        shapes = self._accept(arrays)
+        if not self._gpus:
+            raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        known = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
+        return self._gpus[0].profile(arrays, shapes, known, iterations, warmup)
 
     def close(self, finish: bool = True) -> None:
         """Free everything. Calls that run are waited for. A second call does nothing.

@@ -191,6 +191,20 @@ class LoadedEngine:
         allocator: OutputAllocator = Allocator()
         return allocator
 
+    def profiler(self, note: Callable[[str, float], None]) -> Any:
+        """An IProfiler for `context.profiler`, which tells `note` each layer's name and milliseconds; keep it as long as the
+        context."""
+        base: Any = self.module.IProfiler
+
+        class Profiler(base):  # type: ignore[misc]
+            def __init__(self) -> None:
+                base.__init__(self)
+
+            def report_layer_time(self, layer_name: str, ms: float) -> None:
+                note(str(layer_name), float(ms))
+
+        return Profiler()
+
     def runtime_cache(self) -> bytes | None:
         """The kernels that TensorRT-RTX compiled so far, for `Generation.load(runtime_cache=)`; None elsewhere."""
         held = None if self.settings is None else self.settings.cache.serialize()

@@ -1,0 +1,261 @@
+"""What the results of a choice must be like, and whether they are: `Goal` and `Judge`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto
+
+from trtopt.builder.request import BuildRequest
+from trtopt.core.documents import plain
+from trtopt.core.errors import AccuracyLost, DataError, UsageError
+from trtopt.core.files import existing_file
+from trtopt.data import Batches
+from trtopt.data.convert import single_runs
+from trtopt.data.rebatch import joined
+from trtopt.evaluation.limits import Limits
+from trtopt.evaluation.outputs import measure
+from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.graph.output_kinds import Kind
+from trtopt.graph.proto import network_inputs
+from trtopt.ort.runner import has_half, widen
+from trtopt.ort.sessions import open_session
+
+PURPOSE = "tuning"
+Arrays = Mapping[str, NDArray[Any]]
+Metric = Callable[..., float]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What results must be like: `Limits`, and what is judged by labels or by the user's own function.
+
+    Attributes:
+        max_drop: most that top-1 accuracy may fall, as a share.
+        metric: a function of {output: array of all samples}, and of the labels if it takes two arguments; more is better.
+    """
+
+    limits: Limits | None
+    max_drop: float | None = None
+    labels: tuple[int, ...] | None = None
+    metric: Metric | None = None
+    least: float = 0.0
+    name: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        return {"limits": plain(self.limits), "max_drop": self.max_drop, "metric": self.name, "least": self.least}
+
+
+def goal_of(request: BuildRequest) -> Goal | None:
+    """The goal that a request names; None: it names none.
+
+    Raises:
+        UsageError: it can't be right.
+    """
+    limits = Limits.of(request.min_agreement, request.min_snr)
+    drop, metric, labels = _drop(request.max_drop), None, None
+    if request.labels is not None:
+        labels = _labels(request.labels)
+    if drop is not None and labels is None:
+        raise UsageError("`max_drop=` is a loss of accuracy, which needs labels: add `labels='FILE'`, one class a line")
+    if (request.metric is None) != (request.min is None):
+        raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
+    if request.metric is not None:
+        metric = request.metric if callable(request.metric) else _function(request.metric)
+    if limits is None and drop is None and metric is None:
+        if labels is not None:
+            raise UsageError("`labels=` are for `max_drop=` and `metric=`: add one of them, or drop the labels")
+        return None
+    name = request.metric if isinstance(request.metric, str) else getattr(metric, "__qualname__", str(metric or ""))
+    return Goal(limits, drop, labels, metric, request.min or 0.0, name)
+
+
+def _drop(text: str | float | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise UsageError(f"`max_drop=` is {text}; a share such as 0.005 or '0.5%' is needed")
+    return value
+
+
+def _labels(given: Any) -> tuple[int, ...]:
+    if not isinstance(given, (str, os.PathLike)):
+        return tuple(map(int, given))
+    path = existing_file(given, "the labels")
+    words = path.read_text(encoding="utf-8", errors="replace").split()
+    if wrong := next((word for word in words if not word.isdecimal()), None):
+        raise UsageError(f"{path} holds {wrong!r}; one class number a line is needed, in the order of the samples")
+    return tuple(map(int, words))
+
+
+def _function(text: str) -> Metric:
+    """What "module:function" names; the current folder's modules count too."""
+    module, _, name = text.rpartition(":")
+    here, path = str(Path.cwd()), list(sys.path)
+    try:
+        sys.path.append(here)
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # a module of the user's own may raise anything
+        raise UsageError(
+            f"`metric='{text}'` can't be imported: {type(error).__name__}: {error}; write module:function, of a module that is "
+            "installed or lies in the current folder"
+        ) from error
+    finally:
+        sys.path[:] = path
+    if not callable(found):
+        raise UsageError(f"`metric='{text}'` isn't a function; write module:function")
+    return found  # type: ignore[no-any-return]
+
+
+# Judging a choice --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How a graph does on the samples."""
+
+    snr_db: float
+    figure: str
+    missed: tuple[str, ...]
+
+
+class Judge:
+    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of floating point."""
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        batches: Batches,
+        goal: Goal,
+        kinds: Mapping[str, Kind],
+        threads: int,
+    ) -> None:
+        self.goal, self.kinds, self.threads = goal, kinds, threads
+        self.outputs = [value.name for value in proto.graph.output]
+        self.feeds: list[tuple[Arrays, int]] = list(single_runs(network_inputs(proto), batches))
+        self.samples = sum(real for _, real in self.feeds)
+        if goal.labels is not None and len(goal.labels) != self.samples:
+            raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
+        self.expected = self._run(proto, optimize=True)
+        if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
+            raise AccuracyLost(
+                f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
+                "isn't to blame; look at the model, the samples and how they are prepared"
+            )
+
+    def __call__(self, proto: ModelProto) -> Judged:
+        found, goal = self._run(proto, optimize=False), self.goal
+        old, new = iter(self.expected), iter(found)
+        feeds = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
+        labels = goal.labels if goal.max_drop is not None else None
+        agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
+        described = agreement.describe()
+        missed = self._missed(described, found) if goal.limits is not None else []
+        figures = [text for name, output in described["outputs"].items() if (text := measure(output, self.samples))]
+        if goal.limits is not None and goal.limits.min_snr is not None:
+            silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
+            figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
+        if goal.max_drop is not None and agreement.reference_accuracy and agreement.candidate_accuracy:
+            before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
+            figures.append(f"top-1 {before:.1%} → {after:.1%}")
+            if before - after > goal.max_drop + 1e-12:
+                missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
+        if goal.metric is not None:
+            value = self._scored(found)
+            figures.append(f"{goal.name} {value:.6g}")
+            if not value >= goal.least:
+                missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
+        return Judged(_worst(agreement), "; ".join(figures), tuple(missed))
+
+    def _missed(self, described: Mapping[str, Any], found: Sequence[Arrays]) -> list[str]:
+        """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
+        limits = self.goal.limits
+        assert limits is not None
+        missed = limits.missed(described)
+        if missed or limits.min_snr is None:
+            return missed
+        error = max(self._error(name, found) for name in self.outputs)
+        if not replace(limits, min_snr=limits.min_snr + error).missed(described):
+            return []
+        return [
+            f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
+        ]
+
+    def _error(self, name: str, found: Sequence[Arrays]) -> float:
+        """Standard error, in dB, of the ratio of the samples' summed noise and signal."""
+        old = [np.asarray(arrays[name], np.float64) for arrays in self.expected]
+        new = [np.asarray(arrays[name], np.float64) for arrays in found]
+        signal = np.array([np.square(item).sum() for item in old])
+        noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
+        if len(old) < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
+            return 0.0
+        ratio = noise.sum() / signal.sum()
+        count = len(old)
+        spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
+        return 10 * math.log10(1 + spread / ratio)
+
+    def _scored(self, arrays: Sequence[Arrays]) -> float:
+        goal = self.goal
+        assert goal.metric is not None
+        given: list[Any] = [joined(arrays)]
+        if _takes_labels(goal.metric):
+            if goal.labels is None:
+                raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
+            given.append(np.array(goal.labels))
+        try:
+            return float(goal.metric(*given))
+        except Exception as error:  # the user's own function may raise anything
+            shapes = ", ".join(f"{name} {array.shape}" for name, array in given[0].items())
+            raise UsageError(
+                f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
+            ) from error
+
+    def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
+        proto = widen(proto) if has_half(proto) else proto  # FP16's rounding and limits are part of the result
+        session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
+
+        def run(item: tuple[Arrays, int]) -> Arrays:
+            feed, real = item
+            try:
+                found = dict(zip(self.outputs, session.run(self.outputs, dict(feed))))
+                return _cut(found, len(next(iter(feed.values()))), real)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
+
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
+            return list(pool.map(run, self.feeds))
+
+
+def _takes_labels(metric: Metric) -> bool:
+    try:
+        needed = [item for item in inspect.signature(metric).parameters.values() if item.default is item.empty]
+    except (TypeError, ValueError):  # in C, without a signature
+        return False
+    return len(needed) > 1
+
+
+def _cut(arrays: Arrays, size: int, real: int) -> Arrays:
+    """Without the samples that a fixed batch was filled up with."""
+    return {name: item[:real] if item.ndim and len(item) == size else item for name, item in arrays.items()}
+
+
+def _worst(agreement: Agreement) -> float:
+    floating = [item.snr_db for item in agreement.outputs if not item.integers]
+    return min(floating, default=math.inf)

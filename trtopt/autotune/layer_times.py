@@ -1,0 +1,194 @@
+"""How long the layers of a model take in INT8 and in floating point, by engines that are built and profiled on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from trtopt.autotune.candidates import build_candidate, floating
+from trtopt.autotune.costs import Measured
+from trtopt.autotune.samples import real_samples
+from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns, typed
+from trtopt.autotune.tuning import Tuning, Work
+from trtopt.builder.construction import BuildResult, spec_of
+from trtopt.builder.kernels import REGION
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.table import Table
+from trtopt.core.documents import Damaged, converted, plain, read_json
+from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError
+from trtopt.core.files import cache_folder, sha256_json, write_json
+from trtopt.core.values import Precision
+from trtopt.core.version import __version__
+from trtopt.cuda.device import DeviceInfo
+from trtopt.engine.manifest import load_manifest
+from trtopt.graph.io import load_model
+from trtopt.runtime.profiling import LayerTimes
+from trtopt.runtime.session import Session
+from trtopt.trt import select
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class _Faster:
+    """Whether INT8 everywhere was faster than the choice."""
+
+    whole: bool
+
+
+class Engines:
+    """The engines of a search on a GPU: INT8 everywhere, floating point, and what was chosen.
+
+    Attributes:
+        made: those of them that `_Best` needs.
+    """
+
+    def __init__(self, request: BuildRequest, gpu: DeviceInfo, folder: Path) -> None:
+        self.request, self.gpu, self.folder = request, gpu, folder
+        spec = spec_of(request)
+        self.quantized, self.base = spec.precision, spec.base
+        generation = select(request.backend)
+        self.key = [__version__, spec.describe(), generation.family, generation.version, str(gpu)]
+        self.made: dict[Precision, BuildResult] = {}
+        self._built: dict[str, BuildResult] = {}  # by the table's digest
+        self.samples = real_samples(load_model(request.model), request)
+
+    def times(self, table: Table, work: Work) -> Measured | None:
+        """Of the layers, in an engine with this table and in a floating one; as an earlier call measured them."""
+        kept, reporter = self._kept(table, "times"), self.request.reporter
+        if kept is not None and (stored := _stored(kept, Measured)) is not None:
+            return stored
+        reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of both")
+        try:
+            ours = self._quantized(table)
+            other = self._floating(ours)
+            with reporter.phase("timing the layers"):
+                found = layer_times(self.gpu, ours.engine, other.engine, self.samples, work)
+        except BuildCancelled:
+            raise
+        except TrtoptError as error:
+            reporter.warn(f"the layers' times aren't known, so costs are estimated: {error}")
+            return None
+        if kept is not None:
+            write_json(kept, plain(found))
+        return found
+
+    def fastest(self, tuning: Tuning) -> Tuning:
+        """The choice, or INT8 everywhere where that is within the limits and faster."""
+        table = tuning.table
+        if not table.left_out:
+            self.made |= self._named(table)
+            return tuning
+        if tuning.whole.missed:
+            return tuning
+        whole, kept = replace(table, left_out={}), self._kept(table, "faster")
+        stored = None if kept is None else _stored(kept, _Faster)
+        if stored is None:
+            made = {"chosen": self._quantized(table), "whole": self._quantized(whole)}
+            with contextlib.ExitStack() as stack:
+                sessions = {
+                    name: stack.enter_context(
+                        Session(item.engine, device=self.gpu.ordinal, contexts=1, trust_host_code=True)
+                    )
+                    for name, item in made.items()
+                }
+                times, _ = time_in_turns(sessions, self.samples)
+            candidates = [Candidate(name, times=times[name]) for name in made]
+            stored = _Faster(candidates[1].relative_time(candidates[0]) < 1 / (1 + EQUAL))
+            if kept is not None:
+                write_json(kept, plain(stored))
+        table = whole if stored.whole else table
+        self.made |= self._named(table)
+        return replace(tuning, table=whole, chosen=tuning.whole) if stored.whole else tuning
+
+    def _named(self, table: Table) -> dict[Precision, BuildResult]:
+        built = self._built.get(table.digest)
+        return {} if built is None else {self.quantized: built}
+
+    def _kept(self, table: Table, what: str) -> Path | None:
+        try:
+            return cache_folder("tuning") / f"{sha256_json([*self.key, table.digest])}.{what}"
+        except OutputError:
+            return None
+
+    def _quantized(self, table: Table) -> BuildResult:
+        if table.digest not in self._built:
+            asked = replace(self.request, calib=table, images=None, data=None)
+            folder = self.folder / f"engine-{len(self._built)}"
+            self._built[table.digest] = build_candidate(asked, self.quantized, folder)
+        return self._built[table.digest]
+
+    def _floating(self, quantized: BuildResult) -> BuildResult:
+        if self.base not in self.made:
+            manifest = load_manifest(quantized.engine)
+            asked = floating(self.request, self.base, manifest.preprocess if manifest else self.request.preprocess)
+            self.made[self.base] = build_candidate(asked, self.base, self.folder)
+        return self.made[self.base]
+
+
+def _stored(path: Path, kind: type[Kept]) -> Kept | None:
+    """What an earlier call measured."""
+    try:
+        return converted(read_json(path), kind) if path.is_file() else None
+    except (Damaged, OSError):
+        return None
+
+
+def layer_times(
+    gpu: DeviceInfo, quantized: Path, floating: Path, samples: Iterable[Arrays], work: Mapping[str, int]
+) -> Measured:
+    """Profile two engines of one model, with the same profiles, at the opt shapes of each.
+
+    Args:
+        work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
+    """
+    with (
+        Session(quantized, device=gpu.ordinal, contexts=1, trust_host_code=True) as ours,  # built just now
+        Session(floating, device=gpu.ordinal, contexts=1, trust_host_code=True) as other,
+    ):
+        pairs = []
+        for profile in other.profiles or ({},):
+            inputs, _ = at_opt(other.inputs, profile, samples)
+            pairs.append([session.profile(typed(session, inputs)) for session in (ours, other)])
+    totals = [right.total_ms for _, right in pairs]
+    found = [
+        {node: ms / total for node, ms in by_node(times, work).items()}
+        for pair, total in zip(pairs, totals)
+        for times in pair
+    ]
+    return Measured(
+        _mean(found[::2]),
+        _mean(found[1::2]),
+        [min(layer.ms for layer in right.layers) / total for (_, right), total in zip(pairs, totals)],
+        statistics.fmean(left.total_ms / total for (left, _), total in zip(pairs, totals)),
+        f"the time of its layers on {gpu}, of FP16's",
+    )
+
+
+def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
+    """Milliseconds of each node with products. The nodes of a layer share its time by their work, and those that no layer
+    names share that of the layers with products, or whole regions, that name none."""
+    found = dict.fromkeys(work, 0.0)
+    hidden = 0.0
+    named: set[str] = set()
+    for layer in times.layers:
+        nodes = [node for node in layer.nodes if work.get(node)]
+        named |= set(nodes)
+        if nodes:
+            total = sum(work[node] for node in nodes)
+            for node in nodes:
+                found[node] += layer.ms * work[node] / total
+        elif layer.kind != "other" or REGION in layer.name:
+            hidden += layer.ms
+    others = {node: work[node] for node in work if node not in named}
+    for node, count in others.items():
+        found[node] += hidden * count / sum(others.values())
+    return found
+
+
+def _mean(shares: list[dict[str, float]]) -> dict[str, float]:
+    return {node: statistics.fmean(item[node] for item in shares) for node in shares[0]}
