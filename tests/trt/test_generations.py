@@ -94,6 +94,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "refit": ({"refit": True}, {}),
     "sparsity": ({"sparsity": True}, {}),
     "tf32": ({"tf32": False}, {}),
+    "embed_preprocess": ({"embed_preprocess": True}, {}),  # in the graph
     "allow_precision_fallback": ({"allow_precision_fallback": True}, {}),
     "device": ({"device": 0}, {}),  # test_build_device.py
 }
