@@ -205,7 +205,13 @@ def test_the_manifest_says_what_is_inside_and_what_is_left(tmp_path: Path, world
 
 
 @pytest.mark.parametrize(
-    "described", [{"input": "x"}, {"input": 1, "preprocess": {}}, {"input": "x", "preprocess": {"std": 0}}]
+    "described",
+    [
+        {"input": "x"},
+        {"input": 1, "preprocess": {}},
+        {"input": "z", "preprocess": {}},
+        {"input": "x", "preprocess": {"std": 0}},
+    ],
 )
 def test_a_manifest_that_says_it_wrongly_is_refused(described: Any, tmp_path: Path) -> None:
     result = built(net(tmp_path / "net.onnx"), tmp_path / "m.engine", preprocess="imagenet", embed_preprocess=True)
@@ -276,6 +282,15 @@ def test_what_tune_chooses_is_built_with_it(tmp_path: Path) -> None:
     )
     assert load_model(tmp_path / "m.onnx").inputs[0].dtype == "uint8"
     assert result.precision["int8"] == 2
+
+
+def test_tune_says_before_its_search_that_the_preprocessing_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtopt.autotune.tuning.calibrate", lambda *_, **__: pytest.fail("it began"))
+    path = net(tmp_path / "net.onnx")
+    with pytest.raises(UsageError, match=r"needs to know how pixels become"):
+        trtopt.tune(path, tmp_path / "m.engine", data={"x": values(24, 3, 32, 32)}, min_snr=5, embed_preprocess=True)
 
 
 @pytest.mark.parametrize(

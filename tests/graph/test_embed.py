@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from onnx import ModelProto, TensorProto
 from pixels import PIXELS, preprocessings
 
+from trtopt.core.errors import InvalidModel
 from trtopt.core.values import Precision
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import PRESETS, Preprocess
@@ -123,6 +124,16 @@ def test_an_input_that_a_body_reads_is_prepared_there_too() -> None:
     inside, embedded = embedding(net, PRESETS["imagenet"])
     feed = {"x": np.random.default_rng(0).integers(0, 256, (1, 4, 4, 3), dtype=np.uint8)}
     np.testing.assert_allclose(outputs(inside, feed)[0], outputs(net, embedded.from_pixels(feed))[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "said", ["", "[]", "{}", '{"input": "z", "preprocess": {}}', '{"input": "x", "preprocess": {"std": 0}}', "\xff"]
+)
+def test_metadata_that_can_not_be_read_is_an_error_that_names_it(said: str) -> None:
+    inside, _ = embedding(conv_relu(), PRESETS["imagenet"])
+    inside.metadata_props[0].value = said
+    with pytest.raises(InvalidModel, match=r"metadata trtopt\.embedded"):
+        embedded_in(inside)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -47,6 +47,8 @@ from trtopt.core.values import Override, Precision, check_overrides, overriding,
 from trtopt.core.version import __version__
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
@@ -640,6 +642,9 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
                 f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
             )
         scales = Table.load(scales)
+    if request.embed_preprocess:
+        known = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
+        Embedded.of(None if known is None else Preprocess.load(known), model.inputs)
     judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)

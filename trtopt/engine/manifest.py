@@ -306,7 +306,9 @@ def _check(manifest: Manifest, folder: Path) -> None:
         if manifest.preprocess:
             Preprocess.load(manifest.preprocess)
         where = "embedded"
-        embedded_by(manifest)
+        embedded, names = embedded_by(manifest), [item["name"] for item in manifest.inputs]
+        if embedded is not None and embedded.input not in names:
+            raise Damaged(f"embedded.input is {embedded.input!r}; the engine has {', '.join(names)}")
     except UsageError as error:
         raise Damaged(f"{where}: {error}") from None
 

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.data.embedded import Embedded
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor
@@ -64,6 +65,18 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
 
 
 def embedded_in(proto: onnx.ModelProto) -> Embedded | None:
-    """What `embed` put into a graph."""
+    """What `embed` put into a graph.
+
+    Raises:
+        InvalidModel: the graph says it in a way that can't be read.
+    """
     described = next((item.value for item in proto.metadata_props if item.key == _KEY), None)
-    return None if described is None else Embedded.load(json.loads(described))
+    if described is None:
+        return None
+    try:
+        embedded = Embedded.load(json.loads(described))
+    except (ValueError, LookupError, TypeError, UsageError) as error:
+        raise InvalidModel(f"the model's metadata {_KEY} can't be read: {error}") from error
+    if embedded.input not in (item.name for item in proto.graph.input):
+        raise InvalidModel(f"the model's metadata {_KEY} names the input {embedded.input!r}, which it hasn't")
+    return embedded
