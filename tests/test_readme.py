@@ -72,6 +72,20 @@ def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> Non
         assert line == said
 
 
+def test_engines_that_take_pixels(folder: Path) -> None:
+    if not (folder / "lite0.calib.json").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (commands,), (script,) = _blocks("Pixels in", "bash"), _blocks("Pixels in", "python")
+    done = [
+        subprocess.run(words, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300)
+        for words in (["bash", "-ec", commands], ["python", "-c", script])
+    ]
+    assert [item.returncode for item in done] == [0, 0], done
+    assert "49 of 49 convolutions INT8" in done[0].stdout
+    assert "same class for 95.3% of 64 samples, 16.3 dB" in done[0].stdout
+    assert done[1].stdout.splitlines() == re.findall(r"print\(.*?\)\s+# (.*)", script)
+
+
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     if not (folder / "lite0.engine").is_file():
         pytest.skip("needs the walkthrough, which comes first")

@@ -407,7 +407,7 @@ def _model_lines(report: Any) -> Iterator[str]:
 
 
 def _engine_lines(report: Any) -> Iterator[str]:
-    from trtopt.engine.manifest import arithmetic
+    from trtopt.engine.manifest import arithmetic, embedded_by
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
     yield f"  {report.precision_summary}"
@@ -421,6 +421,8 @@ def _engine_lines(report: Any) -> Iterator[str]:
                 shape = "x".join(map(str, tensor["shape"]))
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
                 yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
+        if (embedded := embedded_by(manifest)) is not None:
+            yield f"  preprocessing embedded: {embedded.input} takes pixels (0 to 255), of which the engine makes {embedded}"
         for number, profile in enumerate(manifest.profiles):
             yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
         if manifest.calibration:

@@ -22,7 +22,7 @@ from trtopt.core.documents import converted
 from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
 from trtopt.core.values import LayerInfo, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe, probe
-from trtopt.engine.manifest import load_manifest
+from trtopt.engine.manifest import embedded_by, load_manifest
 from trtopt.graph.io import load_model
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.profiling import LayerTime, LayerTimes
@@ -74,6 +74,7 @@ class PlayedSession:
         )
         self.layers = converted(list(manifest.layers), tuple[LayerInfo, ...])
         self.runner = OnnxRunner(gpu.model, optimize=True, threads=1)
+        self.embedded = embedded_by(manifest)
         gpu.opened.append(self)
 
     def __enter__(self) -> PlayedSession:
@@ -102,8 +103,14 @@ class PlayedSession:
         ]
         return LayerTimes({}, tuple(layers), Spread(1, 1, 1, 1), 1)
 
+    def taken(self, inputs: Any) -> Any:
+        return inputs if self.embedded is None else self.embedded.to_pixels(inputs)
+
     def run_batches(self, inputs: Any) -> dict[str, Any]:
         assert self.open
+        if self.embedded is not None:
+            assert all(array.dtype == np.uint8 for array in inputs.values())
+            inputs = self.embedded.from_pixels(inputs)
         self.gpu.ran.append(self.precision)
         noise = self.gpu.noise[self.precision]
         return {
@@ -444,6 +451,26 @@ def test_a_table_needs_other_samples_to_be_judged_on(gpu: Gpu, build: Build, wor
     assert result.comparison["candidates"][0]["accuracy"]["samples"] == 12
     assert result.table.digest == table.digest
     assert build(best=True, calib=table, data={"x": samples(12) * 0.5}).cached
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_engines_of_pixels_are_timed_and_judged_on_the_models_own_samples(
+    gpu: Gpu, build: Build, world: World, best: bool
+) -> None:
+    gpu.noise["int8"] = 0.01
+    options = {"data": None, "images": world.photos, "preprocess": "imagenet", "best": best, "embed_preprocess": True}
+    result = build(**options)
+    manifest = _manifest(result)
+    assert manifest.inputs[0]["dtype"] == "uint8"
+    assert manifest.comparison["kept"] == "int8"
+    assert manifest.comparison["inputs"] == "real samples"
+    assert manifest.comparison["candidates"][1]["times"][0]["shapes"] == {"x": "8x32x32x3"}
+    assert [session.embedded is not None for session in gpu.opened] == [True, True]
+    assert build(**options).cached
+    table = trtopt.calibrate(world.model, images=world.photos, preprocess="imagenet").table
+    again = build(**{**options, "preprocess": None, "images": world.photos if best else None, "calib": table})
+    assert again.comparison is not None, again.not_measured
+    assert _manifest(again).embedded == manifest.embedded
 
 
 def test_images_judge_as_the_table_says_they_are_prepared(gpu: Gpu, build: Build, world: World) -> None:

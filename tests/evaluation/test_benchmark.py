@@ -18,6 +18,8 @@ from trtopt import cli
 from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.smi import Clocks
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
 from trtopt.evaluation import baselines, benchmark
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
@@ -33,6 +35,7 @@ class FakeSession:
         self.notes: list[str] = []
         self.manifest: Any = None
         self.preprocess: Any = None
+        self.embedded: Any = None
         self.inputs = (TensorInfo("x", "float32", (-1, 3)),)
         self.outputs = (TensorInfo("y", "float32", (-1, 3)),)
         self.profiles = ({"x": ShapeRange((1, 3), (4, 3), (8, 3))},)
@@ -58,7 +61,24 @@ class FakeSession:
         self.closed = True
 
 
+class PixelSession(FakeSession):
+    """y = 2 x of pixels / 255, which the engine makes of them itself."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.embedded = Embedded("x", Preprocess(scale=1 / 255, dtype="float32"))
+        self.inputs = (TensorInfo("x", "uint8", (-1, 4, 5, 3)),)
+        sizes = ((1, 4, 5, 3), (4, 4, 5, 3), (8, 4, 5, 3))
+        self.profiles = ({"x": ShapeRange(*sizes)},)
+
+    def run(self, inputs: Any) -> dict[str, Any]:
+        assert inputs["x"].dtype == np.uint8
+        return super().run(self.embedded.from_pixels(inputs))
+
+
 class FakeBaseline:
+    same_plan = False
+
     def __init__(self, name: str = "baseline", factor: float = 2, broken: bool = False) -> None:
         self.name, self.note, self.factor, self.broken, self.closed = name, "as it is", factor, broken, False
 
@@ -152,6 +172,20 @@ def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypat
     assert [row.difference for row in report.rows] == [None, 0.0, 0.5]
     assert "0.5 of the largest away" in str(report)
     assert good.closed and far.closed
+
+
+def test_a_float_model_gets_what_the_engine_makes_of_its_pixels(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfPixels(FakeBaseline):
+        same_plan = True
+
+        def run(self, inputs: Any) -> dict[str, Any]:
+            assert inputs["x"].dtype == np.uint8
+            return super().run({"x": np.moveaxis(inputs["x"], -1, 1).astype(np.float32) / 255})
+
+    monkeypatch.setattr(benchmark, "Session", PixelSession)
+    _with(monkeypatch, FakeBaseline("floats"), OfPixels("same plan"))
+    report = benchmark.bench(engine, against=("torch",), batch=(2,), iterations=5)
+    assert [row.difference for row in report.rows] == [None, 0.0, pytest.approx(0, abs=1e-6)]
 
 
 def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

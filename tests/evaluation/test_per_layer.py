@@ -205,6 +205,9 @@ def test_on_a_gpu_the_engine_itself_runs(built: Path, crops: Any, monkeypatch: p
         def __exit__(self, *_: Any) -> None:
             pass
 
+        def taken(self, feed: Any) -> Any:
+            return feed
+
         def run_batches(self, feed: Any) -> Any:
             return {name: array * np.float32(1.01) for name, array in self.run(feed).items()}
 

@@ -94,6 +94,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "refit": ({"refit": True}, {}),
     "sparsity": ({"sparsity": True}, {}),
     "tf32": ({"tf32": False}, {}),
+    "embed_preprocess": ({"embed_preprocess": True}, {}),  # lowered by the graph
     "allow_precision_fallback": ({"allow_precision_fallback": True}, {}),
     "device": ({"device": 0}, {}),  # test_build_device.py
 }
@@ -180,7 +181,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         built = build(generation, model, spec, **more)
         plain_sim, plain = stand_in(version)
         build(plain, float_net, BuildSpec(profiles=PROFILES[:1]))
-        if option not in ("overrides", "backend", "allow_precision_fallback", "device") and not (
+        if option not in ("overrides", "backend", "allow_precision_fallback", "device", "embed_preprocess") and not (
             option in ("precision", "io_fp32", "remainder") and generation.typed(spec)
         ):  # in a typed build the graph itself says precision and I/O types
             assert _seen(sim) != _seen(plain_sim), f"{option} left no trace on the config or network"

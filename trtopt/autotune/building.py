@@ -92,6 +92,9 @@ def build(request: BuildRequest) -> BuildResult:
         calibrator: "trtopt", or "native" for TensorRT's own entropy calibrator (8.6 and 10).
         precision_override: "PATTERN=fp32" by node name or operator; the last match wins.
         fp32_io: keep the network's inputs and outputs FP32.
+        embed_preprocess: the engine takes an image as uint8 pixels (samples × height × width × 3 in RGB, or × 1 in gray) and
+            does itself what preprocess says, or the table, all but resizing and making gray. shapes are of the model's own
+            inputs all the same.
         shapes: profiles, as "input:1x3x224x224,8x3x224x224,32x3x224x224" (several inputs with ";" between them) or mappings
             of names to `ShapeRange`. Parts that name different inputs are one profile; an input again begins another.
             Without any, a model whose only dynamic dimension is the batch gets 1, 8, 32. Where the model leaves the size
@@ -162,7 +165,8 @@ def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     if gpu is None:
         tuning = tuned(request, goal, lambda *_: None)
         tell(request, tuning)
-        built = engine.construct(replace(without(plain, "images", "data", "preprocess"), calib=tuning.table))
+        samples = ("images", "data") if request.embed_preprocess else ("images", "data", "preprocess")
+        built = engine.construct(replace(without(plain, *samples), calib=tuning.table))
         return replace(built, tuning=tuning, not_measured=not_measured)
     with folder_beside(Path(request.output)) as folder:
         engines = Engines(plain, gpu, folder)
@@ -201,7 +205,9 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         try:
             with folder_beside(result.engine) as folder:
                 reporter.note(f"building for {base.upper()} too, to compare (`compare=False` leaves that out)")
-                other = build_candidate(floating(request, base, request.preprocess), base, folder)
+                stored = load_manifest(result.engine) if request.embed_preprocess else None
+                preprocess = stored.model_preprocess if stored else request.preprocess
+                other = build_candidate(floating(request, base, preprocess), base, folder)
                 samples = None
                 if request.images is not None or request.data is not None:
                     samples = real_samples(load_model(request.model), request)
@@ -283,7 +289,7 @@ class _Best:
         for precision in (self.quantized, self.base, Precision.FP32):  # the last only where none of the others will do
             stored = load_manifest(made[self.quantized].engine) if self.quantized in made else None
             try:
-                chosen = self._chosen(precision, stored.preprocess if stored else self.request.preprocess)
+                chosen = self._chosen(precision, stored.model_preprocess if stored else self.request.preprocess)
                 made[precision] = self.built.get(precision) or build_candidate(chosen, precision, folder)
             except (BuildFailed, PrecisionLost) as error:
                 self.reporter.warn(f"no {precision.upper()} engine: {error}")
@@ -316,7 +322,7 @@ class _Best:
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
         plain = floating(self.request, Precision.FP32, None)
-        plain = replace(plain, tf32=False, save_onnx=None, classes=None)
+        plain = replace(plain, tf32=False, save_onnx=None, classes=None, embed_preprocess=False)
         made = build_candidate(plain, Precision.FP32, folder / "reference")
         session = stack.enter_context(
             Session(made.engine, device=self.request.device, contexts=1, trust_host_code=True)
@@ -364,7 +370,7 @@ class _Best:
         manifest = load_manifest(self.output)
         if comparison.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        result = engine.construct(self._chosen(Precision(comparison.kept), manifest.preprocess))
+        result = engine.construct(self._chosen(Precision(comparison.kept), manifest.model_preprocess))
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")

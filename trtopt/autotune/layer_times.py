@@ -12,7 +12,7 @@ from typing import TypeVar
 from trtopt.autotune.candidates import build_candidate, floating
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.samples import real_samples
-from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns, typed
+from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns
 from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.construction import BuildResult, spec_of
 from trtopt.builder.kernels import REGION
@@ -125,7 +125,9 @@ class Engines:
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.made:
             manifest = load_manifest(quantized.engine)
-            asked = floating(self.request, self.base, manifest.preprocess if manifest else self.request.preprocess)
+            asked = floating(
+                self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
+            )
             self.made[self.base] = build_candidate(asked, self.base, self.folder)
         return self.made[self.base]
 
@@ -152,8 +154,8 @@ def layer_times(
     ):
         pairs = []
         for profile in other.profiles or ({},):
-            inputs, _ = at_opt(other.inputs, profile, samples)
-            pairs.append([session.profile(typed(session, inputs)) for session in (ours, other)])
+            inputs, _ = at_opt(other.inputs, profile, map(other.taken, samples))
+            pairs.append([session.profile(session.taken(inputs)) for session in (ours, other)])
     totals = [right.total_ms for _, right in pairs]
     found = [
         {node: ms / total for node, ms in by_node(times, work).items()}

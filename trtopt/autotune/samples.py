@@ -19,7 +19,7 @@ def preparation(model: Model, request: BuildRequest) -> Any:
     """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
     preprocess, calib = request.preprocess, request.calib
     if request.images is None:
-        return preprocess if calib is None else None
+        return preprocess if calib is None and not request.embed_preprocess else None
     if preprocess is None and calib is not None:
         table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
         preprocess = table.preprocess if table else None

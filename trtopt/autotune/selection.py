@@ -23,7 +23,7 @@ from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
 from trtopt.core.progress import Reporter
 from trtopt.core.values import Precision, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
-from trtopt.cuda.tensors import Profile, numpy_dtype
+from trtopt.cuda.tensors import Profile
 from trtopt.data import Batches
 from trtopt.data.rebatch import filled, rebatched
 from trtopt.engine.manifest import load_manifest
@@ -246,13 +246,13 @@ def time_in_turns(
     times: dict[str, list[Times]] = {name: [] for name in sessions}
     origins = set()
     for profile in first.profiles or ({},):
-        inputs, origin = at_opt(first.inputs, profile, samples)
+        inputs, origin = at_opt(first.inputs, profile, map(first.taken, samples))
         origins.add(origin)
         shapes = {name: x(array.shape) for name, array in inputs.items()}
         graphs: dict[str, bool] = {}
         ways: dict[str, Callable[[], float]] = {}
         for name, session in sessions.items():
-            trial = functools.partial(session.time, typed(session, inputs))
+            trial = functools.partial(session.time, session.taken(inputs))
             timing = trial(3, 3)
             graphs[name] = timing.cuda_graph
             count = int(np.clip(_ROUND_MS / max(timing.gpu.median, 1e-4), 3, 200))
@@ -269,17 +269,11 @@ def judge(
     """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
 
     runners: dict[str, Runner] = {
-        name: lambda batch, session=session: session.run_batches(typed(session, batch))  # type: ignore[misc]
+        name: lambda batch, session=session: session.run_batches(session.taken(batch))  # type: ignore[misc]
         for name, session in sessions.items()
     }
     agreements = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.describe() for name, agreement in agreements.items()}
-
-
-def typed(session: Session, arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """In the types that this engine takes: FP16 where it was built without FP32 inputs."""
-    types = {info.name: numpy_dtype(info.dtype) for info in session.inputs}
-    return {name: np.asarray(array).astype(types.get(name, array.dtype), copy=False) for name, array in arrays.items()}
 
 
 def at_opt(

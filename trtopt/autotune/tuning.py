@@ -40,6 +40,8 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, Precision, check_overrides, overriding, read_time
 from trtopt.core.version import __version__
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
@@ -359,6 +361,9 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
                 f"--import-cache {scales} -o T.calib.json, then `calib='T.calib.json'`"
             )
         scales = Table.load(scales)
+    if request.embed_preprocess:
+        known = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
+        Embedded.of(None if known is None else Preprocess.load(known), model.inputs)
     judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)

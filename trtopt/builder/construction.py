@@ -41,6 +41,7 @@ from trtopt.core.values import (
     Kept,
     Override,
     Precision,
+    Profile,
     ShapeRange,
     TensorInfo,
     overriding,
@@ -49,6 +50,7 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
+from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.graph.io import load_model, save_model
@@ -64,6 +66,7 @@ from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+_OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 _CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
 PARTS = "part of an operator that TensorRT takes only written out"
 
@@ -192,10 +195,40 @@ class _Build:
                     f"images are prepared in {x(sized.size)}, the opt size of `shapes=` (`size=` gives another)"
                 )
             scales = replace(scales, preprocess=sized)
+        if spec.embed_preprocess:
+            if prepared is not None or scales.calib is None:  # else the table knows
+                Embedded.of(prepared, model.inputs)
+            if scales.data is not None:  # is used as it is
+                scales = replace(scales, preprocess=None)
         self.table = scales.table(model, spec, quantized, reporter)
         self.native, self.cache = scales.native(model, spec), scales.native_cache(spec)
         self.native_batch = scales.native_batch(model)
         self.preprocessing = scales.preprocessing(self.table, self.native)
+        self.embedded = self._embedded(prepared) if spec.embed_preprocess else None
+
+    def _embedded(self, given: Preprocess | None) -> Embedded:
+        """What the engine is to do of the preprocessing itself."""
+        known = given if self.preprocessing is None else Preprocess.load(self.preprocessing)
+        embedded = Embedded.of(known, self.model.inputs)
+        if given is not None and (other := embedded.unlike(given)):
+            raise UsageError(
+                f"`preprocess=` says another {other} than the calibration was made with ({embedded}): drop it, or calibrate "
+                "again"
+            )
+        self.request.reporter.note(
+            f"the engine takes {embedded.input!r} as uint8 pixels, samples x height x width x {embedded.preprocess.count}, and "
+            f"makes the model's input of them: {embedded}"
+        )
+        return embedded
+
+    def _engine(self) -> tuple[tuple[TensorInfo, ...], tuple[Profile, ...]]:
+        """The engine's inputs and profiles, which are the model's unless preprocessing is embedded."""
+        inputs, profiles = self.model.inputs, self.spec.profiles
+        return (
+            (inputs, profiles)
+            if self.embedded is None
+            else (self.embedded.inputs(inputs), self.embedded.profiles(profiles))
+        )
 
     # Building
 
@@ -206,7 +239,7 @@ class _Build:
             PrecisionLost: less than half of the arithmetic runs as asked for, or what runs isn't known.
         """
         spec, generation, reporter = self.spec, self.generation, self.request.reporter
-        shapes = self._opt_shapes()[0]
+        shapes = _opt_shapes(self.model.inputs, spec.profiles)[0]
         sizes = sizes_in(folded, shapes)
         with scratch() as folder:
             lowered, built = self._planned(folded, {}, folder)
@@ -274,11 +307,11 @@ class _Build:
         try:
             if issues := generation.limits(graph):
                 raise refusal(self.name, issues)
-            lowered = lower(graph, spec, generation, self.table, unquantized=unquantized)
+            lowered = lower(graph, spec, generation, self.table, unquantized=unquantized, embedded=self.embedded)
             save_model(lowered.proto, path)
             built = generation.build(
                 path,
-                spec,
+                replace(spec, profiles=self._engine()[1]),
                 quantized=lowered.quantized,
                 layer_precision=lowered.layer_precision,
                 preferred=lowered.preferred,
@@ -331,18 +364,10 @@ class _Build:
         others = len(nodes) - len(hidden) if wanted.quantized else 0
         with self.request.reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
             try:
-                runs = kernels.launched(built.plan, self._opt_shapes(), self.spec.device)
+                runs = kernels.launched(built.plan, _opt_shapes(*self._engine()), self.spec.device)
                 return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
             except EngineError as error:
                 return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
-
-    def _opt_shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """Of all inputs, what each profile is tuned for."""
-        static = {item.name: item.shape for item in self.model.inputs}
-        return [
-            {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
-            for profile in self.spec.profiles or ({},)
-        ]
 
     # Engines that are there
 
@@ -360,7 +385,7 @@ class _Build:
                 "scales": self.table.digest if self.table else None,
                 "native": self.native.describe() if self.native else None,
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
-                "preprocess": self.preprocessing,
+                "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
                 "trtopt": __version__,
             }
         )
@@ -404,6 +429,7 @@ class _Build:
         graph, cache = self.request.save_onnx, self.request.save_cache
         counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
         generation, device, asked = self.generation, self.generation.device(self.spec), self.spec.describe()
+        embedded, (inputs, profiles) = self.embedded, self._engine()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
             partial.write_bytes(built.plan)
             manifest = Manifest(
@@ -416,15 +442,16 @@ class _Build:
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
-                inputs=plain(self.model.inputs),
+                inputs=plain(inputs),
                 outputs=plain(self.model.outputs),
-                profiles=asked["profiles"],
+                profiles=replace(self.spec, profiles=profiles).describe()["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
                 key=self._key(),
                 seconds=round(seconds, 3),
                 trtopt=__version__,
-                preprocess=self.preprocessing,
+                preprocess=self.preprocessing if embedded is None else embedded.outside.describe(),
+                embedded=None if embedded is None else embedded.describe(),
                 calibration=_summary(self.table),
                 warnings=list(built.warnings),
                 graph=fingerprint(lowered.proto) if graph else None,
@@ -456,6 +483,15 @@ class _Build:
             onnx=Path(self.request.save_onnx) if self.request.save_onnx else None,
             table=self.table,
         )
+
+
+def _opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
+    """Of all inputs, what each profile is tuned for."""
+    static = {item.name: item.shape for item in inputs}
+    return [
+        {name: tuple(map(int, profile[name].opt if name in profile else shape)) for name, shape in static.items()}
+        for profile in profiles or ({},)
+    ]
 
 
 def tell_cut_off(request: BuildRequest) -> None:
@@ -532,7 +568,10 @@ def with_profiles(
     the size of the images, which their preparation says."""
     dynamic = [item for item in inputs if item.open_axes]
     if spec.profiles or not dynamic:
-        validate_profiles(inputs, spec.profiles)
+        try:
+            validate_profiles(inputs, spec.profiles)
+        except UsageError as error:
+            raise UsageError(f"{error}{_OWN_SHAPES if spec.embed_preprocess else ''}") from None
         if prepared is not None:
             prepared.check_profiles(inputs, spec.profiles)
         return spec

@@ -12,9 +12,10 @@ from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import ModelError
 from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
+from trtopt.data.embedded import Embedded
 from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
-from trtopt.graph.passes import quantize
+from trtopt.graph.passes import embed, quantize
 from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import WEIGHTED, Points, find_points
@@ -67,11 +68,13 @@ def lower(
     table: Table | None,
     *,
     unquantized: Mapping[str, str] | None = None,
+    embedded: Embedded | None = None,
 ) -> Lowered:
     """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
 
     Args:
         unquantized: nodes to leave out of INT8 or FP8, with the reason.
+        embedded: preprocessing to put in front of an input.
 
     Raises:
         UsageError: an override matches no node.
@@ -82,6 +85,7 @@ def lower(
     typed, can = generation.typed(spec), generation.capabilities
     quantized = table is not None or is_quantized(folded)
     opset = max(quantize.OPSET.get(spec.precision, 1), typed_opset(spec.base, quantized) if typed else 1)
+    opset = opset if embedded is None else max(opset, embed.OPSET)
     model = to_ir_at(folded, opset)
     passes = [readable(model, can.max_opset)]
     source = as_read(folded, passes[0])
@@ -136,6 +140,11 @@ def lower(
         preferred = dict.fromkeys(sorted((left | _beside(model, left)) - layer_precision.keys()), spec.base)
     if not can.stored_codes:
         passes.append(with_float_weights(model))
+    if embedded is not None:
+        passes.append(embed.embed(model, embedded))
+        if not typed and spec.base is not Precision.FP32:
+            new = [node for node in model.graph if node.name in passes[-1].changes]
+            layer_precision |= {str(node.name): Precision.FP32 for node in new if node.op_type in embed.ARITHMETIC}
     changed = any(item.changed for item in passes)
     proto = to_proto(model) if changed else folded
     forget_placeholders(proto)

@@ -77,6 +77,9 @@ class BuildRequest:
     calibrator: str = option("trtopt", help="trtopt, or native (TensorRT 8.6 and 10).")
     precision_override: Sequence[str] = shared.precision_override()
     fp32_io: bool = option(True, help="Keep inputs and outputs FP32.")
+    embed_preprocess: bool = option(
+        False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
+    )
     shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()

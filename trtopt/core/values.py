@@ -199,6 +199,7 @@ class BuildSpec:
         precision: what the heavy layers run in.
         remainder: what the rest runs in when `precision` is INT8 or FP8.
         io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
+        embed_preprocess: take an image as pixels; `profiles` are of the model's own inputs all the same.
         overrides: exceptions by node name or operator, the last match wins.
         profiles: optimization profiles; empty: static, or made from the model's own sizes.
         targets: compute capabilities (TensorRT-RTX), such as (89, 120).
@@ -211,6 +212,7 @@ class BuildSpec:
     precision: Precision = Precision.FP32
     remainder: Precision = Precision.FP16
     io_fp32: bool = True
+    embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
     profiles: tuple[Profile, ...] = ()
     targets: tuple[int, ...] = ()
@@ -238,6 +240,11 @@ class BuildSpec:
         if self.calibrator == "native" and self.precision is not Precision.INT8:
             raise UsageError(
                 f"`calibrator='native'` calibrates INT8; the precision asked for is {self.precision}: add `int8=True`"
+            )
+        if self.calibrator == "native" and self.embed_preprocess:
+            raise UsageError(
+                "`calibrator='native'` calibrates on the engine's own inputs, which `embed_preprocess=True` makes pixels: drop "
+                "one of the two"
             )
         if self.workspace is not None and self.workspace <= 0:
             raise UsageError(f"`workspace=` is {self.workspace} bytes; a positive size is needed, such as 2GiB")

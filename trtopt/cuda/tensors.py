@@ -133,6 +133,8 @@ def check_array(tensor: Tensor, array: Any, role: str = "input") -> None:
     """Raise UsageError unless `array` (anything with dtype and shape) has the tensor's type and rank."""
     if array.dtype != tensor.dtype:
         takes, then = ("takes", "convert it") if role == "input" else ("gives", "give an array of that type")
+        if role == "input" and tensor.dtype == np.uint8 and array.dtype in (np.float16, np.float32, np.float64):
+            then = "give pixels from 0 to 255, not what is made of them"
         raise UsageError(f"{role} {tensor.name!r} is {array.dtype}; the engine {takes} {tensor.dtype}: {then}")
     if len(array.shape) != len(tensor.shape):
         raise UsageError(

@@ -35,7 +35,9 @@ def check_kind(given: np.dtype[Any], name: str, what: str, taker: str = "the mod
     floating = _floating(given) and _floating(wanted)
     whole = given.kind in "iu" and wanted.kind in "iu"
     if given != wanted and not floating and not whole and not _nameless(given, wanted):
-        raise UsageError(f"{what} has dtype {given}, {taker} takes {name}: convert it with astype first")
+        pixels = wanted == np.uint8 and _floating(given)
+        how = "give pixels from 0 to 255, not what is made of them" if pixels else "convert it with astype first"
+        raise UsageError(f"{what} has dtype {given}, {taker} takes {name}: {how}")
 
 
 def converted(array: NDArray[Any], name: str, what: str, taker: str = "the model") -> NDArray[Any]:

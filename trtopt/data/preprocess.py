@@ -82,11 +82,10 @@ class Preprocess:
             raise UsageError(f"preprocessing: size is {list(self.size)}; [height, width] is needed")
         if self.size is not None and self.size[0] * self.size[1] > LARGEST:
             raise UsageError(f"preprocessing: size is {list(self.size)}; at most {LARGEST} pixels are taken")
-        count = 1 if self.channels == "gray" else 3
         for name in ("mean", "std"):
-            if len(getattr(self, name)) not in (1, count):
+            if len(getattr(self, name)) not in (1, self.count):
                 raise UsageError(
-                    f"preprocessing: {name} has {len(getattr(self, name))} values; 1 or {count} are needed"
+                    f"preprocessing: {name} has {len(getattr(self, name))} values; 1 or {self.count} are needed"
                 )
         if not all(map(math.isfinite, (self.scale, *self.mean, *self.std))):
             raise UsageError("preprocessing: scale, mean and std must be finite numbers")
@@ -158,6 +157,11 @@ class Preprocess:
         return sha256_json(self.describe())
 
     @property
+    def count(self) -> int:
+        """How many channels the input has."""
+        return 1 if self.channels == "gray" else 3
+
+    @property
     def _axes(self) -> tuple[int, int, int]:
         """Where an input has its channels, height and width."""
         return (1, 2, 3) if self.layout == "nchw" else (3, 1, 2)
@@ -193,18 +197,17 @@ class Preprocess:
                 "`size=`, or `shapes=` that hold it"
             )
 
-    def fitted(self, info: TensorInfo) -> Preprocess:
-        """This preprocessing with its size taken from a network input, checked against it.
+    def typed(self, info: TensorInfo) -> Preprocess:
+        """This preprocessing with the dtype of a network input, whose channels and layout it must have.
 
         Raises:
-            UsageError: the input isn't an image in this layout, or its size or channels contradict; both are named.
+            UsageError: the input isn't an image in this layout; both are named.
         """
         if len(info.shape) != 4:
             raise UsageError(
                 f"the input {info.name} has shape {info.dims}; images need four dimensions: give `data=` instead"
             )
-        channels, height, width = (info.shape[axis] for axis in self._axes)
-        mine = 1 if self.channels == "gray" else 3
+        channels, mine = info.shape[self._axes[0]], self.count
         if isinstance(channels, int) and channels > 0 and channels != mine:
             raise UsageError(
                 f"the input {info.name} has {channels} channels in {self.layout.upper()}, the preprocessing gives {mine} "
@@ -216,6 +219,16 @@ class Preprocess:
                 f"the input {info.name} takes {info.dtype}, the preprocessing gives {self.dtype or ' or '.join(DTYPES)}: "
                 "set its dtype, or give `data=` instead"
             )
+        return replace(self, dtype=dtype)
+
+    def fitted(self, info: TensorInfo) -> Preprocess:
+        """This preprocessing with its size taken from a network input, checked against it.
+
+        Raises:
+            UsageError: the input isn't an image in this layout, or its size or channels contradict; both are named.
+        """
+        typed = self.typed(info)
+        _, height, width = (info.shape[axis] for axis in self._axes)
         fixed = [size if isinstance(size, int) and size > 0 else None for size in (height, width)]
         if self.size is None:
             if None in fixed:
@@ -223,12 +236,12 @@ class Preprocess:
                     f"the input {info.name} {info.dims} leaves its size open: give `size='HEIGHTxWIDTH'` such as 640x640, or "
                     "size = [height, width] in a `preprocess=` file"
                 )
-            return replace(self, size=(int(fixed[0] or 0), int(fixed[1] or 0)), dtype=dtype)
+            return replace(typed, size=(int(fixed[0] or 0), int(fixed[1] or 0)))
         if any(model not in (None, own) for model, own in zip(fixed, self.size)):
             raise UsageError(
                 f"the preprocessing makes images of {x(self.size)}, the input {info.name} takes {info.dims}"
             )
-        return replace(self, dtype=dtype)
+        return typed
 
     def __call__(self, image: NDArray[np.uint8]) -> NDArray[Any]:
         """One image to one sample.
@@ -246,11 +259,19 @@ class Preprocess:
             raise UsageError("this preprocessing has no size: use fitted(input) or set size")
         check_image(image, "an image")
         pixels: NDArray[Any] = self._resized(image)
-        if self.channels == "bgr":
-            pixels = pixels[:, :, ::-1]
-        elif self.channels == "gray":
+        if self.channels == "gray":
             # ITU-R BT.601 luma, as OpenCV and Pillow convert.
             pixels = (pixels.astype(np.float32) @ np.array([0.299, 0.587, 0.114], np.float32))[:, :, None]
+        return self.of_pixels(pixels)
+
+    def of_pixels(self, pixels: NDArray[Any]) -> NDArray[Any]:
+        """What comes after the size: order of channels, scale, mean, std, dtype and layout.
+
+        Args:
+            pixels: height × width × channels (RGB, or gray), 0 to 255; any axes before these are kept.
+        """
+        if self.channels == "bgr":
+            pixels = pixels[..., ::-1]
         if self.dtype == "uint8":
             result = np.rint(pixels).astype(np.uint8) if pixels.dtype != np.uint8 else pixels
         else:
@@ -259,7 +280,7 @@ class Preprocess:
                 values = values * np.float32(self.scale)
             values = (values - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
             result = values.astype(self.dtype or "float32")
-        return np.ascontiguousarray(result.transpose(2, 0, 1) if self.layout == "nchw" else result)
+        return np.ascontiguousarray(np.moveaxis(result, -1, -3) if self.layout == "nchw" else result)
 
     def _resized(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
         assert self.size is not None

@@ -18,6 +18,7 @@ from trtopt.core.documents import Damaged, converted, path_in, read_json
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, TensorInfo, parse_targets
+from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 
 FORMAT = "trtopt.engine/1"
@@ -109,6 +110,7 @@ class _Asked(_Precision, total=False):
 
     remainder: str
     io_fp32: bool
+    embed_preprocess: bool
     overrides: Sequence[str]
     profiles: Sequence[Mapping[str, str]]
     targets: Sequence[str]
@@ -151,6 +153,11 @@ class _Calibration:
     digest: str = ""
 
 
+class _Embedded(TypedDict):
+    input: str
+    preprocess: Mapping[str, Any]
+
+
 class _Compared(TypedDict):
     why: str
     gpu: str
@@ -172,9 +179,11 @@ class Manifest:
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
         kept: nodes that stay in a higher precision, and why.
-        inputs, outputs: name, dtype and shape (-1 or the dimension's name where dynamic).
+        inputs, outputs: of the engine: name, dtype and shape (-1 or the dimension's name where dynamic).
         profiles: input name → "min,opt,max", one entry a profile.
-        preprocess: how an image becomes the input; None where unknown.
+        preprocess: how an image becomes the engine's input; None where unknown.
+        embedded: what the engine does of the preprocessing itself (`Embedded.describe()`): the input that takes pixels, to
+            which `preprocess` then brings an image, and how an image becomes the model's own input; None: nothing.
         source: the ONNX model (path, sha256 of its content); calibration: the table's own summary, None without one.
         graph: content hash of the graph that TensorRT was given, where it was kept (`save_onnx`).
         graph_file: that graph's file, in the plan's folder or below it; None where it was kept elsewhere.
@@ -202,6 +211,7 @@ class Manifest:
     seconds: float
     trtopt: str
     preprocess: Mapping[str, Any] | None = None
+    embedded: Annotated[Mapping[str, Any], _Embedded] | None = None
     calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
     warnings: Sequence[str] = ()
     graph: str | None = None
@@ -217,6 +227,11 @@ class Manifest:
         path = manifest_path(engine)
         write_json(path, asdict(self))
         return path
+
+    @property
+    def model_preprocess(self) -> Mapping[str, Any] | None:
+        """How an image becomes the model's own input; None where unknown."""
+        return self.preprocess if self.embedded is None else self.embedded["preprocess"]
 
     @property
     def built_for(self) -> tuple[int, ...]:
@@ -290,8 +305,17 @@ def _check(manifest: Manifest, folder: Path) -> None:
         where = "preprocess"
         if manifest.preprocess:
             Preprocess.load(manifest.preprocess)
+        where = "embedded"
+        embedded, names = embedded_by(manifest), [item["name"] for item in manifest.inputs]
+        if embedded is not None and embedded.input not in names:
+            raise Damaged(f"embedded.input is {embedded.input!r}; the engine has {', '.join(names)}")
     except UsageError as error:
         raise Damaged(f"{where}: {error}") from None
+
+
+def embedded_by(manifest: Manifest | None) -> Embedded | None:
+    """What the engine does of the preprocessing itself, as its manifest says."""
+    return None if manifest is None or manifest.embedded is None else Embedded.load(manifest.embedded)
 
 
 def beside(engine: Path, graph: str | os.PathLike[str]) -> str | None:

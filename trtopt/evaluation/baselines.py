@@ -28,10 +28,11 @@ _WARM = 3
 
 
 class Baseline:
-    """`name` says how it runs; `note`, what the reader should know of it."""
+    """`name` says how it runs; `note`, what the reader should know of it; `same_plan`: it takes the engine's inputs."""
 
     name: str
     note: str
+    same_plan = False
 
     def prepare(self, inputs: Arrays) -> None:
         """Everything that is done once for a shape: compiling, capturing."""
@@ -86,6 +87,7 @@ class Polygraphy(Baseline):
     """Polygraphy's TrtRunner on the same plan."""
 
     note = "TrtRunner.infer on the same plan"
+    same_plan = True
 
     def __init__(self, engine: Path, backend: str) -> None:
         if backend == "rtx":

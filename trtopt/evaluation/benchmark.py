@@ -28,7 +28,6 @@ from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
-from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import filled, joined, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
@@ -230,7 +229,7 @@ def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str
         made = {size: synthetic_inputs(_shaped(session, size), {}) for size in sizes}
         return made, "synthetic: good for speed only (give `data=` or `images=` for real ones)"
     if images is not None:
-        prepared = session.preprocess if preprocess is None else Preprocess.load(preprocess, session.preprocess)
+        prepared = session.preprocess if preprocess is None else session.preparing(preprocess)
         preprocess = prepared and prepared.at_opt(session.inputs, session.profiles)
     batches = open_data(
         session.inputs, images=images, data=request.data, preprocess=preprocess, limit=max(sizes), batch=min(sizes)
@@ -282,16 +281,18 @@ def _measure(
     session: Session, baselines: Sequence[Baseline], size: int, inputs: Arrays, request: BenchRequest
 ) -> list[BenchRow]:
     iterations, streams = request.iterations, request.streams
+    floats = inputs if session.embedded is None else session.embedded.from_pixels(inputs)
     timing = session.time(inputs, iterations, request.warmup)
     failed: dict[str, str] = {}
     ways: dict[str, Callable[[], Mapping[str, Any]]] = {_OURS: lambda: session.run(inputs)}
     for baseline in baselines:
         try:
-            baseline.prepare(inputs)
+            given = inputs if baseline.same_plan else floats
+            baseline.prepare(given)
         except ModelError as error:  # noqa: PERF203
             failed[baseline.name] = str(error)
         else:
-            ways[baseline.name] = lambda baseline=baseline: baseline.run(inputs)  # type: ignore[misc]
+            ways[baseline.name] = lambda baseline=baseline, given=given: baseline.run(given)  # type: ignore[misc]
     results = {name: {output: np.array(array) for output, array in way().items()} for name, way in ways.items()}
     for way in ways.values():
         end = time.perf_counter() + _WARM_SECONDS

@@ -19,6 +19,7 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.data.rebatch import chunks
 from trtopt.evaluation.outputs import decibels
+from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.proto import infer_shapes, tensor_info, whole_copy
 from trtopt.ort.runner import has_half, widen
 from trtopt.ort.sessions import open_session
@@ -81,7 +82,7 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     """In the candidate's order.
 
     Args:
-        batch: input name → array, the first axis counting samples.
+        batch: input name → array, the first axis counting samples; of the reference.
 
     Raises:
         UsageError: the graphs have no floating tensor by the same name.
@@ -106,6 +107,7 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     )
     whole = open_session(new, outputs=list(pairs), optimize=False, purpose="comparing layers")
     apart = open_session(_cut(new, pairs, kinds), outputs=list(pairs), optimize=False, purpose="comparing layers")
+    embedded = embedded_in(candidate)
     sums = {name: np.zeros(3) for name in pairs}
     nonfinite = dict.fromkeys(pairs, 0)
     first = {info.shape[0] for item in old.graph.input if item.name in inputs and (info := tensor_info(item)).shape}
@@ -113,7 +115,8 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     for chunk, _ in chunks({name: batch[name] for name in inputs}, size, size):
         kept = dict(_run(exact, chunk)) | chunk
         given = {f"{name}{_GIVEN}": kept[other] for name, other in pairs.items()}
-        found = _run(whole, chunk), _run(apart, {**chunk, **given})
+        mine = chunk if embedded is None else embedded.to_pixels(chunk)
+        found = _run(whole, mine), _run(apart, {**mine, **given})
         for name, other in pairs.items():
             signal = np.asarray(kept[other], np.float64)
             with np.errstate(invalid="ignore", over="ignore"):

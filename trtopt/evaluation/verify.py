@@ -30,6 +30,7 @@ from trtopt.evaluation.per_layer import LayerAgreement, compare_layers, verdict
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
+from trtopt.graph.passes.embed import embedded_in
 from trtopt.ort.runner import OnnxRunner
 from trtopt.runtime.session import Session
 from trtopt.trt import plan_header
@@ -128,7 +129,8 @@ def verify(request: VerifyRequest) -> Agreement:
         candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array, the first axis counting samples; each batch is run once through both. Where they have
+        batches: input name → array, the first axis counting samples; each batch is run once through both. Inputs are the
+            reference's; a candidate with its preprocessing embedded gets the pixels that they were made of. Where they have
             `names` (`trtopt.data.Batches`), the worst samples are named by these.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
@@ -170,9 +172,9 @@ def verify(request: VerifyRequest) -> Agreement:
         ran, new = "", graph
         if engine is not None and on_gpu:
             session = stack.enter_context(Session(engine, contexts=1))
-            new, ran = session.run_batches, f"{engine} on {probe().devices[0]}"
+            new, ran = _as_taken(session), f"{engine} on {probe().devices[0]}"
         elif not callable(graph):
-            new = OnnxRunner(graph, optimize=False, threads=request.threads)
+            new = _without_embedding(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
             if engine is not None:
                 ran = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
         found = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
@@ -180,6 +182,17 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         layers = compare_layers(load_model(reference).proto, load_model(graph).proto, joined(kept))
     return replace(found, limits=judged, ran=ran, layers=layers)
+
+
+def _as_taken(session: Session) -> Runner:
+    """The engine, of the model's own inputs."""
+    return lambda batch: session.run_batches(session.taken(batch))
+
+
+def _without_embedding(runner: Runner, graph: Any) -> Runner:
+    """A graph that `build` kept, of the model's own inputs."""
+    embedded = embedded_in(load_model(graph, lazy=True).proto)
+    return runner if embedded is None else lambda batch: runner(embedded.to_pixels(batch))
 
 
 def _keeping(batches: Iterable[Arrays], kept: list[Arrays]) -> Iterator[Arrays]:

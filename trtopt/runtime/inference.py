@@ -143,7 +143,7 @@ def run(request: RunRequest) -> RunResult:
     }
     with _folder(request.output) as folder, Session(path, **options) as session:
         if request.images is not None and request.preprocess is not None:
-            session.preprocess = Preprocess.load(request.preprocess, session.preprocess)
+            session.preprocess = session.preparing(request.preprocess)
         return (_run_arrays if request.images is None else _run_images)(session, request, folder)
 
 

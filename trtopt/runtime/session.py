@@ -31,8 +31,9 @@ from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
 from trtopt.data.decoding import pixels
+from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.engine.manifest import Manifest, load_manifest
+from trtopt.engine.manifest import Manifest, embedded_by, load_manifest
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
@@ -185,6 +186,7 @@ class Session:
         self.profiles: tuple[Profile, ...] = self._signature.profiles
         stored = self.manifest.preprocess if self.manifest else None
         self.preprocess: Preprocess | None = Preprocess.load(stored) if stored else None
+        self.embedded: Embedded | None = embedded_by(self.manifest)
         self.classes: tuple[str, ...] | None = None
         if self.manifest and self.manifest.classes:
             self.classes = tuple(self.manifest.classes)
@@ -485,6 +487,27 @@ class Session:
                 f"{self.engine.name} can't take images: {why}; {instead}give arrays (trtopt run … --input F.npz, Session.run)"
             )
         return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
+
+    def preparing(self, given: Any) -> Preprocess:
+        """`preparation` by other rules, before its size is known: a preset, a TOML file, or a mapping of what to change.
+
+        Raises:
+            UsageError: it can't be read, or changes what the engine does itself.
+        """
+        if self.embedded is None:
+            return Preprocess.load(given, self.preprocess)
+        return self.embedded.leaving(Preprocess.load(given, self.embedded.preprocess))
+
+    def taken(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Inputs of the model, as this engine takes them: FP16 where it was built without FP32 inputs, and pixels where its
+        preprocessing is embedded.
+
+        Raises:
+            DataError: they weren't made of pixels.
+        """
+        arrays = dict(inputs) if self.embedded is None else self.embedded.to_pixels(inputs)
+        types = {item.name: item.dtype for item in self._signature.inputs}
+        return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
 
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """`run_images` on what `preparation` made of each image."""

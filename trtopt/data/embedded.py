@@ -1,0 +1,184 @@
+"""Preprocessing that an engine does itself: it takes pixels, and its graph makes the model's own input of them.
+
+Resizing stays outside, and so does the making of gray; scale, mean, std, order of channels and layout are inside. What is known
+of both sides is here: `builder` writes it into the graph, the manifest keeps it, and whoever holds an engine against its model
+turns one's samples into the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import Profile, ShapeRange, TensorInfo
+from trtopt.data.preprocess import PRESETS, Preprocess
+
+Floats = NDArray[np.float64]
+Arrays = Mapping[str, NDArray[Any]]
+_WHOLE = 0.01  # how far from a whole number a pixel may be found, of grey levels
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """What is embedded.
+
+    Attributes:
+        input: the input that takes pixels: uint8, samples × height × width × channels, RGB or gray.
+        preprocess: how an image becomes the model's own input, as if nothing were embedded.
+    """
+
+    input: str
+    preprocess: Preprocess
+
+    @classmethod
+    def of(cls, preprocess: Preprocess | None, inputs: Sequence[TensorInfo]) -> Embedded:
+        """For a model with these inputs, of which one takes an image.
+
+        Raises:
+            UsageError: the preprocessing isn't known or doesn't fit, or there is no such input, or several.
+        """
+        if preprocess is None:
+            raise UsageError(
+                "`embed_preprocess=True` needs to know how pixels become the model's input: give `preprocess=`, one of "
+                f"{', '.join(PRESETS)} or a TOML file, or `scale=`, `mean=` and `std=`"
+            )
+        found = {info.name: _typed(preprocess, info) for info in inputs}
+        fitting = [cls(name, typed) for name, typed in found.items() if isinstance(typed, Preprocess)]
+        if len(fitting) == 1:
+            return fitting[0]
+        if fitting:
+            names = ", ".join(item.input for item in fitting)
+            raise UsageError(
+                f"`embed_preprocess=True` is for models with one image, and this one takes several ({names}): leave it out"
+            )
+        raise UsageError(
+            f"`embed_preprocess=True` finds no image input: {'; '.join(map(str, found.values())) or 'there is none'}"
+        )
+
+    @classmethod
+    def load(cls, described: Mapping[str, Any]) -> Embedded:
+        """What `describe` gave. Raises UsageError for a preprocessing that can't be right."""
+        return cls(str(described["input"]), Preprocess.load(described["preprocess"]))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"input": self.input, "preprocess": self.preprocess.describe()}
+
+    @property
+    def outside(self) -> Preprocess:
+        """What is left to do before the engine."""
+        channels = "gray" if self.preprocess.channels == "gray" else "rgb"
+        return replace(
+            self.preprocess, channels=channels, scale=1.0, mean=(0.0,), std=(1.0,), layout="nhwc", dtype="uint8"
+        )
+
+    def leaving(self, given: Preprocess) -> Preprocess:
+        """What is left to do of `given` before the engine.
+
+        Raises:
+            UsageError: it asks for something else than what the engine does.
+        """
+        if other := self.unlike(given):
+            raise UsageError(
+                f"the engine does its preprocessing itself ({self}), and `preprocess=` says another {other}: drop it, or build "
+                "with `embed_preprocess=True` and this preprocessing"
+            )
+        return Embedded(self.input, given).outside
+
+    def unlike(self, given: Preprocess) -> str:
+        """Names of what `given` says otherwise of what is inside, such as "mean and std"; empty: nothing."""
+        other = Embedded(self.input, given)
+        found = [name for name in ("channels", "layout") if getattr(self.preprocess, name) != getattr(given, name)]
+        if not found and not (np.allclose(self.offset, other.offset) and np.allclose(self.factor, other.factor)):
+            found = ["scale, mean or std"]
+        return " and ".join(found)
+
+    @property
+    def offset(self) -> Floats:
+        """What is added to the pixels of each channel of the model's input, before they are multiplied with `factor`."""
+        mean = np.array(self.preprocess.mean, np.float64)
+        return np.broadcast_to(-mean / self.preprocess.scale, self.preprocess.count)
+
+    @property
+    def factor(self) -> Floats:
+        std = np.array(self.preprocess.std, np.float64)
+        return np.broadcast_to(self.preprocess.scale / std, self.preprocess.count)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Axes of the pixels in the order of the model's layout."""
+        return (0, 3, 1, 2) if self.preprocess.layout == "nchw" else (0, 1, 2, 3)
+
+    def inputs(self, inputs: Iterable[TensorInfo]) -> tuple[TensorInfo, ...]:
+        """The engine's inputs, of the model's."""
+        return tuple(
+            replace(info, dtype="uint8", shape=(*self._moved(info.shape)[:3], self.preprocess.count))
+            if info.name == self.input
+            else info
+            for info in inputs
+        )
+
+    def profiles(self, profiles: Iterable[Profile]) -> tuple[Profile, ...]:
+        """The engine's profiles, of the model's."""
+        return tuple(
+            {
+                name: ShapeRange(*map(self._moved, (item.min, item.opt, item.max))) if name == self.input else item
+                for name, item in profile.items()
+            }
+            for profile in profiles
+        )
+
+    def _moved(self, shape: Sequence[Any]) -> tuple[Any, ...]:
+        """A shape of the model's input as one of pixels."""
+        return tuple(shape[self.order.index(axis)] for axis in range(4))
+
+    def from_pixels(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """The model's inputs, of the engine's."""
+        return {**arrays, self.input: self.preprocess.of_pixels(arrays[self.input])}
+
+    def to_pixels(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
+        """The engine's inputs, of the model's; pixels stay what they are.
+
+        Raises:
+            DataError: they weren't made of pixels as the engine does it. Gray that isn't whole is rounded, as it is outside.
+        """
+        values = np.asarray(arrays[self.input])
+        if values.dtype == np.uint8:
+            return dict(arrays)
+        ordered = np.moveaxis(values, -3, -1) if self.preprocess.layout == "nchw" else values
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = ordered.astype(np.float64) / self.factor - self.offset
+            pixels = np.rint(found)
+            away = float(np.abs(found - np.clip(pixels, 0, 255)).max(initial=0))
+            rounding = float(np.spacing(np.abs(values).max(initial=0)) / np.abs(self.factor).min())
+        allowed = max(0.5 if self.preprocess.channels == "gray" else 0.0, rounding) + _WHOLE
+        if not away <= allowed:
+            raise DataError(
+                f"the samples of {self.input!r} aren't 8-bit pixels prepared as the engine does it itself, {self} (one is "
+                f"{away:.3g} grey levels away from any): prepare them like that, from whole pixels"
+            )
+        if self.preprocess.channels == "bgr":
+            pixels = pixels[..., ::-1]
+        return {**arrays, self.input: np.ascontiguousarray(pixels.astype(np.uint8))}
+
+    def __str__(self) -> str:
+        def numbers(values: Floats) -> str:
+            each = [f"{value:.6g}" for value in values]
+            return each[0] if len({*each}) == 1 else f"({', '.join(each)})"
+
+        what = f"(pixel - {numbers(0.0 - self.offset)}) x {numbers(self.factor)}"
+        return f"{what}, {self.preprocess.channels.upper()}, {self.preprocess.layout.upper()}"
+
+
+def _typed(preprocess: Preprocess, info: TensorInfo) -> Preprocess | str:
+    """The preprocessing of this input, or why it isn't."""
+    try:
+        typed = preprocess.typed(info)
+    except UsageError as error:
+        return str(error)
+    return typed if typed.dtype != "uint8" else f"the input {info.name} takes uint8 already"
