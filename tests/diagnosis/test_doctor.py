@@ -42,6 +42,21 @@ def test_it_takes_little_time_and_imports_nothing_heavy() -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
 
 
+def test_onnx_runtime_without_the_libraries_of_cuda(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    package(site, "onnxruntime_gpu", "1.31.1")
+    module(site, "onnxruntime", "")
+    library(site / "onnxruntime" / "capi" / "libonnxruntime_providers_shared.so", "int shared;")
+    driver = str(nvidia_driver(tmp_path / "driver"))
+    found = diagnose(site=site, LD_LIBRARY_PATH=driver)["findings"]
+    [fault] = [item for item in found if item["code"] == "onnxruntime-without-cuda"]
+    assert "libonnxruntime_providers_cuda.so" in fault["fact"]
+    assert fault["command"] == "pip install 'onnxruntime-gpu[cuda,cudnn]==1.31.1'"
+    assert "onnxruntime-without-cuda" not in commands(diagnose(site=site))  # no GPU: nobody misses it
+    library(site / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so", "int cuda;")
+    assert "onnxruntime-without-cuda" not in commands(diagnose(site=site, LD_LIBRARY_PATH=driver))
+
+
 def test_the_library_that_is_loaded_is_told() -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
     told = diagnose()["facts"]
@@ -52,6 +67,7 @@ def test_the_library_that_is_loaded_is_told() -> None:
 def test_packages_over_each_other_and_against_each_other(tmp_path: Path) -> None:
     site = tmp_path / "site"
     package(site, "onnxruntime_gpu", "1.20.1")
+    package(site, "onnxruntime", "1.20.1")
     package(site, "opencv_contrib_python", "4.10.0.84")
     package(site, "opencv_python", "4.10.0.84")
     for cuda in (12, 13):
@@ -66,7 +82,17 @@ def test_packages_over_each_other_and_against_each_other(tmp_path: Path) -> None
     assert found["overlaid-tensorrt"].startswith("pip uninstall -y tensorrt-cu12 tensorrt-cu12-bindings")
     assert found["tensorrt-parts"].startswith("pip install --force-reinstall tensorrt==10.13.0.35 ")
     assert found["unmet-requirement"] == "pip install 'protobuf<4,>=3.20'"
-    assert found["several-copies"] == "pip uninstall -y numpy"
+    assert found["several-copies"] == "unset PYTHONPATH"
+
+
+def test_parts_of_a_post_release_and_a_broken_upgrade(tmp_path: Path) -> None:
+    package(tmp_path, "tensorrt", "8.6.1.post1")
+    package(tmp_path, "tensorrt_libs", "8.6.1")
+    assert "tensorrt-parts" not in commands(diagnose(site=tmp_path))
+    package(tmp_path, "onnx", "1.20.0")
+    package(tmp_path, "onnx", "1.21.0")
+    [fault] = [item for item in diagnose(site=tmp_path)["findings"] if item["code"] == "several-copies"]
+    assert fault["command"] == "pip uninstall -y onnx; pip uninstall -y onnx; pip install onnx"
 
 
 def test_a_folder_of_the_users_hides_a_package(tmp_path: Path) -> None:
@@ -284,7 +310,7 @@ def test_small_shared_memory_and_full_disks(machine: Path, monkeypatch: pytest.M
     class Usage:
         total, free = 64 << 20, 1 << 20
 
-    package(machine / "site", "torch", "2.15.0")  # it passes arrays there
+    package(machine / "site", "ray", "2.60.0")  # it passes arrays there
     monkeypatch.syspath_prepend(str(machine / "site"))
     monkeypatch.setattr(hosts.shutil, "disk_usage", lambda path: Usage)
     codes = found(examine())

@@ -141,7 +141,7 @@ def test_other_libraries_and_shell_scripts(tmp_path: Path) -> None:
     assert by_line(migrated(str(path))) == {3: ["CreateConfig"], 5: ["Calibrator"], 6: ["torch2trt"]}
     path = tmp_path / "old.sh"
     path.write_text(
-        "#!/bin/sh\nset -e\n# trtexec --onnx=no.onnx\ntrtexec --onnx=$M \\\n  --fp16 --skipInference | tee log\necho done\n"
+        "#!/bin/sh\nset -e\n# trtexec --onnx=no.onnx\ntrtexec --onnx=$M \\\n  --fp16 --skipInference > log 2>&1\necho done\n"
     )
     result = migrated(str(path))
     assert result.commands == ("trtopt build '$M' --fp16 -o '$M.engine'",)
@@ -203,6 +203,13 @@ COMMANDS = {
     "python3 -m polygraphy run m.onnx --trt --onnxrt --atol 1e-3 --save-engine e.engine --tf32": [
         "trtopt build m.onnx -o e.engine",
         "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET",
+    ],
+    "polygraphy convert d.onnx -o d.engine --tf32 --trt-min-shapes X:[1,3] --trt-opt-shapes X:[1,3] --trt-max-shapes X:[1,3] "
+    "--trt-min-shapes X:[1,3] --trt-opt-shapes X:[4,3] --trt-max-shapes X:[32,3]": [
+        "trtopt build d.onnx --shapes X:1x3 --shapes X:1x3,4x3,32x3 -o d.engine"
+    ],
+    "polygraphy convert --fp-to-fp16 -o f.onnx i.onnx --tf32": [
+        "trtopt build i.onnx --fp16 --save-onnx f.onnx -o i.engine"
     ],
     "polygraphy surgeon sanitize m.onnx --fold-constants -o f.onnx": ["trtopt check m.onnx --fix f.onnx"],
     "polygraphy inspect model m.engine": ["trtopt inspect m.engine"],

@@ -195,8 +195,8 @@ def test_a_model_with_check(tmp_path: Path) -> None:
     onnx.save(model(), path)
     report = diagnose(path)
     assert report["ok"], report["findings"]
-    assert report["facts"]["opset"] == "17; inputs x nx8"
-    assert any(name.startswith("check for TensorRT-RTX") for name in report["facts"])
+    assert report["facts"]["opset"] == "17; inputs x (n, 8)"
+    assert report["facts"]["check (rtx)"].startswith("TensorRT-RTX 1.")
     onnx.save(model("Det"), path)
     [fault] = [item for item in diagnose(path)["findings"] if item["code"] == "model-error"]
     assert "last" in fault["fact"]

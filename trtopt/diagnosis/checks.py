@@ -6,9 +6,10 @@ numbered as in CUDA's `cuda.h`, and which GPUs a TensorRT is for is in its suppo
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,11 +100,11 @@ def no_glibc(host: Host) -> Iterator[HostFinding]:
 def overlaid_packages(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime#23833, #26996; opencv/opencv-python#370."""
     for module, names in MODULES.items():
-        there = [host.packages[name][0] for name in names if name in host.packages]
-        if len(there) < 2:
+        there = _in_one_folder(host, names)
+        if not there:
             continue
         if module == "onnxruntime":
-            on_gpu = host.gpus and "onnxruntime-gpu" in host.packages
+            on_gpu = host.gpus and any(package.name == "onnxruntime-gpu" for package in there)
             keep = "'onnxruntime-gpu[cuda,cudnn]'" if on_gpu else there[0].name
             consequence = "the one that was installed last counts, and with the CPU's no GPU is used, without a word"
         elif module == "cv2":
@@ -124,10 +125,7 @@ def overlaid_packages(host: Host) -> Iterator[HostFinding]:
 @_check
 def overlaid_tensorrt(host: Host) -> Iterator[HostFinding]:
     for product in ("tensorrt", "tensorrt-rtx"):
-        there = [
-            host.packages[name][0] for name in (f"{product}-cu{cuda}" for cuda in (11, 12, 13)) if name in host.packages
-        ]
-        if len(there) > 1:
+        if there := _in_one_folder(host, [f"{product}-cu{cuda}" for cuda in (11, 12, 13)]):
             names = [f"{package.name}{part}" for package in there for part in ("", "-bindings", "-libs")]
             keep = next(
                 (item for item in reversed(there) if host.driver and _cuda(item.name) <= host.driver[0]), there[0]
@@ -150,7 +148,7 @@ def tensorrt_parts(host: Host) -> Iterator[HostFinding]:
             for name, packages in sorted(host.packages.items())
             if re.fullmatch(rf"{product}(-cu\d+)?(-libs|-bindings)?", name)
         ]
-        versions = {release(package.version) for package in parts}
+        versions = {release(package.version)[:3] for package in parts}  # 8.6.1.post1 has libraries 8.6.1
         if len(versions) > 1:
             main = host.package(product) or parts[0]
             yield HostFinding(
@@ -175,7 +173,7 @@ def unmet_requirements(host: Host) -> Iterator[HostFinding]:
         yield HostFinding(
             "unmet-requirement",
             "warning",
-            f"{there or f'{name} is not'} installed; {who}",
+            f"{f'{there} is' if there else f'{name} is not'} installed; {who}",
             "imports fail, or calls fail later; numpy, protobuf and onnx are the usual ones",
             f"pip install {shlex.quote(name + ','.join(limits))}",
         )
@@ -189,15 +187,16 @@ def several_copies(host: Host) -> Iterator[HostFinding]:
         if len({package.version for package in copies}) < 2:
             continue
         first, other = copies[0], next(item for item in copies if item.version != copies[0].version)
+        if first.folder != other.folder and first.folder.is_relative_to(host.prefix):
+            continue  # the environment's own comes first, as it should
         if first.folder == other.folder:
             fact = f"{first} and {other} both say that they are in {first.folder}"
             command = f"pip uninstall -y {name}; pip uninstall -y {name}; pip install {name}"
             consequence = "an upgrade was broken off: files of two versions may be mixed"
         else:
             fact = f"{first} in {first.folder} hides {other} in {other.folder}"
-            command = f"pip uninstall -y {name}"
-            if first.folder.is_relative_to(Path.home() / ".local"):
-                command = "export PYTHONNOUSERSITE=1"
+            in_path = str(first.folder) in host.environment.get("PYTHONPATH", "").split(os.pathsep)
+            command = "unset PYTHONPATH" if in_path else "export PYTHONNOUSERSITE=1"
             consequence = "another version is imported than pip shows for this environment"
         yield HostFinding("several-copies", "warning", fact, consequence, command)
 
@@ -206,15 +205,14 @@ def several_copies(host: Host) -> Iterator[HostFinding]:
 def hidden_modules(host: Host) -> Iterator[HostFinding]:
     """A file or folder of the user's, such as ./onnx/, that `import` finds in place of a package."""
     for module, place in host.files.items():
-        owner = host.package(*MODULES[module], module.replace("_", "-"))
         folder = place.parent if place.name == "__init__.py" else place
-        if owner is None or folder.parent == owner.folder:
-            continue
-        if not any(folder.parent == package.folder for package in host.packages.get(owner.name, ())):
+        names = (*MODULES[module], module.replace("_", "-"))
+        owners = [package for name in names for package in host.packages.get(name, ())]
+        if owners and not any(folder.parent == package.folder for package in owners):
             yield HostFinding(
                 "hidden-module",
                 "error",
-                f"`import {module}` finds {folder}, not {owner} in {owner.folder}",
+                f"`import {module}` finds {folder}, not {owners[0]} in {owners[0].folder}",
                 "names are missing from the module, or another version runs than is installed",
                 f"mv {shlex.quote(str(folder))} {shlex.quote(f'{folder}.old')}",
             )
@@ -499,6 +497,21 @@ def cpu_runtime(host: Host) -> Iterator[HostFinding]:
 
 
 @_check
+def runtime_libraries(host: Host) -> Iterator[HostFinding]:
+    """microsoft/onnxruntime: "Failed to load library libonnxruntime_providers_cuda.so", and on it goes on the CPU."""
+    answer = host.answers.get("onnxruntime-cuda")
+    if host.gpus and answer is not None and answer.failure and not host.answers["onnxruntime"].failure:
+        package = host.package("onnxruntime-gpu")
+        yield HostFinding(
+            "onnxruntime-without-cuda",
+            "warning",
+            f"{package} can't load its part for GPUs: {answer.failure}",
+            "sessions run on the CPU, with a line in the log",
+            f"pip install 'onnxruntime-gpu[cuda,cudnn]=={package.version if package else '*'}'",
+        )
+
+
+@_check
 def foreign_libraries(host: Host) -> Iterator[HostFinding]:
     """NVIDIA/TensorRT#1596, #2041: the bindings of one TensorRT on the libraries of another."""
     for module in ("tensorrt", "tensorrt_rtx"):
@@ -602,12 +615,12 @@ def memory(host: Host) -> Iterator[HostFinding]:
 
 @_check
 def shared_memory(host: Host) -> Iterator[HostFinding]:
-    users = [name for name in ("torch", "ray") if name in host.packages]
+    users = [name for name in ("ray", "torch") if name in host.packages]
     if users and host.shared_memory is not None and host.shared_memory < LEAST_SHARED:
         command = "docker run --shm-size=2g …" if host.container else "sudo mount -o remount,size=2G /dev/shm"
         yield HostFinding(
             "small-shared-memory",
-            "warning",
+            "warning" if "ray" in users else "info",  # trtopt itself starts no data loaders of PyTorch
             f"/dev/shm holds {host.shared_memory / 2**20:.0f} MiB",
             f"{' and '.join(users)} pass arrays between processes there: 'Bus error', or slower through files",
             command,
@@ -667,6 +680,15 @@ def no_extension(host: Host) -> Iterator[HostFinding]:
 
 
 # Words -------------------------------------------------------------------------------------------------------------------
+
+
+def _in_one_folder(host: Host, names: Iterable[str]) -> list[Package]:
+    """Those of these packages that share a folder of sys.path with another one; the first such folder's."""
+    folders: dict[Path, list[Package]] = {}
+    for name in names:
+        for package in host.packages.get(name, ()):
+            folders.setdefault(package.folder, []).append(package)
+    return next((packages for packages in folders.values() if len({item.name for item in packages}) > 1), [])
 
 
 def _listed(packages: list[Package]) -> str:

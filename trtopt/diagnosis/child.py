@@ -51,6 +51,18 @@ def _module(name: str) -> dict[str, Any]:
     }
 
 
+def _provider() -> dict[str, Any]:
+    """Whether ONNX Runtime's library for NVIDIA GPUs finds those of CUDA, as a session would load it."""
+    ort: Any = importlib.import_module("onnxruntime")
+    folder = Path(ort.__file__).parent / "capi"
+    with contextlib.redirect_stdout(sys.stderr):
+        if hasattr(ort, "preload_dlls"):
+            ort.preload_dlls()
+    for part in ("shared", "cuda"):
+        ctypes.CDLL(str(folder / f"libonnxruntime_providers_{part}.so"), ctypes.RTLD_GLOBAL)
+    return {"loads": True}
+
+
 def _gpu() -> dict[str, Any]:
     from trtopt.core.documents import plain
     from trtopt.cuda.device import probe
@@ -82,7 +94,12 @@ def _inference_version(path: str) -> str:
     return ""
 
 
-_PROBES: dict[str, Callable[..., Any]] = {"module": _module, "gpu": _gpu, "check": _check}
+_PROBES: dict[str, Callable[..., Any]] = {
+    "module": _module,
+    "provider": _provider,
+    "gpu": _gpu,
+    "check": _check,
+}
 
 if __name__ == "__main__":
     main()

@@ -70,7 +70,7 @@ class Host:
         system: "Linux x86_64"; glibc: version, empty where it is another C library.
         distribution: of Linux, such as "ubuntu"; container: it runs in one.
         packages: normalized name → copies, the one that Python takes first.
-        answers: what child processes said: "gpu", and each module of `MODULES` that is there.
+        answers: what child processes said: "gpu", each module of `MODULES` that is there, and "onnxruntime-cuda".
         kernel_driver: version of NVIDIA's kernel module; empty: none is loaded.
         nvidia_hardware: an NVIDIA GPU is plugged in, whether or not it can be used.
         cores: that this process may use; visible_cores: that libraries count; quota: of the container, in cores.
@@ -143,7 +143,9 @@ def examine(output: Path | None = None) -> Host:
     """
     packages = installed(sys.path)
     files = {name: place for name in MODULES if (place := module_file(name, sys.path)) is not None}
-    probes = {"gpu": ("gpu",)} | {name: ("module", name) for name in files}
+    probes: dict[str, tuple[str, ...]] = {"gpu": ("gpu",)} | {name: ("module", name) for name in files}
+    if "onnxruntime-gpu" in packages:
+        probes["onnxruntime-cuda"] = ("provider",)
     answers = ask(probes, PATIENCE)
     cache = cache_path()
     return Host(

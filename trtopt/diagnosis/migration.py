@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -177,6 +178,7 @@ def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
                 words = shlex.split(part, comments=True)
             except ValueError:
                 continue
+            words = list(itertools.takewhile(lambda word: not re.match(r"(\d|&)?>", word), words))
             if is_command(words) and len(words) > 1:
                 yield words, first
         pending = ""

@@ -16,7 +16,6 @@ from trtopt.core.shapes import parse_profile
 
 IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 _PROGRAMS = ("trtexec", "tensorrt_rtx", "polygraphy")
-_EXTRAS = ("fp16", "bf16", "int8", "fp8", "best")
 
 
 @dataclass(frozen=True)
@@ -420,7 +419,8 @@ _POLYGRAPHY_VALUES = {
     "--save-timing-cache": "--timing-cache",
     "--timing-cache": "--timing-cache",
 }
-_POLYGRAPHY_LACKS = {
+_UNHEARD = ("--trt", "--onnxrt", "--tf32", "--model-type", "--convert-to", "--input-shapes", "--inputs", "--validate")
+_POLYGRAPHY_NOTHING = {
     "--precision-constraints": "nothing: overrides are always kept, or the build fails",
     "--strongly-typed": "nothing: from TensorRT 10 on trtopt always builds so",
 }
@@ -431,7 +431,7 @@ def _polygraphy(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
     positional, options = _parsed(rest)
     if tool in ("surgeon", "inspect", "debug", "check", "data"):
         part, *positional = positional or [""]
-        return _polygraphy_tool(tool, part, positional, options)
+        return _polygraphy_tool(tool, part, positional, dict(options))
     if tool not in ("convert", "run"):
         raise UsageError(
             f"`migrate=` polygraphy {tool or 'alone'}: convert, run, surgeon, inspect, debug, check are known"
@@ -439,66 +439,78 @@ def _polygraphy(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
     draft = _Draft(model=positional[0] if positional else "MODEL.onnx", running=False)
     if tool == "run" and Path(draft.model).suffix in (".engine", ".plan", ".trt"):
         draft.model, draft.engine = "", draft.model
-    tf32 = False
-    runners = [name for name in ("--trt", "--onnxrt", "--trt-legacy", "--pluginref") if name in options]
-    for name, values in options.items():
-        value = values[0] if values else ""
-        if name in ("--fp16", "--bf16", "--int8", "--fp8"):
-            _precision(name[2:])(draft, name, "")
-        elif name in ("-o", "--output", "--save-engine"):
-            draft.engine = value
-        elif name == "--tf32":
-            tf32 = True
-        elif which := _SEVERAL.get(name):
-            draft.profiles[-1][which] = ",".join(map(_shape_text, values))
-        elif name in ("--pool-limit", "--memory-pool-limit"):
-            for item in values:
-                pool, _, size = item.partition(":")
-                unit = {"K": "KiB", "M": "MiB", "G": "GiB"}.get(size[-1:], "")
-                _pool_of_polygraphy(draft, name, pool, (size[:-1] if unit else size) + unit)
-        elif name == "--workspace":
-            draft.build += ["--workspace", value]
-        elif name == "--calibration-cache":
-            _calibration_cache(draft, name, value)
-        elif name in ("--data-loader-script", "--load-inputs", "--load-input-data"):
-            draft.data = "ARRAYS.npz"
-            draft.say(
-                name, "--data ARRAYS.npz: an array for each input, whose first axis are the samples (numpy.savez)"
-            )
-        elif name in ("--layer-precisions",):
-            _layer_precisions(draft, name, ",".join(values))
-        elif name == "--hardware-compatibility-level":
-            draft.build += ["--hardware-compatibility", value.lower()]
-        elif flags := _POLYGRAPHY_FLAGS.get(name):
-            draft.build += flags
-        elif flag := _POLYGRAPHY_VALUES.get(name):
-            draft.build += [] if flag in draft.build else [flag, value]
-        elif name in _POLYGRAPHY_LACKS:
-            draft.say(name, _POLYGRAPHY_LACKS[name], 11)
-        elif name in ("--atol", "--rtol", "--check-error-stat"):
-            draft.say(
-                name, "trtopt verify --min-snr DB or --min-agreement SHARE: each output by its kind, not by tolerances"
-            )
-        elif name in ("-v", "-vv", "-vvv", "--verbose"):
-            draft.say(name, "trtopt -v build …")
-        elif name == "--plugins":
-            draft.lack(name, _PLUGINS)
-        elif name not in (*runners, "--model-type", "--convert-to", "--input-shapes", "--inputs", "--validate"):
-            draft.lack(name, "trtopt has nothing for it")
-    if not tf32 and draft.model:
+    elif Path(draft.model).suffix != ".onnx":
+        draft.lack(draft.model, "trtopt builds from ONNX; from PyTorch: trtopt export my_model.py:Net -o MODEL.onnx")
+    for name, values in options:
+        _polygraphy_option(draft, name, values)
+    given = {name for name, _ in options}
+    if "--tf32" not in given and draft.model:
         draft.build.append("--no-tf32")
         draft.say("polygraphy", "it leaves TF32 off unless told, so --no-tf32; trtopt by itself uses it, and is faster")
     commands = draft.commands()
     if tool == "run":
         engine = draft.engine or str(Path(draft.model).with_suffix(".engine"))
-        if {"--trt", "--onnxrt"} <= set(runners):
-            words = ["trtopt", "verify", draft.model or "MODEL.onnx", engine]
-            commands.append(shlex.join([*words, *(["--data", draft.data] if draft.data else IMAGES)]))
-        elif runners == ["--onnxrt"]:
+        if {"--trt", "--onnxrt"} <= given:
+            data = ("--data", draft.data) if draft.data else IMAGES
+            commands.append(shlex.join(["trtopt", "verify", draft.model or "MODEL.onnx", engine, *data]))
+        elif "--onnxrt" in given:
             commands = [shlex.join(["trtopt", "check", draft.model])]
         else:
             commands.append(shlex.join(["trtopt", "bench", engine]))
     return commands, draft.options
+
+
+def _polygraphy_option(draft: _Draft, name: str, values: Sequence[str]) -> None:
+    value = values[0] if values else ""
+    if name in ("--fp16", "--bf16", "--int8", "--fp8"):
+        _precision(name[2:])(draft, name, "")
+    elif name == "--fp-to-fp16":
+        draft.precisions.add("fp16")
+        draft.build += ["--save-onnx", draft.engine or "OUT.onnx"]
+        draft.engine = ""
+        draft.say(name, "trtopt build --fp16 --save-onnx OUT.onnx: the graph in FP16, with what overflows left in FP32")
+    elif name in ("-o", "--output", "--save-engine"):
+        if "--save-onnx" in draft.build:
+            draft.build[draft.build.index("--save-onnx") + 1] = value
+        else:
+            draft.engine = value
+    elif which := _SEVERAL.get(name):  # again: another profile
+        if which in draft.profiles[-1] and which == "min":
+            draft.profiles.append({})
+        place = next((profile for profile in draft.profiles if which not in profile), draft.profiles[-1])
+        place[which] = ",".join(map(_shape_text, values))
+    elif name in ("--pool-limit", "--memory-pool-limit"):
+        for item in values:
+            pool, _, size = item.partition(":")
+            unit = {"K": "KiB", "M": "MiB", "G": "GiB"}.get(size[-1:], "")
+            _pool_of_polygraphy(draft, name, pool, (size[:-1] if unit else size) + unit)
+    elif name == "--workspace":
+        draft.build += ["--workspace", value]
+    elif name == "--calibration-cache":
+        _calibration_cache(draft, name, value)
+    elif name in ("--data-loader-script", "--load-inputs", "--load-input-data"):
+        draft.data = "ARRAYS.npz"
+        draft.say(name, "--data ARRAYS.npz: an array for each input, whose first axis are the samples (numpy.savez)")
+    elif name == "--layer-precisions":
+        _layer_precisions(draft, name, ",".join(values))
+    elif name == "--hardware-compatibility-level":
+        draft.build += ["--hardware-compatibility", value.lower()]
+    elif flags := _POLYGRAPHY_FLAGS.get(name):
+        draft.build += flags
+    elif flag := _POLYGRAPHY_VALUES.get(name):
+        draft.build += [] if flag in draft.build else [flag, value]
+    elif name in _POLYGRAPHY_NOTHING:
+        draft.say(name, _POLYGRAPHY_NOTHING[name], 11)
+    elif name in ("--atol", "--rtol", "--check-error-stat"):
+        draft.say(
+            name, "trtopt verify --min-snr DB or --min-agreement SHARE: each output by its kind, not by tolerances"
+        )
+    elif name in ("-v", "-vv", "-vvv", "--verbose"):
+        draft.say(name, "trtopt -v build …")
+    elif name == "--plugins":
+        draft.lack(name, _PLUGINS)
+    elif name not in _UNHEARD:
+        draft.lack(name, "trtopt has nothing for it")
 
 
 def _pool_of_polygraphy(draft: _Draft, what: str, pool: str, size: str) -> None:
@@ -531,18 +543,17 @@ def _polygraphy_tool(
     return [shlex.join(["trtopt", *words])], said
 
 
-def _parsed(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Positional arguments, and option → values, as Polygraphy takes them: after a space or a '='."""
+def _parsed(words: Iterable[str]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """Positional arguments, and options with their values, as Polygraphy takes them: after a space or a '='."""
     positional: list[str] = []
-    options: dict[str, list[str]] = {}
-    last, alone = "", False
+    options: list[tuple[str, list[str]]] = []
     for word in words:
+        last, values = options[-1] if options else ("", [])
         if re.match(r"-{1,2}[a-zA-Z]", word):
-            last, equals, value = word.partition("=")
-            options.setdefault(last, []).extend([value] if equals else [])
-            alone = bool(equals)
-        elif last and (last in _SEVERAL or (last in _ONE and not options[last] and not alone)):
-            options[last].append(word)
+            name, equals, value = word.partition("=")
+            options.append((name, [value] if equals else []))
+        elif last in _SEVERAL or (last in _ONE and not values):
+            values.append(word)
         else:
             positional.append(word)
     return positional, options

@@ -203,14 +203,15 @@ def _model(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
             continue
         report = answer.values
         if report["opset"]:
-            inputs = ", ".join(f"{item['name']} {_shape(item['shape'])}" for item in report["inputs"])
+            inputs = ", ".join(f"{item['name']} ({', '.join(map(str, item['shape']))})" for item in report["inputs"])
             told["opset"] = f"{report['opset']}; inputs {inputs}"
         counts = {level: sum(item["level"] == level for item in report["findings"]) for level in ("error", "warning")}
-        told[f"check for {report['parser'] or backend}"] = f"{counts['error']} errors, {counts['warning']} warnings"
+        said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+        told[f"check ({backend})"] = f"{report['parser'] or 'no parser'}: {said}"
         found += _errors(report, command)
         if counts["warning"]:
             codes = ", ".join(sorted({item["code"] for item in report["findings"] if item["level"] == "warning"}))
-            fact = f"check warns {counts['warning']} times, for {report['parser'] or 'no parser'}: {codes}"
+            fact = f"check warns of {codes}"
             found.append(HostFinding("model-warnings", "info", fact, "builds work; precision may suffer", command))
     found = list(dict.fromkeys(found))  # of several parsers the same
     found += _room(path, host)
@@ -233,7 +234,3 @@ def _room(path: Path, host: Host) -> Iterator[HostFinding]:
         fact = f"{host.free_memory / 2**30:.1f} GiB of memory are free, and the model has {size / 2**30:.1f} GiB"
         consequence = "its graph, a second one with Q/DQ and TensorRT's copy don't fit: the build may be killed"
         yield HostFinding("model-larger-than-memory", "warning", fact, consequence, "ps aux --sort=-rss | head")
-
-
-def _shape(shape: Any) -> str:
-    return "x".join(map(str, shape)) if isinstance(shape, list) else str(shape)
