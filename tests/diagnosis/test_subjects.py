@@ -151,6 +151,10 @@ def test_files_that_are_no_plans(tmp_path: Path, on: Callable[..., None], here: 
     assert found(path)["lfs-pointer"] == "git lfs install && git lfs pull --include m.engine"
     onnx.save(model(), path)
     assert found(path)["model-not-plan"].startswith(f"trtopt build {path}")
+    path.write_bytes(b"PK\x03\x04" + bytes(100))
+    assert found(path)["weights-not-plan"] == f"trtopt export my_model.py:Net --weights {path} -o MODEL.onnx"
+    path.write_bytes(b"")
+    assert set(found(path)) == {"no-plan"}
     path.write_bytes(b"anything else")
     assert set(found(path)) == {"no-plan"}
     path.write_bytes(plan(**RTX)[:200])

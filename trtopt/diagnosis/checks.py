@@ -151,13 +151,14 @@ def tensorrt_parts(host: Host) -> Iterator[HostFinding]:
         versions = {release(package.version)[:3] for package in parts}  # 8.6.1.post1 has libraries 8.6.1
         if len(versions) > 1:
             main = host.package(product) or parts[0]
+            # Those of 8.6 and 9, without a CUDA in their names, are pinned by the main one, in versions of their own.
+            names = dict.fromkeys([main.name, *(part.name for part in parts if _cuda(part.name))])
             yield HostFinding(
                 "tensorrt-parts",
                 "error",
                 f"parts of {product} have different versions: {_listed(parts)}",
                 "engines are refused by a version that isn't the one shown, or the import fails",
-                f"pip install --force-reinstall {product}=={main.version} "
-                + " ".join(f"{part.name}=={main.version}" for part in parts if part.name != product),
+                " ".join(["pip install --force-reinstall", *(f"{name}=={main.version}" for name in names)]),
             )
 
 
@@ -293,19 +294,20 @@ def failing_imports(host: Host) -> Iterator[HostFinding]:
 
 # The GPU and its driver --------------------------------------------------------------------------------------------------
 
+_WITHOUT = 'export LD_LIBRARY_PATH="$(printf %s "$LD_LIBRARY_PATH" | tr : \'\\n\' | grep -v {} | paste -sd:)"'
 _DRIVER_ERRORS = {  # codes of cuInit → consequence, command
     34: (
         "a stub that is for linking alone is found in place of the driver's library",
-        'export LD_LIBRARY_PATH="$(printf %s "$LD_LIBRARY_PATH" | tr : \'\\n\' | grep -v stubs | paste -sd:)"',
+        _WITHOUT.format("stubs"),
     ),
-    46: ("another process has the GPU for itself", "nvidia-smi -c DEFAULT"),
+    46: ("another process has the GPU for itself", "sudo nvidia-smi -c DEFAULT"),
     100: ("the driver finds no GPU that this process may use", "nvidia-smi -L; unset CUDA_VISIBLE_DEVICES"),
     304: ("the device files of the GPU can't be opened", "sudo nvidia-modprobe -u -c=0"),
     802: ("GPUs on an NVSwitch wait for the fabric manager", "sudo systemctl enable --now nvidia-fabricmanager"),
     803: ("the driver was upgraded and its kernel module is the old one", "sudo reboot"),
     804: (
         "CUDA's forward-compatibility libraries are in front, which this GPU doesn't take",
-        "sudo rm -rf /usr/local/cuda/compat && sudo ldconfig",
+        _WITHOUT.format("compat"),
     ),
     999: (
         "the driver's module hangs, often since the machine slept",

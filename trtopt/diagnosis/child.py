@@ -51,9 +51,9 @@ def _module(name: str) -> dict[str, Any]:
     }
 
 
-def _provider() -> dict[str, Any]:
+def _provider(name: str) -> dict[str, Any]:
     """Whether ONNX Runtime's library for NVIDIA GPUs finds those of CUDA, as a session would load it."""
-    ort: Any = importlib.import_module("onnxruntime")
+    ort: Any = importlib.import_module(name)
     folder = Path(ort.__file__).parent / "capi"
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):

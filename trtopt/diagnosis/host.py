@@ -145,7 +145,7 @@ def examine(output: Path | None = None) -> Host:
     files = {name: place for name in MODULES if (place := module_file(name, sys.path)) is not None}
     probes: dict[str, tuple[str, ...]] = {"gpu": ("gpu",)} | {name: ("module", name) for name in files}
     if "onnxruntime-gpu" in packages:
-        probes["onnxruntime-cuda"] = ("provider",)
+        probes["onnxruntime-cuda"] = ("provider", "onnxruntime")
     answers = ask(probes, PATIENCE)
     cache = cache_path()
     return Host(

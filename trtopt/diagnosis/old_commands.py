@@ -96,7 +96,7 @@ class _Draft:
         return ";".join(texts)
 
     def commands(self) -> list[str]:
-        engine = self.engine or (str(Path(self.model).with_suffix(".engine")) if self.model else "MODEL.engine")
+        engine = self.engine or (_as(self.model, ".engine") if self.model else "MODEL.engine")
         made = []
         if self.model and self.building:
             made.append(["trtopt", "build", self.model, *self.words(), "-o", engine])
@@ -143,6 +143,12 @@ def _program(words: Sequence[str]) -> tuple[str, list[str]]:
     if not rest:
         return "", []
     return Path(rest[0]).name.removesuffix(".exe"), rest[1:]
+
+
+def _as(name: str, suffix: str) -> str:
+    """A file's name with another suffix."""
+    path = Path(name)
+    return str(path.with_suffix(suffix)) if path.name else f"OUT{suffix}"
 
 
 # trtexec -----------------------------------------------------------------------------------------------------------------
@@ -263,13 +269,13 @@ def _calibration_cache(draft: _Draft, what: str, value: str) -> None:
 def _loaded_inputs(draft: _Draft, what: str, value: str) -> None:
     for part in filter(None, value.split(",")):
         name, _, file = part.replace("'", "").rpartition(":")
-        draft.inputs.append(f"{name}={Path(file).with_suffix('.npy')}")
+        draft.inputs.append(f"{name}={_as(file, '.npy')}")
     why = "trtopt run --input NAME=FILE.npy; trtexec's raw files become .npy by numpy.fromfile(…).reshape(…) and numpy.save"
     draft.say(what, why)
 
 
 def _output(draft: _Draft, what: str, value: str) -> None:
-    draft.output = str(Path(value).with_suffix("")) if value else "OUT"
+    draft.output = _as(value, "")
 
 
 def _device(draft: _Draft, what: str, value: str) -> None:
@@ -449,7 +455,7 @@ def _polygraphy(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
         draft.say("polygraphy", "it leaves TF32 off unless told, so --no-tf32; trtopt by itself uses it, and is faster")
     commands = draft.commands()
     if tool == "run":
-        engine = draft.engine or str(Path(draft.model).with_suffix(".engine"))
+        engine = draft.engine or _as(draft.model, ".engine")
         if {"--trt", "--onnxrt"} <= given:
             data = ("--data", draft.data) if draft.data else IMAGES
             commands.append(shlex.join(["trtopt", "verify", draft.model or "MODEL.onnx", engine, *data]))

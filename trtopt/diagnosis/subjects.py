@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CHECKING = 600.0  # seconds for `check`, of a large model on a slow machine
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _START = 4096
+_FIELDS = (b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42")  # of an ONNX model, behind its IR version
 _CROSSED = ((8, 10), (10, 11))  # major versions that version-compatible plans cross
 _BACKENDS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}  # module → backend
 
@@ -91,7 +92,7 @@ def _no_plan(path: Path, start: bytes) -> HostFinding:
             "only Ultralytics opens it; TensorRT says 'Magic tag does not match'",
             f"tail -c +{length + 5} {name} > {copy}",
         )
-    if start[:1] == b"\x08" and b"onnx" in start.lower():
+    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in _FIELDS:
         output = shlex.quote(str(path.with_suffix(".built.engine")))
         return HostFinding(
             "model-not-plan",
@@ -100,12 +101,20 @@ def _no_plan(path: Path, start: bytes) -> HostFinding:
             "TensorRT can't run it as it is",
             f"trtopt build {name} -o {output}",
         )
+    if start.startswith(b"PK\x03\x04"):
+        return HostFinding(
+            "weights-not-plan",
+            "error",
+            f"{path} is an archive, as PyTorch saves weights and modules",
+            "TensorRT builds from ONNX",
+            f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx",
+        )
     return HostFinding(
         "no-plan",
         "error",
         f"{path} isn't a TensorRT plan: its header isn't one",
         "nothing can run it; it is damaged, of TensorRT before 8.6, or something else",
-        f"trtopt build MODEL.onnx -o {name}",
+        "trtopt build MODEL.onnx -o MODEL.engine",
     )
 
 
