@@ -72,7 +72,8 @@ class Migration:
         for item in self.replaced:
             where = f"line {item.line}: " if item.line else ""
             gone = f" (gone in {item.gone})" if item.gone else ""
-            yield from wrapped(f"{where}{item.what}{gone}: {'no equivalent: ' * item.lacking}{item.instead}")
+            yield from wrapped(f"{where}{item.what}{gone}")
+            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", start=4)
         if not self.replaced and not self.commands:
             yield "nothing in it is of TensorRT's old ways"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import plain
+from trtopt.core.errors import UsageError
 from trtopt.core.options import taking
 from trtopt.diagnosis.checks import LEVELS, HostFinding, facts, findings
 from trtopt.diagnosis.host import examine
@@ -91,9 +92,14 @@ def doctor(request: DoctorRequest) -> DoctorReport:
             run: what of it TensorRT 10 and 11 no longer have is named, with what trtopt has for it.
 
     Raises:
-        UsageError: a file that doesn't exist, or a command that is neither trtexec's nor polygraphy's.
+        UsageError: a file that doesn't exist, a command that is neither trtexec's nor polygraphy's, or both arguments.
     """
     if request.migrate is not None:
+        if request.subject is not None:
+            raise UsageError(
+                f"`migrate=` looks at a script or a command alone, not at {request.subject} too: leave one of them out; a "
+                "command is one text, in quotes"
+            )
         return DoctorReport(migration=migrated(request.migrate))
     subject = None if request.subject is None else Path(request.subject)
     host = examine(None if subject is None else subject.absolute().parent)
