@@ -12,6 +12,7 @@ import pytest
 from seeding import ROOT, commands, diagnose, library, module, nvidia_driver, package
 
 import trtopt
+from trtopt.diagnosis import checks
 from trtopt.diagnosis import host as hosts
 from trtopt.diagnosis.host import Host, examine
 
@@ -258,6 +259,15 @@ def found(host: Host) -> dict[str, str]:
 
 def test_a_clean_machine(machine: Path) -> None:
     assert set(found(examine())) <= {"no-extension"}
+
+
+def test_a_check_that_fails_itself(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(host: Host) -> Any:
+        raise KeyError("nobody thought of it")
+
+    monkeypatch.setattr("trtopt.diagnosis.checks.CHECKS", [broken, *checks.CHECKS])
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert {"check-failed", "variable"} <= set(found(examine()))
 
 
 def test_a_gpu_without_a_driver(machine: Path) -> None:

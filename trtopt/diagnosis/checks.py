@@ -53,9 +53,20 @@ def _check(function: Check) -> Check:
 
 
 def findings(host: Host) -> tuple[HostFinding, ...]:
-    """What all checks find, errors first."""
-    found = [finding for check in CHECKS for finding in check(host)]
+    """What all checks find, errors first. A check that fails itself is told of, and the others go on."""
+    found: list[HostFinding] = []
+    for check in CHECKS:
+        found += _found(check, host)
     return tuple(sorted(found, key=lambda finding: LEVELS.index(finding.level)))
+
+
+def _found(check: Check, host: Host) -> list[HostFinding]:
+    try:
+        return list(check(host))
+    except Exception as error:  # on a host that nobody thought of
+        fact = f"the check {getattr(check, '__name__', check)} failed: {type(error).__name__}: {error}"
+        consequence = "what it looks for isn't known here; please report this"
+        return [HostFinding("check-failed", "warning", fact, consequence, "trtopt version --json")]
 
 
 # Python and packages -----------------------------------------------------------------------------------------------------
@@ -501,8 +512,8 @@ def cpu_runtime(host: Host) -> Iterator[HostFinding]:
 @_check
 def runtime_libraries(host: Host) -> Iterator[HostFinding]:
     """microsoft/onnxruntime: "Failed to load library libonnxruntime_providers_cuda.so", and on it goes on the CPU."""
-    answer = host.answers.get("onnxruntime-cuda")
-    if host.gpus and answer is not None and answer.failure and not host.answers["onnxruntime"].failure:
+    answer, imported = host.answers.get("onnxruntime-cuda"), host.answered("onnxruntime")
+    if host.gpus and imported and answer is not None and answer.failure:
         package = host.package("onnxruntime-gpu")
         yield HostFinding(
             "onnxruntime-without-cuda",
