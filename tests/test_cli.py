@@ -44,7 +44,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 14
+    assert len(COMMANDS) == 15
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -113,6 +113,7 @@ def _texts(path: Path) -> list[str]:
 ROOT = Path(trtopt.__file__).parent
 # Not messages: the command line and what its help says, arguments of other programs, commands to be typed.
 ARGUMENTS = {"cli", "workflow", "cuda.smi", "core.shapes", "frontend.checkpoints", "core.shared_options"}
+ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [name for name in MODULES if name not in ARGUMENTS and not name.endswith("request")]
 

@@ -115,6 +115,19 @@ def test_the_place_that_loses_most_is_named(folder: Path) -> None:
         assert said in README and said in done.stdout
 
 
+def test_what_is_wrong_is_said(folder: Path) -> None:
+    if not (folder / "lite0.engine").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    host, old = _blocks("Something is wrong", "bash")
+    assert host.count("trtopt doctor") == 3
+    for commands, told in ((host, ("built for       sm89", "opset ")), (old, ("$ trtopt build model.onnx --fp16",))):
+        done = subprocess.run(
+            ["bash", "-c", commands], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode in (0, 1) and "error:" not in done.stderr, done.stderr[-2000:]
+        assert all(line in done.stdout for line in told), done.stdout
+
+
 def test_the_options_of_the_comparison_exist() -> None:
     from typer.testing import CliRunner
 

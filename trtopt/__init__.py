@@ -65,6 +65,9 @@ if TYPE_CHECKING:
     from trtopt.cuda.smi import Clocks as Clocks
     from trtopt.data.batches import Skipped as Skipped
     from trtopt.data.preprocess import Preprocess as Preprocess
+    from trtopt.diagnosis.checks import HostFinding as HostFinding
+    from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
+    from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
     from trtopt.engine.inspection import (
         EngineReport as EngineReport,
         ModelReport as ModelReport,
@@ -151,6 +154,9 @@ _HOMES = {
     "cuda.smi": ("Clocks",),
     "data.batches": ("Skipped",),
     "data.preprocess": ("Preprocess",),
+    "diagnosis.checks": ("HostFinding",),
+    "diagnosis.migration": ("Migration", "Replacement"),
+    "diagnosis.report": ("DoctorReport", "doctor"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
     "evaluation.benchmark": ("BenchReport", "BenchRow", "bench"),

@@ -28,6 +28,7 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
+from trtopt.diagnosis.request import DoctorRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -156,7 +157,7 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     annotation: Any = kind | None if absent and not required else kind
     flag = "--" + item.name.replace("_", "-")
     metavar = about.metavar or about.unit.upper() or None
-    if required and not about.short:
+    if about.positional or (required and not about.short):
         described = typer.Argument(metavar=metavar, help=about.help)
     else:
         flags = [about.short] if about.short else []
@@ -565,6 +566,12 @@ def show_jobs(result: Any, values: _Options) -> Iterator[str]:
         str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
     )
     yield result.summary
+
+
+@_command(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
+def doctor(report: Any, values: _Options) -> Iterator[str]:
+    """Look for what is wrong with this host, and with a plan or a model on it. Exit status 1 if anything is."""
+    return report.lines  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -142,15 +142,19 @@ def sha256_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
+def cache_path() -> Path:
+    """$TRTOPT_CACHE, else $XDG_CACHE_HOME/trtopt, else ~/.cache/trtopt."""
+    root = os.environ.get("TRTOPT_CACHE")
+    return Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtopt"
+
+
 def cache_folder(*parts: str) -> Path:
-    """A folder under $TRTOPT_CACHE (else $XDG_CACHE_HOME/trtopt, else ~/.cache/trtopt), made if absent.
+    """A folder under `cache_path()`, made if absent.
 
     Raises:
         OutputError: it can't be made.
     """
-    root = os.environ.get("TRTOPT_CACHE")
-    base = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trtopt"
-    return made_folder(base.joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
+    return made_folder(cache_path().joinpath(*parts), "the cache folder", "set TRTOPT_CACHE to another")
 
 
 def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: str = "give another `output=`") -> Path:

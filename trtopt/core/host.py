@@ -6,23 +6,33 @@ import os
 import sys
 from pathlib import Path
 
+CGROUP = "/sys/fs/cgroup"
+
 
 def cores() -> int:
     """CPUs that this process may use: its affinity, and its container's quota."""
+    limit = quota()
+    return visible_cores() if limit is None else min(visible_cores(), max(1, int(limit)))
+
+
+def visible_cores() -> int:
+    """CPUs that libraries count when they start threads: the affinity; they don't ask for a container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else os.cpu_count() or 1
-    quota = _words("/sys/fs/cgroup/cpu.max")  # "200000 100000": microseconds in each period; "max …": no limit
-    if len(quota) == 2 and all(map(str.isdigit, quota)):
-        count = min(count, max(1, int(quota[0]) // int(quota[1])))
-    return count
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def quota() -> float | None:
+    """CPUs' worth of time that the container has; None: no limit."""
+    words = _words(f"{CGROUP}/cpu.max")  # "200000 100000": microseconds in each period; "max …": no limit
+    return int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdigit, words)) else None
 
 
 def free_memory() -> int | None:
     """Bytes that can still be taken without swapping; None where the system doesn't say."""
     limits = [int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemAvailable:")]
-    limit, used = _words("/sys/fs/cgroup/memory.max"), _words("/sys/fs/cgroup/memory.current")
+    limit, used = _words(f"{CGROUP}/memory.max"), _words(f"{CGROUP}/memory.current")
     if limit and used and limit[0].isdigit():
-        cached = [int(line.split()[1]) for line in _lines("/sys/fs/cgroup/memory.stat") if line.startswith("file ")]
+        cached = [int(line.split()[1]) for line in _lines(f"{CGROUP}/memory.stat") if line.startswith("file ")]
         limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
     return min(limits, default=None)
 

@@ -44,6 +44,7 @@ class About:
         typed: what the command line makes of the text, where the default doesn't say: Path, str, int, float or a list of these.
         short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
         needed: the command can't do without it, though the function can.
+        positional: it is an argument of the command though it has a default.
     """
 
     help: str = ""
@@ -52,6 +53,7 @@ class About:
     typed: Any = None
     short: str = ""
     needed: bool = False
+    positional: bool = False
 
 
 def about(**given: Any) -> dict[str, About]:

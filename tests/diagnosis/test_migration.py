@@ -1,0 +1,281 @@
+"""Old scripts and command lines: every name that was dropped is found, and the commands that are given run here."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import trtopt
+from trtopt import cli
+from trtopt.core.errors import UsageError
+from trtopt.diagnosis.migration import Migration, migrated, removed
+
+API = Path(__file__).parent.parent / "trt" / "api"
+
+
+def names(version: str) -> set[str]:
+    api = json.loads((API / f"{version}.json").read_text())
+    members = {f"{owner}.{name}" for kind in ("enums", "classes") for owner, held in api[kind].items() for name in held}
+    return members | set(api["functions"]) | set(api["enums"]) | set(api["classes"])
+
+
+GENERATIONS = {8: names("8.6.0"), 10: names("10.16.1"), 11: names("11.4.0")}
+OF_LAYERS = re.compile(
+    r"I\w+Layer\.(precision|precision_is_set|reset_precision|set_output_type|reset_output_type|output_type_is_set)"
+)
+
+
+def test_the_names_are_those_that_tensorrt_dropped() -> None:
+    for row in removed():
+        for name in row.names if row.library == "tensorrt" else ():
+            before = {10: 8, 11: 10}.get(row.gone)
+            assert before is None or name in GENERATIONS[before], name
+            assert not any(name in held for generation, held in GENERATIONS.items() if generation >= row.gone), name
+
+
+@pytest.mark.parametrize(("before", "after"), [(8, 10), (10, 11)])
+def test_no_name_that_was_dropped_is_missing(before: int, after: int) -> None:
+    known = {name for row in removed() for name in row.names}
+    gone = {name for name in GENERATIONS[before] - GENERATIONS[after] if not name.endswith("__init__")}
+    missing = {name for name in gone if name not in known and name.split(".")[0] not in known}
+    assert {name for name in missing if not OF_LAYERS.fullmatch(name)} == set()  # ILayer's stand for theirs
+
+
+SCRIPT = """\
+import os
+import pycuda.autoinit
+import tensorrt as trt
+from tensorrt import IInt8MinMaxCalibrator
+
+raise SystemExit("this is never run")
+
+class Calibrator(trt.IInt8EntropyCalibrator2):
+    def __init__(self):
+        trt.IInt8EntropyCalibrator2.__init__(self)
+        self.max_batch_size = 8
+
+class Other(IInt8MinMaxCalibrator):
+    pass
+
+def build(path):
+    builder = trt.Builder(trt.Logger())
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH))
+    config = builder.create_builder_config()
+    config.max_workspace_size = 1 << 30
+    config.set_flag(trt.BuilderFlag.FP16)
+    config.set_flag(trt.BuilderFlag.TF32)
+    config.int8_calibrator = Calibrator()
+    network[0].precision = trt.float32
+    print(network[0].precision)
+    return builder.build_engine(network, config)
+
+def run(engine, bindings):
+    context = engine.create_execution_context()
+    for index in range(engine.num_bindings):
+        print(engine.get_binding_name(index), engine.max_batch_size)
+    context.execute_async_v2(bindings, 0)
+    context.execute(batch_size=1, bindings=bindings)
+    context.execute_async_v3(0)
+    cursor.execute("select 1")
+
+os.system("trtexec --onnx=a.onnx --int8 --calib=a.cache --buildOnly")
+"""
+
+
+def by_line(migration: Migration) -> dict[int, list[str]]:
+    lines: dict[int, list[str]] = {}
+    for item in migration.replaced:
+        lines.setdefault(item.line, []).append(item.what)
+    return lines
+
+
+def test_a_script_is_read_and_never_run(tmp_path: Path) -> None:
+    path = tmp_path / "old.py"
+    path.write_text(SCRIPT)
+    found = by_line(migrated(str(path)))
+    expected = {
+        8: ["IInt8EntropyCalibrator2"],
+        10: ["IInt8EntropyCalibrator2"],
+        13: ["IInt8MinMaxCalibrator"],
+        18: ["NetworkDefinitionCreationFlag.EXPLICIT_BATCH"],
+        20: ["IBuilderConfig.max_workspace_size"],
+        21: ["BuilderFlag.FP16"],
+        23: ["IBuilderConfig.int8_calibrator"],
+        24: ["ILayer.precision"],
+        26: ["Builder.build_engine"],
+        30: ["ICudaEngine.num_bindings"],
+        31: ["ICudaEngine.get_binding_name", "ICudaEngine.max_batch_size"],
+        32: ["IExecutionContext.execute_async_v2"],
+        33: ["IExecutionContext.execute"],
+        37: ["--int8", "--calib", "--buildOnly"],
+    }
+    assert found == expected
+    [gone] = {item.gone for item in migrated(str(path)).replaced if item.what == "Builder.build_engine"}
+    assert gone == "TensorRT 10"
+
+
+def test_a_script_without_tensorrt_or_with_what_stays(tmp_path: Path) -> None:
+    path = tmp_path / "new.py"
+    path.write_text("import db\ndb.engine.num_bindings\ncontext.execute_async_v2(1)\n")
+    assert migrated(str(path)).replaced == ()
+    path.write_text(
+        "import tensorrt as trt\nconfig.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1)\n"
+        "config.set_flag(trt.BuilderFlag.REFIT)\ncontext.execute_async_v3(0)\nx.set_input_shape('a', (1,))\n"
+    )
+    assert migrated(str(path)).ok
+    assert trtopt.doctor(migrate=str(path)).ok
+
+
+def test_other_libraries_and_shell_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "old.py"
+    path.write_text(
+        "from polygraphy.backend.trt import Calibrator, CreateConfig\nfrom torch2trt import torch2trt\n"
+        "CreateConfig(fp16=True)\nCreateConfig()\nCalibrator(data)\ntorch2trt(m, [x], fp16_mode=True)\n"
+    )
+    assert by_line(migrated(str(path))) == {3: ["CreateConfig"], 5: ["Calibrator"], 6: ["torch2trt"]}
+    path = tmp_path / "old.sh"
+    path.write_text(
+        "#!/bin/sh\nset -e\n# trtexec --onnx=no.onnx\ntrtexec --onnx=$M \\\n  --fp16 --skipInference > log 2>&1\necho done\n"
+    )
+    result = migrated(str(path))
+    assert result.commands == ("trtopt build '$M' --fp16 -o '$M.engine'",)
+    assert by_line(result) == {4: ["--fp16"]}
+
+
+@pytest.mark.parametrize("text", ["def f(:", "x = 'a\0b'", "(" * 5000])
+def test_a_script_that_cant_be_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text(text)
+    with pytest.raises(UsageError, match="isn't Python"):
+        migrated(str(path))
+
+
+COMMANDS = {
+    "trtexec --onnx=m.onnx": ["trtopt build m.onnx -o m.engine", "trtopt bench m.engine"],
+    "trtexec --onnx=m.onnx --saveEngine=e.plan --fp16 --skipInference": ["trtopt build m.onnx --fp16 -o e.plan"],
+    "trtexec --onnx=m.onnx --int8 --fp16 --calib=c.cache --skipInference": [
+        "trtopt build m.onnx --int8 --calib c.cache -o m.engine"
+    ],
+    "trtexec --onnx=m.onnx --int8 --buildOnly": [
+        "trtopt build m.onnx --int8 --images DIR --preprocess PRESET -o m.engine"
+    ],
+    "trtexec --onnx=m.onnx --best --skipInference --device=1": [
+        "trtopt build m.onnx --best --images DIR --preprocess PRESET --device 1 -o m.engine"
+    ],
+    "trtexec --onnx=m.onnx --minShapes=a:1x8,b:1x3 --optShapes=a:8x64,b:8x3 --maxShapes=a:32x128,b:32x3 --skipInference": [
+        "trtopt build m.onnx --shapes 'a:1x8,8x64,32x128;b:1x3,8x3,32x3' -o m.engine"
+    ],
+    "trtexec --onnx=m.onnx --shapes='in:0':4x3 --memPoolSize=workspace:2048,dlaSRAM:1 --noTF32 --vc --refit": [
+        "trtopt build m.onnx --shapes in:0:4x3 --workspace 2048MiB --no-tf32 --version-compatible --refit -o m.engine",
+        "trtopt bench m.engine --batch 4",
+    ],
+    "trtexec --onnx=m.onnx --profile=0 --optShapes=a:1x8 --profile=1 --optShapes=a:4x8 --skipInference": [
+        "trtopt build m.onnx --shapes a:1x8 --shapes a:4x8 -o m.engine"
+    ],
+    "/opt/trtexec --loadEngine=m.engine --iterations=50 --infStreams=2 --dumpLayerInfo": [
+        "trtopt inspect m.engine",
+        "trtopt bench m.engine --iterations 50 --streams 2",
+    ],
+    "X=1 trtexec --loadEngine=m.engine --loadInputs=a:f.bin --exportOutput=o.json": [
+        "trtopt run m.engine --input a=f.npy -o o"
+    ],
+    "trtexec --onnx=m.onnx --inputIOFormats=fp16:chw --outputIOFormats=fp16:chw --sparsity=enable --stripWeights "
+    "--timingCacheFile=t --builderOptimizationLevel=5 --hardwareCompatibilityLevel=ampere+ --skipInference "
+    "--layerPrecisions=conv1:fp32 --precisionConstraints=obey --excludeLeanRuntime": [
+        (
+            "trtopt build m.onnx --no-fp32-io --sparsity --strip --timing-cache t --optimization-level 5 "
+            "--hardware-compatibility ampere_plus --precision-override conv1=fp32 --exclude-lean-runtime -o m.engine"
+        )
+    ],
+    "polygraphy convert m.onnx -o m.engine --fp16 --tf32 --trt-min-shapes x:[1,3] --trt-opt-shapes x:[2,3] "
+    "--trt-max-shapes x:[4,3] --pool-limit workspace:1G": [
+        "trtopt build m.onnx --fp16 --shapes x:1x3,2x3,4x3 --workspace 1GiB -o m.engine"
+    ],
+    "polygraphy convert --int8 --calibration-cache c.cache m.onnx -o m.engine": [
+        "trtopt build m.onnx --int8 --calib c.cache --no-tf32 -o m.engine"
+    ],
+    "python3 -m polygraphy run m.onnx --trt --onnxrt --atol 1e-3 --save-engine e.engine --tf32": [
+        "trtopt build m.onnx -o e.engine",
+        "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET",
+    ],
+    "polygraphy convert d.onnx -o d.engine --tf32 --trt-min-shapes X:[1,3] --trt-opt-shapes X:[1,3] --trt-max-shapes X:[1,3] "
+    "--trt-min-shapes X:[1,3] --trt-opt-shapes X:[4,3] --trt-max-shapes X:[32,3]": [
+        "trtopt build d.onnx --shapes X:1x3 --shapes X:1x3,4x3,32x3 -o d.engine"
+    ],
+    "polygraphy convert --fp-to-fp16 -o f.onnx i.onnx --tf32": [
+        "trtopt build i.onnx --fp16 --save-onnx f.onnx -o i.engine"
+    ],
+    "polygraphy surgeon sanitize m.onnx --fold-constants -o f.onnx": ["trtopt check m.onnx --fix f.onnx"],
+    "polygraphy inspect model m.engine": ["trtopt inspect m.engine"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("old", COMMANDS)
+def test_commands(old: str) -> None:
+    assert list(migrated(old).commands) == COMMANDS[old]
+
+
+@pytest.mark.parametrize("old", COMMANDS)
+def test_the_commands_are_ones_that_trtopt_takes(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Called(Exception):
+        pass
+
+    def call(*_: Any, **__: Any) -> None:
+        raise Called
+
+    for name in ("build", "bench", "run", "check", "inspect", "verify", "tune"):
+        monkeypatch.setattr(trtopt, name, call, raising=False)
+    monkeypatch.setattr("trtopt.evaluation.verify.check_reference", call)
+    for command in migrated(old).commands:
+        program, *words = shlex.split(command)
+        result = CliRunner().invoke(cli.app, words)
+        assert program == "trtopt"
+        assert isinstance(result.exception, Called), result.output
+
+
+def test_what_has_no_counterpart_is_said() -> None:
+    old = "trtexec --onnx=m.onnx --plugins=p.so --useDLACore=0 --maxBatch=8 --frobnicate --memPoolSize=dlaSRAM:1 fp16"
+    lacking = {item.what: item.gone for item in migrated(old).replaced if item.lacking}
+    assert lacking == {
+        "--plugins": "", "--useDLACore": "", "--maxBatch": "TensorRT 10", "--frobnicate": "", "--memPoolSize=dlaSRAM:1": "",
+        "fp16": "",
+    }  # fmt: skip
+    assert not migrated(old).ok
+    gone = {
+        item.what: item.gone for item in migrated("trtexec --onnx=m.onnx --fp16 --workspace=1 --useCudaGraph").replaced
+    }
+    assert gone == {"--fp16": "TensorRT 11", "--workspace": "TensorRT 10", "--useCudaGraph": ""}
+    assert migrated("trtexec --onnx=m.onnx --useCudaGraph").ok
+
+
+@pytest.mark.parametrize(
+    "wrong", ["ls -l", "trtexec '", "", "absent.py", "polygraphy dance", "trtexec --onnx=m --shapes=??"]
+)
+def test_what_isnt_known_is_refused(wrong: str) -> None:
+    with pytest.raises(UsageError):
+        migrated(wrong)
+
+
+def test_a_file_beside_a_command_isnt_passed_over() -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        trtopt.doctor("--onnx=m.onnx", migrate="trtexec")
+
+
+def test_it_is_told_in_eighty_columns_and_as_json() -> None:
+    shapes = "--minShapes=x:1x3x224x224 --optShapes=x:8x3x224x224 --maxShapes=x:32x3x224x224"
+    old = f"trtexec --onnx=m.onnx --int8 {shapes} --plugins=p"
+    result = CliRunner().invoke(cli.app, ["doctor", "--migrate", old])
+    assert result.exit_code == 1
+    assert max(map(len, result.output.splitlines())) <= 80
+    typed = re.sub(r" \\\n\s+", " ", result.output)
+    assert "    $ trtopt build m.onnx --int8 --images DIR --preprocess PRESET --shapes x:1x3x224x224," in typed
+    said = json.loads(CliRunner().invoke(cli.app, ["doctor", "--migrate", old, "--json"]).stdout)
+    assert said["migration"]["commands"] == list(migrated(old).commands)
+    assert set(said["migration"]["replaced"][0]) == {"what", "line", "gone", "instead", "lacking"}
+    assert said["migration"]["ok"] is said["ok"] is False

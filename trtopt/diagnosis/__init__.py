@@ -1,0 +1,1 @@
+"""What is wrong with a host, a file or an old script, and the command that helps: `doctor()`."""

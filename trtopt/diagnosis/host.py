@@ -1,0 +1,251 @@
+"""What is read of a host before anything is judged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from trtopt.core import host as limits
+from trtopt.core import native
+from trtopt.core.files import cache_path
+from trtopt.diagnosis.packages import Package, installed, module_file
+from trtopt.diagnosis.probes import Answer, ask
+
+PATIENCE = 30.0  # seconds for what takes one; a machine under load takes its time
+MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
+    "tensorrt": (),
+    "tensorrt_rtx": (),
+    "onnxruntime": (
+        *("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training"),
+        *("onnxruntime-rocm", "onnxruntime-migraphx", "onnxruntime-qnn", "onnxruntime-silicon", "ort-nightly"),
+        "ort-nightly-gpu",
+    ),
+    "cv2": (
+        *("opencv-python", "opencv-python-headless", "opencv-contrib-python", "opencv-contrib-python-headless"),
+        "opencv-python-rolling",
+    ),
+    "onnx": ("onnx", "onnx-weekly"),
+}
+_PROC, _SYS, _DEV, _ETC = Path("/proc"), Path("/sys"), Path("/dev"), Path("/etc")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder that work is written to.
+
+    Attributes:
+        role: "output", "cache" or "temporary".
+        free: bytes; None: the system doesn't say.
+        problem: why nothing can be written there; empty: it can.
+    """
+
+    role: str
+    path: Path
+    free: int | None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    name: str
+    compute_capability: int
+    memory: int
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host as it was found. Every check reads this and nothing else.
+
+    Attributes:
+        python: version; prefix: the environment's folder.
+        system: "Linux x86_64"; glibc: version, empty where it is another C library.
+        distribution: of Linux, such as "ubuntu"; container: it runs in one.
+        packages: normalized name → copies, the one that Python takes first.
+        answers: what child processes said: "gpu", each module of `MODULES` that is there, and "onnxruntime-cuda".
+        kernel_driver: version of NVIDIA's kernel module; empty: none is loaded.
+        nvidia_hardware: an NVIDIA GPU is plugged in, whether or not it can be used.
+        cores: that this process may use; visible_cores: that libraries count; quota: of the container, in cores.
+        free_memory, shared_memory: bytes; None: the system doesn't say.
+        cache_bytes: what the cache holds.
+        extension: trtopt's C extension is built.
+        files: module → where `import` finds it, of the modules that have a package here.
+    """
+
+    python: str
+    prefix: str
+    system: str
+    glibc: str
+    distribution: str
+    container: bool
+    environment: Mapping[str, str]
+    packages: Mapping[str, tuple[Package, ...]]
+    answers: Mapping[str, Answer]
+    kernel_driver: str
+    nvidia_hardware: bool
+    cores: int
+    visible_cores: int
+    quota: float | None
+    free_memory: int | None
+    shared_memory: int | None
+    folders: tuple[Folder, ...]
+    cache_bytes: int
+    extension: bool
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+    def package(self, *names: str) -> Package | None:
+        """The first of these that is installed."""
+        return next((self.packages[name][0] for name in names if name in self.packages), None)
+
+    def answered(self, probe: str) -> Mapping[str, object]:
+        """What a probe answered; empty where it didn't, or wasn't asked."""
+        answer = self.answers.get(probe)
+        return {} if answer is None or answer.values is None else answer.values
+
+    @cached_property
+    def gpus(self) -> tuple[Gpu, ...]:
+        listed: object = self.answered("gpu").get("devices")
+        fields = ("name", "compute_capability", "memory")
+        return tuple(Gpu(*(item[name] for name in fields)) for item in listed) if isinstance(listed, list) else ()
+
+    @cached_property
+    def driver(self) -> tuple[int, int] | None:
+        """The newest CUDA that the driver runs."""
+        version: object = self.answered("gpu").get("driver")
+        return (int(version[0]), int(version[1])) if isinstance(version, list) else None
+
+    @property
+    def no_gpu(self) -> str:
+        """Why no GPU can be used; empty: one can."""
+        answer = self.answers.get("gpu")
+        return answer.failure if answer and answer.failure else str(self.answered("gpu").get("reason", ""))
+
+    @cached_property
+    def libraries(self) -> Mapping[str, Mapping[str, str]]:
+        """Probe → file name → path of the native libraries that were loaded for it."""
+        found = {name: self.answered(name).get("libraries") for name in self.answers}
+        return {name: libraries for name, libraries in found.items() if isinstance(libraries, dict)}
+
+
+def examine(output: Path | None = None) -> Host:
+    """Look at this host. Nothing of it is changed, and nothing native runs in this process.
+
+    Args:
+        output: the folder that results would go to; default: the working directory.
+    """
+    packages = installed(sys.path)
+    files = {name: place for name in MODULES if (place := module_file(name, sys.path)) is not None}
+    probes: dict[str, tuple[str, ...]] = {"gpu": ("gpu",)} | {name: ("module", name) for name in files}
+    if "onnxruntime-gpu" in packages:
+        probes["onnxruntime-cuda"] = ("provider", "onnxruntime")
+    answers = ask(probes, PATIENCE)
+    cache = cache_path()
+    return Host(
+        python=platform.python_version(),
+        prefix=sys.prefix,
+        system=f"{platform.system()} {platform.machine()}",
+        glibc=_glibc(),
+        distribution=_distribution(),
+        container=any(Path(place).exists() for place in ("/.dockerenv", "/run/.containerenv")),
+        environment=dict(os.environ),
+        packages=packages,
+        answers=answers,
+        kernel_driver=_kernel_driver(),
+        nvidia_hardware=_nvidia_hardware(),
+        cores=limits.cores(),
+        visible_cores=limits.visible_cores(),
+        quota=limits.quota(),
+        free_memory=limits.free_memory(),
+        shared_memory=_shared_memory(),
+        folders=(
+            _folder("output", output or Path.cwd()),
+            _folder("cache", cache),
+            _folder("temporary", Path(tempfile.gettempdir())),
+        ),
+        cache_bytes=_size(cache),
+        extension=native.run is not None,
+        files=files,
+    )
+
+
+def _glibc() -> str:
+    with contextlib.suppress(OSError, ValueError):
+        if hasattr(os, "confstr"):
+            return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+    return ""
+
+
+def _distribution() -> str:
+    found = re.search(r"^ID=\"?([\w.-]+)", _text(_ETC / "os-release"), re.M)
+    return found[1] if found else ""
+
+
+def _kernel_driver() -> str:
+    """Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue …", the version."""
+    first = _text(_PROC / "driver" / "nvidia" / "version").partition("\n")[0]
+    found = re.search(r"\s(\d{3,}(?:\.\d+){1,2})\s", f"{first} ")
+    return found[1] if found else ""
+
+
+def _nvidia_hardware() -> bool:
+    if (_DEV / "nvidia0").exists():
+        return True
+    with contextlib.suppress(OSError):
+        for device in (_SYS / "bus" / "pci" / "devices").iterdir():
+            display = _text(device / "class").startswith("0x03")  # not a card's sound device
+            if display and _text(device / "vendor").strip() == "0x10de":
+                return True
+    return False
+
+
+def _shared_memory() -> int | None:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(_DEV / "shm").total
+    return None
+
+
+def _folder(role: str, path: Path) -> Folder:
+    """Of a folder that isn't there, what the nearest one above it that is would give."""
+    path = path.absolute()
+    there = next((place for place in (path, *path.parents) if _exists(place)), Path(path.anchor))
+    free = None
+    with contextlib.suppress(OSError):
+        free = shutil.disk_usage(there).free
+    try:
+        if not there.is_dir():
+            return Folder(role, path, free, f"{there} is no folder")
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        return Folder(role, path, free, error.strerror or str(error))
+    return Folder(role, path, free)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += Path(place, name).lstat().st_size
+    return total
+
+
+def _text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

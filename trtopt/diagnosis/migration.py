@@ -1,0 +1,255 @@
+"""Old scripts and command lines: what of them TensorRT 10 and 11 dropped, and trtopt's way. Nothing of them is run."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtopt.core.documents import converted, read_toml
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file
+from trtopt.diagnosis.lines import command_lines, wrapped
+from trtopt.diagnosis.old_commands import Option, is_command, translated
+
+LARGEST = 16 << 20  # bytes of a script
+_LIBRARIES = ("tensorrt", "polygraphy", "torch2trt")
+_OWN = ("self", "cls", "args", "opt", "opts", "params", "parser")  # names whose attributes are the script's own
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A name or an option of the old way.
+
+    Attributes:
+        what: as it stands there, such as "BuilderFlag.FP16" or "--fp16".
+        line: of the script; 0: there is no script.
+        gone: the first TensorRT without it, such as "TensorRT 11"; empty: all have it.
+        instead: trtopt's way, or why there is none.
+        lacking: trtopt has nothing for it.
+    """
+
+    what: str
+    line: int
+    gone: str
+    instead: str
+    lacking: bool
+
+
+@dataclass(frozen=True)
+class Migration:
+    """What became of a script or a command.
+
+    Attributes:
+        source: the script's path, or the command.
+        commands: trtopt's, in the order to type them.
+        replaced: names and options that are to be replaced, in their order.
+    """
+
+    source: str
+    commands: tuple[str, ...]
+    replaced: tuple[Replacement, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Everything in it works on TensorRT 11, too, and has its counterpart."""
+        return not any(item.gone or item.lacking for item in self.replaced)
+
+    @property
+    def lines(self) -> Iterator[str]:
+        """For a terminal."""
+        if self.commands:
+            yield "with trtopt:"
+        for command in self.commands:
+            yield from command_lines(command)
+        if self.commands and self.replaced:
+            yield ""
+        for item in self.replaced:
+            where = f"line {item.line}: " if item.line else ""
+            gone = f" (gone in {item.gone})" if item.gone else ""
+            yield from wrapped(f"{where}{item.what}{gone}")
+            yield from wrapped(f"{'no equivalent: ' * item.lacking}{item.instead}", start=4)
+        if not self.replaced and not self.commands:
+            yield "nothing in it is of TensorRT's old ways"
+
+
+@dataclass(frozen=True)
+class _Removed:
+    """A row of removed.toml."""
+
+    names: tuple[str, ...]
+    gone: int
+    instead: str
+    library: str = "tensorrt"
+    exact: bool = False
+    stored: bool = False
+    lacking: bool = False
+    keywords: tuple[str, ...] = ()
+
+
+@functools.cache
+def removed() -> tuple[_Removed, ...]:
+    """What TensorRT has dropped, from removed.toml."""
+    content = read_toml(Path(__file__).with_name("removed.toml"))
+    return tuple(converted(row, _Removed) for row in content["removed"])
+
+
+def migrated(source: str) -> Migration:
+    """What of a script or a command is to be replaced.
+
+    Raises:
+        UsageError: no such file, or no command that is known here.
+    """
+    text = source.strip()
+    if "\n" not in text and (_is_file(text) or re.fullmatch(r"\S+\.(py|sh|bash)", text)):
+        return _script(existing_file(text, "the script"))
+    try:
+        words = shlex.split(text.replace("\\\n", " "))
+    except ValueError as error:
+        raise UsageError(f"`migrate=` {text!r} can't be read as a command: {error}") from None
+    commands, options = translated(words)
+    return Migration(text, tuple(commands), tuple(_of_option(option, 0) for option in options))
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # a long command is no name of a file
+        return False
+
+
+def _of_option(option: Option, line: int) -> Replacement:
+    gone = f"TensorRT {option.gone}" if option.gone else ""
+    return Replacement(option.what, line, gone, option.instead, option.lacking)
+
+
+def _script(path: Path) -> Migration:
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise UsageError(f"`migrate=` {path} has over {LARGEST >> 20} MiB; a script is needed")
+    if path.suffix != ".py" and not content.startswith(b"#!/usr/bin/env python"):
+        text = content.decode("utf-8", "replace")
+        return _with_commands(str(path), list(_shell_commands(text)), [])
+    try:
+        tree = ast.parse(content, filename=str(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"`migrate=` {path} isn't Python that can be read: {error}") from None
+    found = [*_python(tree)]
+    typed = [(item.value, item.lineno) for item in ast.walk(tree) if isinstance(item, ast.Constant)]
+    commands = [
+        (words, line + number - 1)
+        for text, line in typed
+        if isinstance(text, str) and ("trtexec" in text or "polygraphy" in text)
+        for words, number in _shell_commands(text)
+    ]
+    return _with_commands(str(path), commands, found)
+
+
+def _with_commands(source: str, old: list[tuple[list[str], int]], found: list[Replacement]) -> Migration:
+    commands: list[str] = []
+    for words, line in old:
+        try:
+            made, options = translated(words)
+        except UsageError as error:
+            found.append(Replacement(shlex.join(words), line, "", str(error), True))
+            continue
+        commands += made
+        found += [_of_option(option, line) for option in options]
+    ordered = sorted(dict.fromkeys(found), key=lambda item: item.line)
+    return Migration(source, tuple(dict.fromkeys(commands)), tuple(ordered))
+
+
+def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
+    """Commands of trtexec and polygraphy in a shell's text, and their lines."""
+    pending, first = "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        first = first if pending else number
+        pending += line.strip()
+        if pending.endswith("\\"):
+            pending = pending[:-1] + " "
+            continue
+        for part in re.split(r"&&|\|\||;(?=\s|$)|\|", pending):
+            try:
+                words = shlex.split(part, comments=True)
+            except ValueError:
+                continue
+            words = list(itertools.takewhile(lambda word: not re.match(r"(\d|&)?>", word), words))
+            if is_command(words) and len(words) > 1:
+                yield words, first
+        pending = ""
+
+
+# Python ------------------------------------------------------------------------------------------------------------------
+
+
+def _python(tree: ast.Module) -> list[Replacement]:
+    imported = _imports(tree)
+    nodes = list(ast.walk(tree))
+    used = [item for item in nodes if isinstance(item, (ast.Attribute, ast.Name))]
+    calls = {id(item.func): {word.arg for word in item.keywords} for item in nodes if isinstance(item, ast.Call)}
+    found = []
+    for item in sorted(used, key=lambda item: (item.lineno, item.end_col_offset or 0)):
+        chain, stored = _chain(item), isinstance(item.ctx, ast.Store)
+        rows = [
+            (name, row)
+            for row in removed()
+            if row.library in imported
+            and (not row.keywords or calls.get(id(item), set()) & set(row.keywords))
+            and (stored or not row.stored)
+            and (name := _matched(row, chain, imported[row.library])) is not None
+        ]
+        if rows:  # a member's name may be of two classes: what it is asked of tells, else the later generation's
+            name, row = max(rows, key=lambda found: (_is_of(found[0], chain), found[1].gone))
+            found.append(Replacement(name, item.lineno, f"TensorRT {row.gone}", row.instead, row.lacking))
+    return found
+
+
+def _is_of(name: str, chain: list[str]) -> bool:
+    """Whether "ICudaEngine.num_bindings" is what `engine.num_bindings` means."""
+    owner = name.partition(".")[0].lower()
+    return len(chain) > 1 and owner.endswith(chain[-2].lower().strip("_"))
+
+
+def _imports(tree: ast.Module) -> dict[str, set[str]]:
+    """Library → names by which the script knows it or what it took from it."""
+    found: dict[str, set[str]] = {}
+    for item in ast.walk(tree):
+        if isinstance(item, ast.Import):
+            for alias in item.names:
+                if (top := alias.name.partition(".")[0]) in _LIBRARIES:
+                    found.setdefault(top, set()).add(alias.asname or top)
+        elif isinstance(item, ast.ImportFrom) and not item.level:
+            top = (item.module or "").partition(".")[0]
+            if top in _LIBRARIES:
+                found.setdefault(top, set()).update(alias.asname or alias.name for alias in item.names)
+    return found
+
+
+def _chain(item: ast.AST) -> list[str]:
+    """Of `trt.BuilderFlag.FP16`, its parts; "" for what is computed before a dot."""
+    parts: list[str] = []
+    while isinstance(item, ast.Attribute):
+        parts.append(item.attr)
+        item = item.value
+    return [item.id if isinstance(item, ast.Name) else "", *parts[::-1]]
+
+
+def _matched(row: _Removed, chain: list[str], names: set[str]) -> str | None:
+    """The row's name that stands here."""
+    found = []
+    for name in row.names:
+        owner, _, member = name.rpartition(".")
+        if not owner:  # a class or function of the module
+            if chain[-1] == name and (chain == [name] if name in names else len(chain) > 1 and chain[0] in names):
+                return name
+        elif chain[-1] == member and len(chain) > 1:
+            constant = member.isupper() or row.exact
+            if chain[-2] == owner or not (constant or chain[-2] in _OWN):
+                found.append(name)
+    return max(found, key=lambda name: _is_of(name, chain), default=None)

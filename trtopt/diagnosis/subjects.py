@@ -1,0 +1,245 @@
+"""What is wrong with a plan or an ONNX file, seen from this host: read from the plan's header and manifest, before anything is
+deserialized, and from what `check` says of a model."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trtopt.core.errors import EngineMismatch, TrtoptError
+from trtopt.core.files import existing_file
+from trtopt.diagnosis.checks import HostFinding, release
+from trtopt.diagnosis.host import Host
+from trtopt.diagnosis.probes import ask
+
+if TYPE_CHECKING:
+    from trtopt.engine.manifest import Manifest
+    from trtopt.trt import PlanHeader
+
+CHECKING = 600.0  # seconds for `check`, of a large model on a slow machine
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_START = 4096
+_FIELDS = (b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42")  # of an ONNX model, behind its IR version
+_CROSSED = ((8, 10), (10, 11))  # major versions that version-compatible plans cross
+_BACKENDS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}  # module → backend
+
+
+def examine_file(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
+    """What a plan or a model is, in lines, and what is wrong with it on this host.
+
+    Raises:
+        UsageError: there is no such file.
+    """
+    existing_file(path, "the file")
+    with path.open("rb") as file:
+        start = file.read(_START)
+    if start.startswith(_POINTER):
+        fact = f"{path} is a pointer of Git LFS, {path.stat().st_size} bytes"
+        command = f"git lfs install && git lfs pull --include {shlex.quote(path.name)}"
+        return {}, [HostFinding("lfs-pointer", "error", fact, "the file itself wasn't downloaded", command)]
+    return _model(path, host) if path.suffix == ".onnx" else _plan(path, start, host)
+
+
+# Plans -------------------------------------------------------------------------------------------------------------------
+
+
+def _plan(path: Path, start: bytes, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
+    from trtopt.engine.manifest import load_manifest
+    from trtopt.trt import plan_header
+
+    header = plan_header(start)
+    if header is None:
+        return {}, [_no_plan(path, start)]
+    found: list[HostFinding] = []
+    manifest = None
+    rebuild = f"trtopt build MODEL.onnx -o {shlex.quote(str(path))}"
+    try:
+        manifest = load_manifest(path)
+        if manifest is not None:
+            rebuild = _rebuild(path, manifest)
+            manifest.check_plan(path)
+    except EngineMismatch as error:
+        found.append(HostFinding("plan-not-of-manifest", "error", str(error), "run and inspect refuse it", rebuild))
+        manifest = None  # nothing in it is about this plan
+    except TrtoptError as error:
+        consequence = "how the engine was made isn't known, and run refuses it"
+        found.append(HostFinding("manifest-damaged", "error", str(error), consequence, rebuild))
+    targets = manifest.built_for if manifest is not None and manifest.built_for else header.targets
+    told = {"plan": f"{header}, {path.stat().st_size / 2**20:.1f} MiB"}
+    told["built for"] = ", ".join(f"sm{target}" for target in targets) or "unknown: neither header nor manifest says"
+    nbytes = path.stat().st_size
+    if header.nbytes and header.nbytes != nbytes:
+        fact = f"{path} has {nbytes} bytes, its header says {header.nbytes}"
+        found.append(HostFinding("plan-damaged", "error", fact, "it was cut off, or copied as text", rebuild))
+    found += _version(path, header, manifest, host, rebuild)
+    found += _gpus(path, header, manifest, targets, host, rebuild)
+    return told, found
+
+
+def _no_plan(path: Path, start: bytes) -> HostFinding:
+    """NVIDIA/TensorRT#1384, #2915: "Magic tag does not match"."""
+    name = shlex.quote(str(path))
+    length = int.from_bytes(start[:4], "little")
+    if start[4:5] == b"{" and 0 < length < 1 << 20:
+        copy = shlex.quote(str(path.with_suffix(".plan.engine")))
+        return HostFinding(
+            "ultralytics-prefix",
+            "error",
+            f"{path} begins with {length} bytes of Ultralytics' JSON, and the plan comes after",
+            "only Ultralytics opens it; TensorRT says 'Magic tag does not match'",
+            f"tail -c +{length + 5} {name} > {copy}",
+        )
+    if start[:1] == b"\x08" and start[1:2] < b"\x20" and start[2:3] in _FIELDS:
+        output = shlex.quote(str(path.with_suffix(".built.engine")))
+        return HostFinding(
+            "model-not-plan",
+            "error",
+            f"{path} is an ONNX model, not a plan",
+            "TensorRT can't run it as it is",
+            f"trtopt build {name} -o {output}",
+        )
+    if start.startswith(b"PK\x03\x04"):
+        return HostFinding(
+            "weights-not-plan",
+            "error",
+            f"{path} is an archive, as PyTorch saves weights and modules",
+            "TensorRT builds from ONNX",
+            f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx",
+        )
+    return HostFinding(
+        "no-plan",
+        "error",
+        f"{path} isn't a TensorRT plan: its header isn't one",
+        "nothing can run it; it is damaged, of TensorRT before 8.6, or something else",
+        "trtopt build MODEL.onnx -o MODEL.engine",
+    )
+
+
+def _rebuild(path: Path, manifest: Manifest) -> str:
+    """The command that builds the engine again, as far as its manifest says."""
+    spec = manifest.spec
+    words = ["trtopt", "build", str(manifest.source["path"] or "MODEL.onnx")]
+    if spec["precision"] != "fp32":
+        words.append(f"--{spec['precision']}")
+    if manifest.calibration:
+        words += ["--calib", "TABLE.calib.json"]
+    for profile in manifest.profiles:
+        words += ["--shapes", ";".join(f"{name}:{shape}" for name, shape in profile.items())]
+    return shlex.join([*words, "-o", str(path)])
+
+
+def _version(
+    path: Path, header: PlanHeader, manifest: Manifest | None, host: Host, rebuild: str
+) -> Iterator[HostFinding]:
+    module = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+    wanted = ".".join(map(str, release(header.version)[:3]))
+    package = module.replace("_", "-")
+    to_get = f"pip install '{package}=={wanted}.*'"
+    here = str(host.answered(module).get("version", ""))
+    if not here:
+        yield HostFinding(
+            "plan-without-runtime",
+            "error",
+            f"{path} was made by {header}; no {header.product} can be imported here",
+            "it can't run here",
+            to_get if host.answers.get(module) is None else rebuild,
+        )
+        return
+    made, have = release(header.version)[:3], release(here)[:3]
+    if made == have:
+        return
+    portable = manifest is not None and bool(manifest.spec.get("version_compatible"))
+    if portable and made < have and (made[0] == have[0] or (made[0], have[0]) in _CROSSED):
+        consequence = (
+            "it was built to run on later versions: it is opened only if you trust the library that it carries"
+        )
+        fact = f"{path} was made by {header}; {header.product} {here} is here"
+        command = shlex.join(["trtopt", "run", str(path), "--trust-host-code", "--input", "X.npy"])
+        yield HostFinding("plan-of-older-version", "info", fact, consequence, command)
+        return
+    yield HostFinding(
+        "plan-of-other-version",
+        "error",
+        f"{path} was made by {header}; {header.product} {here} is here",
+        "plans run on the version that made them"
+        + ("" if manifest is not None or module == "tensorrt_rtx" else ", unless built to be version-compatible"),
+        to_get if manifest is None else rebuild,
+    )
+
+
+def _gpus(
+    path: Path, header: PlanHeader, manifest: Manifest | None, targets: tuple[int, ...], host: Host, rebuild: str
+) -> Iterator[HostFinding]:
+    if not targets or not host.gpus:
+        return
+    level = str(manifest.spec.get("hardware_compatibility", "none")) if manifest is not None else "none"
+    here = sorted({gpu.compute_capability for gpu in host.gpus})
+    fitting = [sm for sm in here if sm in targets or (level == "ampere_plus" and sm >= 80)]
+    if len(fitting) == len(here):
+        return
+    kinds = ", ".join(f"sm{sm}" for sm in targets)
+    unfit = [gpu for gpu in host.gpus if gpu.compute_capability not in fitting]
+    if header.product == "TensorRT-RTX":
+        rebuild = rebuild.replace("trtopt build", f"trtopt build --target sm{unfit[0].compute_capability}", 1)
+    names = ", ".join(dict.fromkeys(f"{gpu.name} (sm{gpu.compute_capability})" for gpu in unfit))
+    yield HostFinding(
+        "plan-of-other-gpu",
+        "warning" if fitting else "error",
+        f"{path} was built for {kinds}; here is {names}",
+        "it doesn't load on that GPU; plans are for the GPU they were built for",
+        rebuild,
+    )
+
+
+# Models ------------------------------------------------------------------------------------------------------------------
+
+
+def _model(path: Path, host: Host) -> tuple[dict[str, str], list[HostFinding]]:
+    """What `check` says, for each TensorRT here, in child processes: parsers are native."""
+    backends = [backend for module, backend in _BACKENDS.items() if host.answered(module)] or ["auto"]
+    answers = ask({backend: ("check", str(path), backend) for backend in backends}, CHECKING)
+    told: dict[str, str] = {"model": f"{path}, {path.stat().st_size / 2**20:.1f} MiB"}
+    found: list[HostFinding] = []
+    for backend, answer in answers.items():
+        command = shlex.join(["trtopt", "check", str(path), "--backend", backend])
+        if answer.values is None:
+            fact = f"checking {path} for {backend}: {answer.failure}"
+            consequence = "a build may end like this, too"
+            found.append(HostFinding("check-failed", "error", fact, consequence, f"trtopt -v{command[6:]}"))
+            continue
+        report = answer.values
+        if report["opset"]:
+            inputs = ", ".join(f"{item['name']} ({', '.join(map(str, item['shape']))})" for item in report["inputs"])
+            told["opset"] = f"{report['opset']}; inputs {inputs}"
+        counts = {level: sum(item["level"] == level for item in report["findings"]) for level in ("error", "warning")}
+        said = ", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items())
+        told[f"check ({backend})"] = f"{report['parser'] or 'no parser'}: {said}"
+        found += _errors(report, command)
+        if counts["warning"]:
+            codes = ", ".join(sorted({item["code"] for item in report["findings"] if item["level"] == "warning"}))
+            fact = f"check warns of {codes}"
+            found.append(HostFinding("model-warnings", "info", fact, "builds work; precision may suffer", command))
+    found = list(dict.fromkeys(found))  # of several parsers the same
+    found += _room(path, host)
+    return told, found
+
+
+def _errors(report: Mapping[str, Any], command: str) -> Iterator[HostFinding]:
+    for item in report["findings"]:
+        if item["level"] == "error":
+            where = " ".join(filter(None, (item["node"], item["op"] and f"({item['op']})")))
+            fact = f"{item['code']}: {where}{where and ': '}{item['message']}"
+            yield HostFinding("model-error", "error", fact, item["hint"] or "builds refuse it", command)
+
+
+def _room(path: Path, host: Host) -> Iterator[HostFinding]:
+    size = path.stat().st_size
+    with contextlib.suppress(OSError):
+        size += sum(item.stat().st_size for item in path.parent.glob(f"{path.name}*data"))
+    if host.free_memory is not None and host.free_memory < 3 * size:
+        fact = f"{host.free_memory / 2**30:.1f} GiB of memory are free, and the model has {size / 2**30:.1f} GiB"
+        consequence = "its graph, a second one with Q/DQ and TensorRT's copy don't fit: the build may be killed"
+        yield HostFinding("model-larger-than-memory", "warning", fact, consequence, "ps aux --sort=-rss | head")
