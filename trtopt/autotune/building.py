@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.request import TuneRequest
-from trtopt.autotune.samples import real_samples
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.autotune.tuning import Goal, goal_of, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.errors import (
     AccuracyLost,
@@ -62,6 +62,7 @@ from trtopt.trt import select
 
 NATIVE_CACHE = "native.cache"  # beside a candidate's plan
 _CALIBRATION = ("int8", "fp8", "images", "data", "calib", "method", "limit", "batch", "calibrator", "save_cache")
+_SAMPLES = ("images", "data", "limit", "batch")
 _GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 FEW = 32  # below, one sample's class decides too much
@@ -128,7 +129,8 @@ def build(request: BuildRequest) -> BuildResult:
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
-    goal = goal_of(request)
+    half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
+    goal = goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
     if goal is not None:
         return _tuned(request, goal)
     return _asked_for(request)
@@ -203,10 +205,11 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
 
 
 def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
-    """The request for the same engine without quantization."""
+    """The request for the same engine without quantization; the samples say what of FP16 or BF16 must stay in FP32."""
     allowed = (Precision.FP32, precision)
+    unused = _CALIBRATION if precision is Precision.FP32 else set(_CALIBRATION) - set(_SAMPLES)
     return replace(
-        without(request, *_CALIBRATION),
+        without(request, *unused),
         fp16=precision is Precision.FP16,
         bf16=precision is Precision.BF16,
         precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],

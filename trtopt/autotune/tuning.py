@@ -28,10 +28,10 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from trtopt.autotune.samples import SAMPLES, preparation, real_samples
 from trtopt.builder.construction import spec_of, with_profiles
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.prepared import refuse_quantized
@@ -45,12 +45,13 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, Precision, check_overrides, overriding, read_time
 from trtopt.core.version import __version__
-from trtopt.data import Batches
+from trtopt.data import SAMPLES, Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.graph.half import fp32_typed, has_half, widen
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.graph.passes.fold import fold
@@ -61,8 +62,7 @@ from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.proto import fingerprint, in_memory, network_inputs
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.graph.work import macs, shapes_at, sizes_in
-from trtopt.ort.runner import has_half, widen
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import as_taken, open_session
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
 from trtopt.trt import select
@@ -345,7 +345,7 @@ class _Judge:
         def run(item: tuple[Arrays, int]) -> Arrays:
             feed, real = item
             try:
-                found = dict(zip(self.outputs, session.run(self.outputs, dict(feed))))
+                found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, feed))))
                 return _cut(found, len(next(iter(feed.values()))), real)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
@@ -643,7 +643,7 @@ def tuned(request: BuildRequest, goal: Goal) -> Tuning:
     judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    original = to_proto(to_ir_at(in_memory(folded), OPSET[Precision.INT8]))
+    original = to_proto(to_ir_at(in_memory(fp32_typed(folded)[0]), OPSET[Precision.INT8]))
     judge = _Judge(original, judging, goal, kinds, cores())
     key = {
         "trtopt": __version__,
