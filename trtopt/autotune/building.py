@@ -205,11 +205,10 @@ def gpu_for(request: BuildRequest) -> DeviceInfo:
 
 
 def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
-    """The request for the same engine without quantization; the samples say what of FP16 or BF16 must stay in FP32."""
+    """The request for the same engine without quantization."""
     allowed = (Precision.FP32, precision)
-    unused = _CALIBRATION if precision is Precision.FP32 else set(_CALIBRATION) - set(_SAMPLES)
     return replace(
-        without(request, *unused),
+        without(request, *_CALIBRATION),
         fp16=precision is Precision.FP16,
         bf16=precision is Precision.BF16,
         precision_override=[text for text in request.precision_override if Override.parse(text).precision in allowed],
@@ -361,7 +360,11 @@ class _Best:
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
         """What the builder is asked for one candidate."""
         if precision is not self.quantized:
-            return floating(self.request, precision, preprocess)
+            plain = floating(self.request, precision, preprocess)
+            if precision is Precision.FP32:
+                return plain
+            # The samples say what of it has to stay in FP32 to be within the limits.
+            return replace(plain, **{name: getattr(self.request, name) for name in _SAMPLES})
         if self.request.calib is not None:  # then images and data only judge
             return replace(self.request, images=None, data=None)
         return self.request

@@ -26,11 +26,11 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
-from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
+from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.data.convert import single_runs
@@ -46,6 +46,7 @@ from trtopt.ort.ranges import beyond_fp16, measure_ranges
 DEVICES = ("cpu", "cuda")
 BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
 LEAST = 2  # samples: a scale from one is that sample's own
+RANGED = 4  # samples that all tensors' ranges are measured on; those that are counted are on all
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
 
@@ -343,7 +344,7 @@ def _measured(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )
         if first is not None:
-            table = replace(table, ranges=half_ranges(prepared.proto, survey.feeds, request.threads))
+            table = replace(table, ranges=half_ranges(prepared.proto, survey.feeds, request.threads, reporter))
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:
@@ -356,11 +357,18 @@ def _measured(
 
 
 def half_ranges(
-    proto: ModelProto, probes: Sequence[Mapping[str, NDArray[Any]]], threads: int | None = None
+    proto: ModelProto,
+    probes: Sequence[Mapping[str, NDArray[Any]]],
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
 ) -> dict[str, float]:
-    """What comes near FP16's largest number in the samples kept for a look into the model."""
-    feeds = (feed for feed, _ in single_runs(network_inputs(proto), probes))
-    return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
+    """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run."""
+    feeds = (feed for feed, _ in single_runs(network_inputs(proto), probes[:RANGED]))
+    try:
+        return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
+    except ModelError as error:
+        reporter.note(f"what comes near FP16's largest number is only known of the tensors that were counted: {error}")
+        return {}
 
 
 def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:

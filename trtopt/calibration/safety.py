@@ -109,6 +109,7 @@ def find_unsafe(
 ) -> Safety:
     """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`.
 
+    Where ONNX Runtime can't run the model, or what it gives has no measure, `unjudged` says why.
     The result doesn't depend on the batch size nor on the number of threads.
 
     Args:
@@ -117,7 +118,7 @@ def find_unsafe(
         limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
 
     Raises:
-        ModelError: ONNX Runtime can't run the model on these samples, or the float model itself isn't finite on them.
+        ModelError: the model can't be written in an opset that has the type.
         DataError, UsageError: the samples don't fit the inputs.
         MissingDependency: ONNX Runtime isn't installed.
     """
@@ -133,8 +134,11 @@ def find_unsafe(
                 judges.append({name: array[:real] for name, array in feed.items()})
             yield feed
 
-    with reporter.phase("measuring ranges"):
-        ranges = measure_ranges(proto, feeds(), threads=threads)
+    try:
+        with reporter.phase("measuring ranges"):
+            ranges = measure_ranges(proto, feeds(), threads=threads)
+    except ModelError as error:
+        return Safety(base, batches.samples, limit_db=limit, unjudged=str(error))
     measured: dict[str, str] = {}
     if base is Precision.FP16:
         measured = overflowing(to_ir(proto), beyond_fp16(ranges))

@@ -48,7 +48,7 @@ def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | N
     """The ranges of all floating tensors outside of bodies, inputs first, then in graph order.
 
     Args:
-        proto: any model; one that holds FP16 or BF16 is widened (`trtopt.ort.runner.widen`), and the largest magnitude of its
+        proto: any model; one that holds FP16 or BF16 is widened (`trtopt.graph.half.widen`), and the largest magnitude of its
             tensors is that before rounding.
         feeds: the model's inputs, one run each; what a run gives is dropped before the thread's next.
         threads: runs at the same time; None: one per core.
@@ -104,6 +104,7 @@ def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | N
 def not_finite(proto: ModelProto, ranges: Mapping[str, TensorRange]) -> dict[str, str]:
     """Node → what it gives, of those that give NaN or infinity where all that they read is finite."""
     constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    fp16 = any(tensor.data_type == TensorProto.FLOAT16 for tensor in proto.graph.initializer)
     found: dict[str, str] = {}
     for node in proto.graph.node:
         bad = [name for name in node.output if name in ranges and ranges[name].nonfinite]
@@ -113,7 +114,7 @@ def not_finite(proto: ModelProto, ranges: Mapping[str, TensorRange]) -> dict[str
         if all(np.isfinite(item.astype(np.float32)).all() for item in held if item.dtype.kind in "fV"):
             seen = ranges[bad[0]]
             what = f"{seen.nonfinite} values that aren't finite"
-            if has_half(proto) and seen.largest > FP16_MAX:
+            if fp16 and seen.largest > FP16_MAX:
                 what = f"{seen.largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, and so {what}"
             found[node.name] = f"gives {what}"
     return found
