@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
 
 
+MOST_KEPT = 20  # nodes that are listed
+
+
 class _Anywhere(TyperGroup):
     """`-v` may stand after the command, too, where people type it."""
 
@@ -375,6 +378,12 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if result.onnx and (values["int8"] or values["fp8"]):
         yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+    if (safety := result.safety) is not None:
+        kept = list(safety["in_fp32"].items())
+        for node, reason in kept[:MOST_KEPT]:
+            yield f"  FP32: {node}: {reason}"
+        if len(kept) > MOST_KEPT:
+            yield f"  FP32: {len(kept) - MOST_KEPT} more nodes, in the manifest"
     if result.comparison:
         yield f"  {result.comparison['why']}"
     if result.not_measured:

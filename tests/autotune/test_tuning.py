@@ -269,7 +269,7 @@ def test_requests_that_can_not_be_right(
 
 def test_only_int8_is_tuned(crops: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="add `int8=True`"):
-        trtopt.build(_net(), tmp_path / "m.engine", fp16=True, min_snr=20, data={"x": crops})
+        trtopt.build(_net(), tmp_path / "m.engine", fp16=True, min_agreement=0.9, data={"x": crops})
     with pytest.raises(UsageError, match="calibrator='native'"):
         trtopt.build(_net(), tmp_path / "m.engine", int8=True, calibrator="native", min_snr=20, data={"x": crops})
 

@@ -399,7 +399,7 @@ def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
     [
         ({"int8": True, "fp8": True}, "`int8=True` and `fp8=True`"),
         ({"fp16": True, "bf16": True}, "`fp16=True` and `bf16=True`"),
-        ({"fp16": True, "data": "data.npz"}, "`data=` calibrates, but the build is fp16"),
+        ({"data": "data.npz"}, "`data=` calibrates, but the build is fp32"),
         ({"int8": True, "data": None}, "no data was given.*`images=DIR`, `data='F.npz'` or `calib="),
         ({"int8": True, "calib": "table.json"}, "`data=` and `calib=` are given"),
         ({"calibrator": "native"}, "`calibrator='native'` calibrates INT8"),

@@ -117,7 +117,8 @@ def test_only_what_looks_like_an_image_is_looked_at_as_one() -> None:
     random = np.random.default_rng(0)
     survey.add("0", {"ids": random.integers(0, 9, 64), "features": random.standard_normal(512).astype(np.float32)})
     (sample,) = survey.samples
-    assert (sample.random, sample.plain, survey.probes) == (False, "", {})
+    assert (sample.random, sample.plain, survey.images) == (False, "", [])
+    assert len(survey.feeds) == 1
 
 
 def pieces(count: int) -> list[NDArray[np.float32]]:

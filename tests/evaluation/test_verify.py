@@ -25,10 +25,11 @@ from trtopt.core.errors import DataError, ModelError, UsageError
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.evaluation.verify import Agreement, verify
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.passes.fold import fold
-from trtopt.ort.runner import OnnxRunner, has_half, widen
+from trtopt.ort.runner import OnnxRunner
 
 Array = NDArray[Any]
 TYPES = {

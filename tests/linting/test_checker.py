@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import conv_relu, model, node, rapidocr, values
+from half_models import half, overflowing
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import trtopt.trt
@@ -325,3 +326,33 @@ def test_external_weights_reach_the_parser(tmp_path: Path, backend: Any, monkeyp
     path = tmp_path / "m.onnx"
     save_model(conv_relu(), path, inline_limit=100)
     assert check(path).ok and fake.asked
+
+
+def test_samples_show_what_overflows() -> None:
+    proto, data = overflowing()
+    report = check(proto, data=data)
+    assert report.ok
+    found = {item.node: item for item in report.findings if item.code == "fp16-overflow"}
+    assert {node: item.level for node, item in found.items()} == dict.fromkeys(("up", "relu", "down"), "warning")
+    assert found["up"].message == "gives 576,664 > 65,504, FP16's largest number"
+    assert "keeps it in FP32" in found["up"].hint
+    quiet = check(proto, data={"x": data["x"] * np.float32(1e-3)})
+    assert not [item for item in quiet.findings if item.code == "fp16-overflow"]
+
+
+def test_samples_show_what_is_infinite_in_an_fp16_model() -> None:
+    proto, data = overflowing()
+    report = check(half(proto), data=data)
+    (finding,) = [item for item in report.findings if item.level == "error"]
+    assert (finding.code, finding.node, finding.op) == ("not-finite", "up", "MatMul")
+    assert "> 65,504, FP16's largest number, and so" in finding.message
+    assert "export the model in FP32" in finding.hint
+    assert check(half(proto), data={"x": data["x"] * np.float32(1e-3)}).ok
+
+
+def test_samples_show_what_is_not_a_number() -> None:
+    proto = model([node("Log", "x", "l", "log"), node("Relu", "l", "y", "relu")])
+    (finding,) = [item for item in check(proto, data={"x": -np.ones((2, 3, 8, 8))}).findings if item.level == "error"]
+    assert (finding.node, finding.message) == ("log", "gives 384 values that aren't finite")
+    with pytest.raises(UsageError, match="choose one"):
+        check(proto, data={"x": np.ones((2, 3, 8, 8))}, images="photos")

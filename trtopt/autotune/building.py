@@ -14,16 +14,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, gpu_for
+from trtopt.autotune.candidates import NATIVE_CACHE, build_candidate, floating, floating_within, gpu_for
 from trtopt.autotune.goal import Goal, goal_of
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.request import TuneRequest
-from trtopt.autotune.samples import real_samples
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.autotune.tuning import Tuning, tuned
 from trtopt.builder import construction as engine
 from trtopt.builder.construction import BuildResult, check_outputs, spec_of
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.errors import (
     AccuracyLost,
@@ -129,7 +129,8 @@ def build(request: BuildRequest) -> BuildResult:
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
-    goal = goal_of(request)
+    half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
+    goal = goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
     if goal is not None:
         return _tuned(request, goal)
     return _asked_for(request)
@@ -308,7 +309,7 @@ class _Best:
     def _chosen(self, precision: Precision, preprocess: Any) -> BuildRequest:
         """What the builder is asked for one candidate."""
         if precision is not self.quantized:
-            return floating(self.request, precision, preprocess)
+            return floating_within(self.request, precision, preprocess)
         if self.request.calib is not None:  # then images and data only judge
             return replace(self.request, images=None, data=None)
         return self.request

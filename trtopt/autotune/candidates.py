@@ -64,6 +64,14 @@ def floating(request: BuildRequest, precision: Precision, preprocess: Any) -> Bu
     )
 
 
+def floating_within(request: BuildRequest, precision: Precision, preprocess: Any) -> BuildRequest:
+    """`floating`, with the samples: they say what of it has to stay in FP32 to be within the limits."""
+    plain = floating(request, precision, preprocess)
+    if precision is Precision.FP32:
+        return plain
+    return replace(plain, **{name: getattr(request, name) for name in ("images", "data", "limit", "batch")})
+
+
 def build_candidate(request: BuildRequest, precision: Precision, folder: Path) -> BuildResult:
     """One engine, with all that belongs to it, in a folder of its own."""
     own = folder / str(precision)

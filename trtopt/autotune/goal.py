@@ -27,10 +27,10 @@ from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.proto import network_inputs
-from trtopt.ort.runner import has_half, widen
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
 Arrays = Mapping[str, NDArray[Any]]
@@ -234,7 +234,7 @@ class Judge:
         def run(item: tuple[Arrays, int]) -> Arrays:
             feed, real = item
             try:
-                found = dict(zip(self.outputs, session.run(self.outputs, dict(feed))))
+                found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, feed))))
                 return _cut(found, len(next(iter(feed.values()))), real)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trtopt.autotune.candidates import build_candidate, floating
+from trtopt.autotune.candidates import build_candidate
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.samples import real_samples
 from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns
 from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.construction import BuildResult, spec_of
 from trtopt.builder.kernels import REGION
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError
@@ -125,7 +125,7 @@ class Engines:
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.made:
             manifest = load_manifest(quantized.engine)
-            asked = floating(
+            asked = floating_within(
                 self.request, self.base, manifest.model_preprocess if manifest else self.request.preprocess
             )
             self.made[self.base] = build_candidate(asked, self.base, self.folder)

@@ -26,6 +26,7 @@ from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.values import Override, Precision, check_overrides
 from trtopt.data import open_data
+from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
@@ -183,6 +184,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         table = request.calib if isinstance(request.calib, Table) else Table.load(request.calib)
         table = table.with_method(request.method) if request.method not in ("auto", table.method) else table
     folded, report = fold(model.proto, reporter=reporter)
+    folded, _ = fp32_typed(folded)
     folded = to_proto(to_ir_at(folded, OPSET[Precision.INT8]))
     if table.model["fingerprint"] != report.fingerprint:
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")

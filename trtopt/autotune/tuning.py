@@ -23,10 +23,10 @@ from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, Goal, Judge, Judged
-from trtopt.autotune.samples import SAMPLES, preparation, real_samples
 from trtopt.builder.construction import spec_of, with_profiles
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
 from trtopt.calibration.prepared import refuse_quantized
@@ -40,6 +40,7 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override, Precision, check_overrides, overriding, read_time
 from trtopt.core.version import __version__
+from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model, load_model

@@ -19,6 +19,8 @@ import onnx
 from trtopt.builder import kernels
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
+from trtopt.builder.samples import real_samples
+from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
 from trtopt.core.documents import converted, plain
@@ -50,6 +52,8 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
+from trtopt.data import Batches
+from trtopt.data.convert import single_runs
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
@@ -59,15 +63,19 @@ from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.proto import fingerprint
+from trtopt.graph.passes.typed import typed_already
+from trtopt.graph.proto import fingerprint, network_inputs
+from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
+from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
 from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 _CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
+MEASURED = "by what the samples show"
 PARTS = "part of an operator that TensorRT takes only written out"
 
 
@@ -87,6 +95,7 @@ class BuildResult:
         comparison: how it compares with FP16 on this GPU (`Comparison.describe()`); None for a build that isn't quantized, and
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
+        safety: what the samples say of the model in FP16 or BF16 (`Safety.describe()`); None: there were none.
     """
 
     engine: Path
@@ -104,6 +113,7 @@ class BuildResult:
     not_measured: str = ""
     coverage: Mapping[str, float] = field(default_factory=dict)
     tuning: Any = None
+    safety: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         described = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
@@ -131,6 +141,7 @@ def construct(request: BuildRequest) -> BuildResult:
             raise InvalidModel(f"{work.name}: {str(finding).removeprefix('error: ')}")
     if work.table is not None and work.table.model["fingerprint"] != fingerprint(folded):
         reporter.warn("the calibration table was made for another model, or for other weights: calibrate this one")
+    work.measure(folded)
     lowered, built, report = work.construct(folded)
     tell_cut_off(request)
     if count := len(lowered.merged):
@@ -205,6 +216,12 @@ class _Build:
         self.native_batch = scales.native_batch(model)
         self.preprocessing = scales.preprocessing(self.table, self.native)
         self.embedded = self._embedded(prepared) if spec.embed_preprocess else None
+        self.safety: Safety | None = None
+        self.samples: Batches | None = None
+        if not spec.precision.quantized and (request.images is not None or request.data is not None):
+            self.samples = real_samples(model, request)
+        elif not spec.precision.quantized and request.min_snr is not None and not request.best:
+            raise UsageError("`min_snr=` is judged on real samples: add `images=DIR` or `data='F.npz'`")
 
     def _embedded(self, given: Preprocess | None) -> Embedded:
         """What the engine is to do of the preprocessing itself."""
@@ -229,6 +246,40 @@ class _Build:
             if self.embedded is None
             else (self.embedded.inputs(inputs), self.embedded.profiles(profiles))
         )
+
+    def measure(self, folded: onnx.ModelProto) -> None:
+        """Find what has to stay in FP32 by what the samples show, where the build has any and isn't quantized.
+
+        Of a model that is FP16 or BF16 already it is said that it stays as it is, and what isn't finite in it.
+        """
+        spec, request, reporter = self.spec, self.request, self.request.reporter
+        own = None if spec.precision.quantized or spec.base is Precision.FP32 else typed_already(to_ir(folded))
+        if own is not None:
+            option = f"`{spec.base}=True`"
+            reporter.note(
+                f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing"
+            )
+            if self.samples is not None:
+                feeds = (feed for feed, _ in single_runs(network_inputs(folded), self.samples))
+                for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
+                    reporter.warn(f"{node} {what}, in the model as it is given")
+            return
+        if self.samples is None:
+            return
+        self.safety = find_unsafe(
+            folded,
+            spec.base,
+            self.samples,
+            limit_db=request.min_snr,
+            overrides=spec.overrides,
+            io_fp32=spec.io_fp32,
+            reporter=reporter,
+        )
+        (reporter.warn if self.safety.missed else reporter.note)(str(self.safety))
+
+    @property
+    def _unsafe(self) -> Mapping[str, str]:
+        return {} if self.safety is None else self.safety.in_fp32
 
     # Building
 
@@ -307,7 +358,15 @@ class _Build:
         try:
             if issues := generation.limits(graph):
                 raise refusal(self.name, issues)
-            lowered = lower(graph, spec, generation, self.table, unquantized=unquantized, embedded=self.embedded)
+            lowered = lower(
+                graph,
+                spec,
+                generation,
+                self.table,
+                unquantized=unquantized,
+                measured=self._unsafe,
+                embedded=self.embedded,
+            )
             save_model(lowered.proto, path)
             built = generation.build(
                 path,
@@ -387,6 +446,7 @@ class _Build:
                 "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
                 "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
                 "trtopt": __version__,
+                **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
             }
         )
 
@@ -427,7 +487,8 @@ class _Build:
     def write(self, lowered: Lowered, built: BuiltPlan, report: PrecisionReport, seconds: float) -> Manifest:
         """Write the plan, the manifest that vouches for it, and the graph if it is to be kept: all, or none."""
         graph, cache = self.request.save_onnx, self.request.save_cache
-        counts, summary = precision_summary(built.layers, lowered.kept, built.layers_unknown or built.unseen)
+        told = [replace(item, reason=MEASURED) if item.node in self._unsafe else item for item in lowered.kept]
+        counts, summary = precision_summary(built.layers, told, built.layers_unknown or built.unseen)
         generation, device, asked = self.generation, self.generation.device(self.spec), self.spec.describe()
         embedded, (inputs, profiles) = self.embedded, self._engine()
         with writing_together(self.output, manifest_path(self.output)) as (partial, partial_manifest):
@@ -458,6 +519,7 @@ class _Build:
                 graph_file=beside(self.output, graph) if graph else None,
                 classes=self.classes,
                 output_kinds=self._kinds(self.classes),
+                safety=None if self.safety is None else self.safety.describe(),
                 compute_capabilities=list(built.targets) or ([device.compute_capability] if device else []),
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))
@@ -482,6 +544,7 @@ class _Build:
             warnings=tuple(manifest.warnings),
             onnx=Path(self.request.save_onnx) if self.request.save_onnx else None,
             table=self.table,
+            safety=manifest.safety,
         )
 
 

@@ -15,6 +15,7 @@ from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_over
 from trtopt.data.embedded import Embedded
 from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
+from trtopt.graph.half import fp32_typed, has_half
 from trtopt.graph.passes import embed, quantize
 from trtopt.graph.passes.old_parser import as_read, readable, with_float_weights
 from trtopt.graph.passes.opset import to_ir_at
@@ -23,9 +24,9 @@ from trtopt.graph.passes.quantize import insert_qdq, is_quantized
 from trtopt.graph.passes.rearrange import rearrange
 from trtopt.graph.passes.repair import repair_weights
 from trtopt.graph.passes.smooth import smooth
-from trtopt.graph.passes.typed import keep_fp32, to_typed, typed_opset
+from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_already, typed_opset
 from trtopt.graph.proto import forget_placeholders
-from trtopt.graph.view import to_proto
+from trtopt.graph.view import to_ir, to_proto
 from trtopt.trt import BuiltPlan, Generation
 
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
@@ -69,12 +70,14 @@ def lower(
     *,
     unquantized: Mapping[str, str] | None = None,
     embedded: Embedded | None = None,
+    measured: Mapping[str, str] | None = None,
 ) -> Lowered:
     """Write `spec` into the graph (typed generations) or into a graph and layer precisions (8.6, native calibration).
 
     Args:
         unquantized: nodes to leave out of INT8 or FP8, with the reason.
         embedded: preprocessing to put in front of an input.
+        measured: nodes that samples say must stay in FP32, with the reason; those of `table` come to them.
 
     Raises:
         UsageError: an override matches no node.
@@ -82,11 +85,19 @@ def lower(
         ModelError: the model can't be written in an opset that this generation reads, or not in the types asked for.
     """
     check_overrides(spec.overrides, folded.graph.node)
+    islands: dict[str, str] = {}
+    if table is not None and has_half(folded):  # scales are of the model in FP32 types, whatever its own
+        own = typed_already(to_ir(folded))
+        folded, islands = fp32_typed(folded)
+        islands = islands if own is not None else {}
     typed, can = generation.typed(spec), generation.capabilities
     quantized = table is not None or is_quantized(folded)
     opset = max(quantize.OPSET.get(spec.precision, 1), typed_opset(spec.base, quantized) if typed else 1)
     opset = opset if embedded is None else max(opset, embed.OPSET)
     model = to_ir_at(folded, opset)
+    unsafe = {**islands, **(measured or {})}
+    if table is not None and spec.base is Precision.FP16:
+        unsafe |= overflowing(model, table.beyond_fp16)
     passes = [readable(model, can.max_opset)]
     source = as_read(folded, passes[0])
     heavy = [str(node.name) for node in model.graph if node.op_type in WEIGHTED]
@@ -102,6 +113,7 @@ def lower(
         passes.append(smooth(model, table.smoothed))
     if table is not None:
         decided = table.left_out if spec.precision is Precision.INT8 else {}
+        decided = {**decided, **unsafe}
         reasons = {**dict.fromkeys(without_scales(table), NO_SCALE), **decided, **(unquantized or {})}
         points = find_points(
             model,
@@ -123,10 +135,11 @@ def lower(
     layer_precision: dict[str, Precision] = {}
     reduced: Collection[str] = ()
     if typed:
-        passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides))
+        made = to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe)
+        passes.append(made)
         in_fp32, reduced = passes[-1].kept, passes[-1].changes
     else:
-        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides)
+        in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)
         layer_precision = {item.node: Precision.FP32 for item in in_fp32}
         layer_precision |= {node: wanted for node, wanted in named.items() if not wanted.quantized}
     asked = {name: spec.precision for name in points.quantized if name not in merged}
@@ -152,7 +165,7 @@ def lower(
         raise ModelError(
             f"the model can't be written in {spec.precision}: {problem}; build it in fp32, and please report the model"
         )
-    kept = (*points.kept, *in_fp32)
+    kept = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, merged, preferred, typed, source)
 
 

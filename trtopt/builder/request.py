@@ -48,7 +48,8 @@ class BuildRequest:
     )
     min_snr: float | None = option(
         None,
-        help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others.",
+        help="Limit for --int8 and --best; default beside another: 20 for embeddings, boxes, others. For --fp16 (30) and "
+        "--bf16 (20) with data, what stays in FP32 follows from it.",
         unit="dB",
         typed=float,
     )

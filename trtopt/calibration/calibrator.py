@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.calibration.expected import examine, first_layers
@@ -25,24 +26,27 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
-from trtopt.core.errors import CalibrationError, DataError, OutputError, TrtoptError, UsageError
+from trtopt.core.errors import CalibrationError, DataError, ModelError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, check_writable
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
+from trtopt.data.convert import single_runs
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.proto import fingerprint, in_memory, network_inputs
 from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
 DEVICES = ("cpu", "cuda")
 BY_OUTPUT = "output"  # the method of a scale that was chosen by what it does to the outputs
 LEAST = 2  # samples: a scale from one is that sample's own
+RANGED = 4  # samples that all tensors' ranges are measured on; those that are counted are on all
 FEW = 32  # samples: below, thresholds still move visibly with each one
 
 
@@ -335,11 +339,12 @@ def _measured(
         quality = facts(survey)
         refuse(quality, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
-            probes = [feed for _, feed in sorted(survey.probes.items())]
-            examined = beside.submit(lambda: {} if first is None else examine(first, probes))
+            examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
             table = prepared.table(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )
+        if first is not None:
+            table = replace(table, ranges=half_ranges(prepared.proto, survey.feeds, request.threads, reporter))
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:
@@ -349,6 +354,21 @@ def _measured(
     table = replace(table, model=prepared.identity, skipped=tuple(map(asdict, batches.skipped)))
     refuse(table.quality or {}, insist)
     return table, cached
+
+
+def half_ranges(
+    proto: ModelProto,
+    probes: Sequence[Mapping[str, NDArray[Any]]],
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
+) -> dict[str, float]:
+    """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run."""
+    feeds = (feed for feed, _ in single_runs(network_inputs(proto), probes[:RANGED]))
+    try:
+        return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
+    except ModelError as error:
+        reporter.note(f"what comes near FP16's largest number is only known of the tensors that were counted: {error}")
+        return {}
 
 
 def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:

@@ -7,7 +7,7 @@ by itself, where its quantized readers read it, and only what comes behind it ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,6 @@ from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
-from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
@@ -27,7 +26,7 @@ from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
 from trtopt.graph.proto import attribute, network_inputs, to_array, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided
 from trtopt.graph.view import to_ir, to_proto
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import as_taken, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
 PURPOSE = "measuring quantization noise"
@@ -47,32 +46,31 @@ class Sample:
     expected: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
-class NoiseLedger:
-    """Runs the parts of a model. Each sample runs on one thread by itself, so that sums don't depend on how many there are."""
+class Parts:
+    """A model cut into segments, of which parts run again.
 
-    def __init__(self, proto: ModelProto, points: Points, amax: Mapping[str, float], threads: int) -> None:
-        self.proto, self.points, self.amax, self.threads = proto, points, amax, threads
-        constants = {node.output[0]: node for node in proto.graph.node if node.op_type == "Constant"}
-        self.weights = {name: value for name, node in constants.items() if (value := attribute(node, "value", None))}
-        self.weights |= {tensor.name: tensor for tensor in proto.graph.initializer}
-        self.scales = {
-            name: round_scale(np.asarray(amax[name] / LARGEST[points.precision]), Precision.FP32)
-            for name in points.reads
-        }
+    Each sample runs on one thread by itself, so that sums don't depend on how many there are.
+
+    Args:
+        ends: tensors behind which it is cut.
+        renamed: what an input of a node is called in its segment, so that it can be given a value of its own.
+        aliases: these names → the tensor that they are, as long as nobody gives them another value.
+    """
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        ends: Collection[str],
+        threads: int,
+        renamed: Mapping[Slot, str] | None = None,
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        self.proto, self.threads, self.aliases = proto, threads, dict(aliases or {})
         self.outputs = [value.name for value in proto.graph.output]
         self.left_out: dict[str, str] = {}
         self.samples: list[Sample] = []
-        # A tensor has a second name where it is read quantized; both are the same until it is rounded.
-        self.aliases = {f"{name}/quantized": name for name in points.reads}
-        slots: dict[Slot, str] = {
-            slot: f"{name}/quantized" for name, readers in points.reads.items() for slot in readers
-        }
-        self.segments = divided(proto, points.activations, slots)
-        self.sessions = [_opened(segment.proto) for segment in self.segments]
-        made_in = {name: number for number, segment in enumerate(self.segments) for name in segment.outputs}
-        self.starts = {name: made_in.get(name, -1) + 1 for name in points.activations}
-        node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
-        self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
+        self.segments = divided(proto, ends, renamed or {})
+        self.sessions = [opened(segment.proto) for segment in self.segments]
         last = {name: number for number, segment in enumerate(self.segments) for name in segment.inputs}
         for alias, name in self.aliases.items():
             last[name] = max(last.get(name, -1), last[alias])
@@ -81,8 +79,12 @@ class NoiseLedger:
             if name not in self.outputs:
                 self.dead[number].append(name)
 
-    def read(self, batches: Batches) -> None:
-        """Run all samples in floating point."""
+    def read(self, batches: Iterable[Arrays]) -> None:
+        """Run all samples in floating point.
+
+        Raises:
+            ModelError: no output is floating.
+        """
         feeds = single_runs(network_inputs(self.proto), batches)
         self.samples = [Sample(feed, real, dict(feed)) for feed, real in feeds]
 
@@ -97,48 +99,26 @@ class NoiseLedger:
         if len(self.left_out) == len(self.outputs):
             raise ModelError(f"no output is floating, so noise has no measure there: {', '.join(self.left_out)}")
 
-    def measured(
-        self, repairs: Mapping[str, Repair], advance: Callable[[], None]
-    ) -> Iterator[tuple[Any, dict[str, float]]]:
-        """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once."""
-        for number, segment in enumerate(self.segments):
-            for name in (name for name, start in self.starts.items() if start == number):
-                yield name, self.of_activation(name)
-                advance()
-            for weight in (weight for weight, holder in self.holders if holder == number):
-                yield weight, self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
-                advance()
-            self.step(number)
-
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
         self.each(lambda sample: self._step(sample.values, number, self.sessions[number]))
-
-    def of_activation(
-        self, name: str, samples: Sequence[Sample] | None = None, factor: float = 1.0
-    ) -> dict[str, float]:
-        """The noise at each output where one activation is rounded for those that read it quantized, which come next.
-
-        Args:
-            factor: on its scale.
-        """
-        scale = self.scales[name] * np.float32(factor)
-        return self.noise(partial(self._with_activation, name, scale), samples)
-
-    def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
-        """The noise at each output where a model stands in for a segment, the one that comes next."""
-        return self.noise(partial(self._with_session, number, _opened(proto)), samples)
 
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
         return self.noise(lambda sample: run_session(session, self.outputs, sample.feed), samples)
 
-    def run(self, values: Arrays, first: int, session: Any = None) -> dict[str, NDArray[Any]]:
-        """The outputs, from the tensors that are there before the segment `first`; `session` stands in for that one."""
-        held = dict(values)
+    def of_sessions(
+        self, first: int, sessions: Mapping[int, Any], samples: Sequence[Sample] | None = None
+    ) -> dict[str, float]:
+        """The noise at each output where sessions stand in for segments; `first` is the segment that comes next."""
+        return self.noise(lambda sample: self.run(sample.values, first, sessions), samples)
+
+    def run(self, values: Arrays, first: int, sessions: Mapping[int, Any] | None = None) -> dict[str, NDArray[Any]]:
+        """The outputs, from the tensors that are there before the segment `first`; `sessions` stand in for segments."""
+        held, others = dict(values), sessions or {}
         for number in range(first, len(self.segments)):
-            self._step(held, number, session if session is not None and number == first else self.sessions[number])
+            self._step(held, number, others.get(number, self.sessions[number]))
         return {name: held[name] for name in self.outputs}
 
     def _step(self, values: dict[str, NDArray[Any]], number: int, session: Any) -> None:
@@ -148,36 +128,13 @@ class NoiseLedger:
         for name in self.dead[number]:
             values.pop(name, None)
 
-    def _with_activation(self, name: str, scale: NDArray[np.float32], sample: Sample) -> dict[str, NDArray[Any]]:
-        """The outputs where one activation is rounded for those that read it quantized."""
-        rounded = {f"{name}/quantized": _through_int8(sample.values[name], scale)}
-        return self.run({**sample.values, **rounded}, self.starts[name])
-
-    def _with_session(self, number: int, session: Any, sample: Sample) -> dict[str, NDArray[Any]]:
-        return self.run(sample.values, number, session)
-
-    def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
-        """The segment with one weight as INT8 holds it."""
-        content = np.asarray(to_array(self.weights[weight.name]), np.float32)
-        plain = Repair(np.zeros(content.shape, np.int8))
-        changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
-        if repair is not None and repair.bias is not None:
-            node = next(node for node in segment.proto.graph.node if node.name == weight.node)
-            held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
-            changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
-        return segment.with_constants(changes)
-
-    def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
-        """The whole Q/DQ graph; or with activations in floating point."""
-        model = to_ir(whole_copy(self.proto))
-        _, points = repair_weights(model, self.points, repairs)
-        points = replace(points, reads={}) if weights_alone else points
-        return to_proto(insert_qdq(model, points, self.amax).model)
-
     def noise(
         self, outputs: Callable[[Sample], Mapping[str, NDArray[Any]]], samples: Sequence[Sample] | None = None
     ) -> dict[str, float]:
-        """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's."""
+        """Noise power of what `outputs` gives, over these samples (None: all), as a share of the signal's.
+
+        Infinite where values aren't finite that are so in floating point; what isn't finite there doesn't count.
+        """
         names = [name for name in self.outputs if name not in self.left_out]
 
         def powers(sample: Sample) -> NDArray[np.float64]:
@@ -199,12 +156,90 @@ class NoiseLedger:
             next(iter(sample.feed.values()))
         ):  # else it isn't samples x something
             expected, found = expected[: sample.real], found[: sample.real]
-        signal = expected.astype(np.float64)
-        return float((signal**2).sum()), float(((found - signal) ** 2).sum())
+        counted = np.isfinite(expected)
+        signal = expected[counted].astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            noise = float(((found[counted] - signal) ** 2).sum())
+        return float((signal**2).sum()), noise if math.isfinite(noise) else math.inf
 
     def each(self, work: Callable[[Sample], Any], samples: Sequence[Sample] | None = None) -> list[Any]:
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-sensitivity") as pool:
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-noise") as pool:
             return list(pool.map(work, self.samples if samples is None else samples))
+
+
+class NoiseLedger(Parts):
+    """A model cut behind every tensor that is quantized."""
+
+    def __init__(self, proto: ModelProto, points: Points, amax: Mapping[str, float], threads: int) -> None:
+        self.points, self.amax = points, amax
+        constants = {node.output[0]: node for node in proto.graph.node if node.op_type == "Constant"}
+        self.weights = {name: value for name, node in constants.items() if (value := attribute(node, "value", None))}
+        self.weights |= {tensor.name: tensor for tensor in proto.graph.initializer}
+        self.scales = {
+            name: round_scale(np.asarray(amax[name] / LARGEST[points.precision]), Precision.FP32)
+            for name in points.reads
+        }
+        # A tensor has a second name where it is read quantized; both are the same until it is rounded.
+        slots: dict[Slot, str] = {
+            slot: f"{name}/quantized" for name, readers in points.reads.items() for slot in readers
+        }
+        aliases = {f"{name}/quantized": name for name in points.reads}
+        super().__init__(proto, points.activations, threads, slots, aliases)
+        made_in = {name: number for number, segment in enumerate(self.segments) for name in segment.outputs}
+        self.starts = {name: made_in.get(name, -1) + 1 for name in points.activations}
+        node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
+        self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
+
+    def measured(
+        self, repairs: Mapping[str, Repair], advance: Callable[[], None]
+    ) -> Iterator[tuple[Any, dict[str, float]]]:
+        """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once."""
+        for number, segment in enumerate(self.segments):
+            for name in (name for name, start in self.starts.items() if start == number):
+                yield name, self.of_activation(name)
+                advance()
+            for weight in (weight for weight, holder in self.holders if holder == number):
+                yield weight, self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
+                advance()
+            self.step(number)
+
+    def of_activation(
+        self, name: str, samples: Sequence[Sample] | None = None, factor: float = 1.0
+    ) -> dict[str, float]:
+        """The noise at each output where one activation is rounded for those that read it quantized, which come next.
+
+        Args:
+            factor: on its scale.
+        """
+        scale = self.scales[name] * np.float32(factor)
+        return self.noise(partial(self._with_activation, name, scale), samples)
+
+    def of_weight(self, number: int, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
+        """The noise at each output where a model stands in for a segment, the one that comes next."""
+        return self.of_sessions(number, {number: opened(proto)}, samples)
+
+    def _with_activation(self, name: str, scale: NDArray[np.float32], sample: Sample) -> dict[str, NDArray[Any]]:
+        """The outputs where one activation is rounded for those that read it quantized."""
+        rounded = {f"{name}/quantized": _through_int8(sample.values[name], scale)}
+        return self.run({**sample.values, **rounded}, self.starts[name])
+
+    def with_weight(self, segment: Segment, weight: Weight, repair: Repair | None) -> ModelProto:
+        """The segment with one weight as INT8 holds it."""
+        content = np.asarray(to_array(self.weights[weight.name]), np.float32)
+        plain = Repair(np.zeros(content.shape, np.int8))
+        changes = {(weight.node, weight.slot): repaired(content, weight.axis, repair or plain)}
+        if repair is not None and repair.bias is not None:
+            node = next(node for node in segment.proto.graph.node if node.name == weight.node)
+            held = self.weights.get(node.input[BIAS]) if len(node.input) > BIAS else None
+            changes[weight.node, BIAS] = repair.bias if held is None else repair.bias + to_array(held)
+        return segment.with_constants(changes)
+
+    def quantized(self, repairs: Mapping[str, Repair], *, weights_alone: bool = False) -> ModelProto:
+        """The whole Q/DQ graph; or with activations in floating point."""
+        model = to_ir(whole_copy(self.proto))
+        _, points = repair_weights(model, self.points, repairs)
+        points = replace(points, reads={}) if weights_alone else points
+        return to_proto(insert_qdq(model, points, self.amax).model)
 
 
 def snr_db(noise: float) -> float:
@@ -214,13 +249,13 @@ def snr_db(noise: float) -> float:
 
 def run_session(session: Any, outputs: Sequence[str], feed: Arrays) -> dict[str, NDArray[Any]]:
     try:
-        return dict(zip(outputs, session.run(outputs, dict(feed))))
+        return dict(zip(outputs, session.run(outputs, as_taken(session, feed))))
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
 
 
-def _opened(proto: ModelProto) -> Any:
-    return open_session(proto, threads=1, memory_pattern=False, purpose=PURPOSE)
+def opened(proto: ModelProto, *, optimize: bool = True) -> Any:
+    return open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
 
 def _through_int8(values: NDArray[np.float32], scale: NDArray[np.float32]) -> NDArray[np.float32]:

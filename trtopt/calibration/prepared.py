@@ -17,6 +17,7 @@ from trtopt.core.files import sha256_json
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
+from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
@@ -139,6 +140,7 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
     """
     refuse_quantized(model)
     folded, report = fold(model.proto, reporter=reporter)
+    folded, _ = fp32_typed(folded)
     points = find_points(to_ir(folded), overrides=overrides)
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]

@@ -64,7 +64,11 @@ class Sample:
 
 
 class Survey:
-    """What passed. `watch` a pass, or the shards of one; then ask `report.facts`."""
+    """What passed. `watch` a pass, or the shards of one; then ask `report.facts`.
+
+    Attributes:
+        probes: some of the samples, with a first axis of 1, for a look into the model: the same ones in any order.
+    """
 
     def __init__(self) -> None:
         self.samples: list[Sample] = []
@@ -115,8 +119,18 @@ class Survey:
                 _tokens(feed),
             )
         )
-        if images:
+        if finite:
             self._keep(digest, feed)
+
+    @property
+    def images(self) -> list[dict[str, NDArray[Any]]]:
+        """The probes that hold images."""
+        return [feed for feed in self.feeds if any(as_image(array[0]) is not None for array in feed.values())]
+
+    @property
+    def feeds(self) -> list[dict[str, NDArray[Any]]]:
+        """The probes, in an order of their own."""
+        return [feed for _, feed in sorted(self.probes.items())]
 
     def _keep(self, digest: str, feed: Mapping[str, NDArray[Any]]) -> None:
         """Keep the samples of the lowest digests: the same ones in any order."""

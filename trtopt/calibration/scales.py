@@ -41,8 +41,11 @@ class Scales:
             UsageError: none or several are given, or the build needs none.
         """
         sources = [name for name in ("images", "data", "calib") if getattr(self, name) is not None]
+        measures = spec.base is not Precision.FP32 and not model_quantized and "calib" not in sources
         if not spec.precision.quantized:
-            if sources:
+            if len(sources) > 1:
+                raise UsageError(f"{named(sources[0])} and {named(sources[1])} are both given: give one of them")
+            if sources and not measures:
                 raise UsageError(
                     f"{named(sources[0])} calibrates, but the build is {spec.precision}: add `int8=True`, or drop it"
                 )

@@ -23,6 +23,7 @@ from trtopt.core.errors import CalibrationError
 from trtopt.core.files import existing_file, sha256_json, write_json
 from trtopt.core.version import __version__
 from trtopt.graph.passes.repair import Repair
+from trtopt.graph.passes.typed import near_fp16_end
 
 FORMAT = "trtopt.calib/1"
 _MOST_WEIGHTS = 1 << 31
@@ -58,6 +59,8 @@ class Table:
         smoothed: tensor → by what each channel of its last axis is divided (`trtopt.graph.passes.smooth`); its scale stands
             under the name that it has then.
         left_out: node name → why it stays out of INT8, where `tune` decided so.
+        ranges: floating tensor → its largest magnitude on some of the samples, of those that come near FP16's largest number
+            (`trtopt.ort.ranges`): what gives or reads them stays in FP32 where the rest of a build is FP16.
     """
 
     tensors: Mapping[str, TableEntry]
@@ -74,11 +77,18 @@ class Table:
     repairs: Mapping[str, Repair] = field(default_factory=dict)
     smoothed: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
+    ranges: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def amax(self) -> dict[str, float]:
         """Tensor name → largest magnitude that INT8 will represent."""
         return {name: entry.amax for name, entry in self.tensors.items()}
+
+    @property
+    def beyond_fp16(self) -> dict[str, float]:
+        """`ranges`, with those of the tensors that were counted on all samples."""
+        counted = {name: item.histogram.absmax for name, item in self.tensors.items() if item.histogram is not None}
+        return {**self.ranges, **{name: value for name, value in counted.items() if near_fp16_end(value)}}
 
     @cached_property  # packing the repairs takes a second where there are many
     def digest(self) -> str:
@@ -86,6 +96,7 @@ class Table:
         decided: dict[str, Any] = {"repairs": _packed_repairs(self.repairs)} if self.repairs else {}
         decided |= {"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}
         decided |= {"left_out": sorted(self.left_out)} if self.left_out else {}
+        decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
     def with_method(self, method: str) -> Table:
@@ -120,6 +131,7 @@ class Table:
             **({"repairs": _packed_repairs(self.repairs)} if self.repairs else {}),
             **({"smoothed": _packed_factors(self.smoothed)} if self.smoothed else {}),
             **({"left_out": dict(self.left_out)} if self.left_out else {}),
+            **({"ranges": dict(self.ranges)} if self.ranges else {}),
             "tensors": {
                 name: {"amax": entry.amax, "method": entry.method}
                 | ({} if entry.histogram is None else packed(entry.histogram))

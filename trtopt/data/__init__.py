@@ -13,7 +13,9 @@ from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
 
-__all__ = ["ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "open_data"]
+__all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "open_data"]
+
+SAMPLES = 64  # real ones that a float model or an engine is judged on, unless --limit says another number
 
 
 def open_data(

@@ -158,6 +158,12 @@ class _Embedded(TypedDict):
     preprocess: Mapping[str, Any]
 
 
+class _Safety(TypedDict):
+    base: str
+    samples: int
+    in_fp32: dict[str, str]
+
+
 class _Compared(TypedDict):
     why: str
     gpu: str
@@ -192,6 +198,7 @@ class Manifest:
         comparison: how fast and how accurate the precisions are, and which was kept (`Comparison.describe()`); None where
             they weren't measured.
         coverage: precision → share of the multiply-accumulates that run in it.
+        safety: what samples say of the model in FP16 or BF16 (`Safety.describe()`); None: it was built without.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -221,6 +228,7 @@ class Manifest:
     coverage: Mapping[str, float] = field(default_factory=dict)
     output_kinds: Mapping[str, str] | None = None
     compute_capabilities: Sequence[int] = ()
+    safety: Annotated[Mapping[str, Any], _Safety] | None = None
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:

@@ -19,10 +19,10 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.data.rebatch import chunks
 from trtopt.evaluation.outputs import decibels
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.passes.embed import embedded_in
 from trtopt.graph.proto import infer_shapes, tensor_info, whole_copy
-from trtopt.ort.runner import has_half, widen
-from trtopt.ort.sessions import open_session
+from trtopt.ort.sessions import as_taken, open_session
 
 SAMPLES = 8
 GOOD = 20.0  # dB: an error of a tenth of the signal
@@ -165,8 +165,7 @@ def _cut(candidate: ModelProto, pairs: Mapping[str, str], kinds: Mapping[str, in
 
 def _run(session: Any, feed: Arrays) -> dict[str, NDArray[Any]]:
     names = [item.name for item in session.get_outputs()]
-    taken = {item.name for item in session.get_inputs()}
     try:
-        return dict(zip(names, session.run(names, {name: array for name, array in feed.items() if name in taken})))
+        return dict(zip(names, session.run(names, as_taken(session, feed))))
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise DataError(f"ONNX Runtime can't run the models on these samples: {error}") from error

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from trtopt.calibration.calibrator import check_enough, data_notes
+from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
 from trtopt.calibration.expected import examine
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
@@ -223,7 +223,9 @@ def make_tables(
     quality = facts(survey)
     refuse(quality, unusual, "insist with allow_unusual_data = true in the list's [data.NAME]")
     whole = combined(prepared.proto, observations)
-    examined = examine(load_model(wanted[0][0], lazy=True).proto, _probes(model, data, survey.samples))
+    probes = _probes(model, data, survey.samples)
+    examined = examine(load_model(wanted[0][0], lazy=True).proto, probes.images)
+    ranges = half_ranges(prepared.proto, probes.feeds)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:
@@ -236,6 +238,7 @@ def make_tables(
                 preprocess=data.preprocess,
                 skipped=data.skipped,
                 seconds=round(seconds, 3),
+                ranges=ranges,
             )
             output.parent.mkdir(parents=True, exist_ok=True)
             table.save(output)
@@ -254,7 +257,7 @@ def make_tables(
     return [written(*item) for item in wanted]
 
 
-def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> list[Mapping[str, NDArray[Any]]]:
+def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> Survey:
     """The samples that a pass over all of them would have kept for a look into the model, read once more."""
     numbers = {item.digest: number for number, item in enumerate(samples)}
     survey = Survey()
@@ -262,7 +265,7 @@ def _probes(model: OpenModel, data: OpenData, samples: Sequence[Sample]) -> list
         source = data.samples.part(numbers[digest], numbers[digest] + 1)
         for _ in survey.watch(_read(model, Shard(source, numbers[digest], 1))):
             pass
-    return [feed for _, feed in sorted(survey.probes.items())]
+    return survey
 
 
 def _read(model: OpenModel, shard: Shard) -> Iterator[Mapping[str, NDArray[Any]]]:

@@ -21,18 +21,24 @@ from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
+from trtopt.data import SAMPLES, open_data
+from trtopt.data.convert import single_runs
+from trtopt.data.preprocess import Preprocess
 from trtopt.graph.guard import invalid
+from trtopt.graph.half import has_half
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
-from trtopt.graph.proto import Links, whole_copy
+from trtopt.graph.passes.typed import overflowing
+from trtopt.graph.proto import Links, network_inputs, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
 from trtopt.ort.comparison import compare
+from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 
 __all__ = ["CheckReport", "Finding", "check"]
 
@@ -115,6 +121,8 @@ def check(request: CheckRequest) -> CheckReport:
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
         shapes: profiles, as for `build`, to check against the inputs.
+        images, data, preprocess, limit: real samples (at most 64, or `limit`), as for `build`, to run the model on: what isn't
+            finite in it, or wouldn't be in FP16, is named with the value seen.
         nodes: list the nodes too, and what an INT8 build makes of each.
 
     Raises:
@@ -161,6 +169,9 @@ def check(request: CheckRequest) -> CheckReport:
         text = f"no TensorRT parser was asked about operators: {reason}"
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, targets, profiles)
+    if request.images is not None or request.data is not None:
+        with reporter.phase("measuring ranges"):
+            findings += _ranges(request, loaded, folded, profiles)
     suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)
     if suggestion.option and batch_alone(loaded.inputs) and not values:
         low, best, high = DEFAULT_BATCH
@@ -244,6 +255,36 @@ class _Texts(Reporter):
         self.texts.append(text)
 
     note = warn
+
+
+def _ranges(request: CheckRequest, model: Model, folded: ModelProto, profiles: Sequence[Profile]) -> Iterator[Finding]:
+    """What samples show: values that aren't finite, or wouldn't be in FP16."""
+    preprocess = request.preprocess
+    if preprocess is not None and request.images is not None:
+        preprocess = Preprocess.load(preprocess).at_opt(model.inputs, profiles)
+    samples = open_data(
+        model.inputs,
+        images=request.images,
+        data=request.data,
+        preprocess=preprocess,
+        limit=SAMPLES if request.limit is None else request.limit,
+    )
+    try:
+        ranges = measure_ranges(folded, (feed for feed, _ in single_runs(network_inputs(folded), samples)))
+    except ModelError as error:
+        yield Finding("warning", "not-run", "", "", f"the model can't be run on the samples: {error}")
+        return
+    operators = {node.name: node.op_type for node in folded.graph.node}
+    broken = not_finite(folded, ranges)
+    for node, what in broken.items():
+        hint = "look at the samples, their preprocessing and the weights"
+        if has_half(folded):
+            hint = "export the model in FP32: `fp16=True` with the same samples keeps such nodes in FP32"
+        yield Finding("error", "not-finite", node, operators[node], what, hint)
+    if not has_half(folded):
+        for node, what in overflowing(to_ir(folded), beyond_fp16(ranges)).items():
+            hint = "`fp16=True` with the same samples keeps it in FP32"
+            yield Finding("warning", "fp16-overflow", node, operators[node], what, hint)
 
 
 def _request(

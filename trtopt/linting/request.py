@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
@@ -32,5 +32,9 @@ class CheckRequest:
     backend: str = shared.backend()
     target: str | Iterable[str] = shared.target()
     shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    images: Any = shared.images()
+    data: Any = shared.data()
+    preprocess: Any = shared.preprocess()
+    limit: int | None = shared.limit()
     nodes: bool = option(False, help="List the nodes and what --int8 makes of each, by the names of overrides.")
     reporter: Reporter = SILENT

@@ -8,19 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto
 
 from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import chunks, joined
+from trtopt.graph.half import has_half, widen
 from trtopt.graph.io import load_model
-from trtopt.graph.proto import infer_shapes, subgraphs
 from trtopt.ort.sessions import OnnxSession
-
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 # ONNX Runtime's name of an input type → NumPy's. FP16 and BF16 never appear: such models are widened first.
 _DTYPES = {"tensor(float)": "float32", "tensor(double)": "float64", "tensor(bool)": "bool"}
@@ -107,71 +104,3 @@ def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
             return existing_file(model, "the model")
         model = loaded.proto
     return widen(model) if has_half(model) else model
-
-
-def has_half(proto: ModelProto) -> bool:
-    """Whether anything in it is FP16 or BF16."""
-    graph = proto.graph
-    return (
-        any(tensor.data_type in _HALVES for tensor in graph.initializer)
-        or any(value.type.tensor_type.elem_type in _HALVES for value in (*graph.input, *graph.output))
-        or any(_cast_to(node) in _HALVES for node in graph.node)
-    )
-
-
-def _cast_to(node: onnx.NodeProto) -> int | None:
-    return next((item.i for item in node.attribute if item.name == "to"), None) if node.op_type == "Cast" else None
-
-
-def widen(proto: ModelProto) -> ModelProto:
-    """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
-
-    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32.
-
-    Raises:
-        ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
-    """
-    widened = ModelProto()
-    widened.CopyFrom(proto)
-    graph = widened.graph
-    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(proto).graph.value_info}
-    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
-    types |= {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for tensor in graph.initializer:
-        if tensor.data_type in _HALVES:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
-    for value in (*graph.input, *graph.output):
-        if value.type.tensor_type.elem_type in _HALVES:
-            value.type.tensor_type.elem_type = TensorProto.FLOAT
-    nodes: list[onnx.NodeProto] = []
-    for node in graph.node:
-        if any(subgraphs(node)):
-            raise ModelError(
-                f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
-                "compare the engine's outputs on a GPU instead"
-            )
-        read = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
-        cast = _cast_to(node)
-        _widen_attributes(node)
-        nodes.append(node)
-        for index, name in enumerate(node.output):
-            made = cast or types.get(name, read)  # without an inferred type: what goes in comes out
-            if name and made in _HALVES:
-                types[name] = made
-                exact, short = f"{name}/exact", f"{name}/rounded"
-                node.output[index] = exact
-                nodes.append(helper.make_node("Cast", [exact], [short], to=made))
-                nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
-    del graph.node[:]
-    graph.node.extend(nodes)
-    del graph.value_info[:]
-    return widened
-
-
-def _widen_attributes(node: onnx.NodeProto) -> None:
-    """Casts to, and constants of, a half type become FP32."""
-    for item in node.attribute:
-        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
-            item.i = TensorProto.FLOAT
-        elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
-            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto
 
@@ -101,6 +102,16 @@ def open_session(
             return ort.InferenceSession(source, options, providers=wanted)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+
+
+def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """What of `feed` a session takes; in FP32 where it does and the arrays are of a half type (`graph.half.widen`)."""
+    taken = {item.name: item.type for item in session.get_inputs()}
+    return {
+        name: np.asarray(array, np.float32) if taken[name] == "tensor(float)" else np.asarray(array)
+        for name, array in feed.items()
+        if name in taken
+    }
 
 
 class OnnxSession:

@@ -9,6 +9,7 @@ tensors may change, and which go together, is read off ONNX's own operator schem
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ from trtopt.graph.view import (
 )
 
 FP16_MAX = 65504.0
+MARGIN = 2.0  # how much larger values may be on samples that weren't measured
 # Beyond these a constant means "minus infinity" (attention masks), not a quantity: models write -3.4e38, -1e9, -1e12.
 SENTINEL = 1e30
 MASK = -1e8
@@ -62,6 +64,8 @@ _WITHOUT = {
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
 _CONTROL_FLOW = ("If", "Loop", "Scan")
+_HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "RNN", "GRU", "LSTM")  # what a model is typed for
+_QDQ = ("QuantizeLinear", "DequantizeLinear")
 _RECURRENT = ("RNN", "GRU", "LSTM")
 _MOVERS = ("Transpose", "Reshape", "Squeeze", "Unsqueeze")
 _PINNED_SLOTS = {  # float inputs that TensorRT wants in FP32, whatever the data's type, beside those that ONNX says
@@ -85,24 +89,73 @@ def typed_opset(base: Precision, quantized: bool) -> int:
     return 19 if quantized and base is not Precision.FP32 else 1
 
 
-def keep_fp32(model: ir.Model, base: Precision, overrides: Sequence[Override] = ()) -> tuple[Kept, ...]:
+def near_fp16_end(largest: float) -> bool:
+    """Whether a tensor of that magnitude comes nearer than `MARGIN` to FP16's largest number, or goes beyond."""
+    return largest * MARGIN > FP16_MAX
+
+
+def overflowing(model: ir.Model, beyond: Mapping[str, float]) -> dict[str, str]:
+    """Node → why it can't run in FP16, of all that give or read a tensor that comes near FP16's end, or goes beyond.
+
+    Args:
+        beyond: tensor → the largest magnitude seen, of those that are `near_fp16_end`.
+    """
+    reasons: dict[str, str] = {}
+    for node in model.graph:
+        for verb, tensors in (("gives", node.outputs), ("reads", node.inputs)):
+            largest = max((beyond.get(str(value.name), 0.0) for value in tensors if value is not None), default=0.0)
+            if largest:
+                reasons.setdefault(str(node.name), f"{verb} {_compared(largest)}")
+    return reasons
+
+
+def _compared(largest: float) -> str:
+    if largest > FP16_MAX:
+        return f"{largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number"
+    return f"{largest:,.0f} > {FP16_MAX / MARGIN:,.0f}, half of FP16's largest number, and other inputs may give more"
+
+
+def typed_already(model: ir.Model) -> Precision | None:
+    """FP16 or BF16 where most convolutions and matrix products compute in it: the model's author has chosen its types."""
+    found = Counter(node.outputs[0].dtype for node in model.graph if node.op_type in _HEAVY)
+    halves = (Precision.FP16, Precision.BF16)
+    return next((base for base in halves if 2 * found[_IR_TYPES[base]] >= sum(found.values()) > 0), None)
+
+
+def keep_fp32(
+    model: ir.Model,
+    base: Precision,
+    overrides: Sequence[Override] = (),
+    measured: Mapping[str, str] | None = None,
+) -> tuple[Kept, ...]:
     """Nodes that must not run in `base`: what would overflow, what computes shapes, what the user named.
 
     For weakly typed builds, which choose among the types that TensorRT has for a layer: what ONNX says of them doesn't count.
+
+    Args:
+        measured: node → why samples say that it must stay in FP32.
     """
-    return tuple(_kept(model, base, overrides, typed=False).values())
+    return tuple(_kept(model, base, overrides, measured or {}, typed=False).values())
 
 
 def to_typed(
-    model: ir.Model, base: Precision, *, io_fp32: bool = True, overrides: Sequence[Override] = ()
+    model: ir.Model,
+    base: Precision,
+    *,
+    io_fp32: bool = True,
+    overrides: Sequence[Override] = (),
+    measured: Mapping[str, str] | None = None,
 ) -> PassResult:
     """Make the FP32 tensors of a graph `base`, with FP32 kept where `keep_fp32` says, and where ONNX or TensorRT has no other.
+
+    A model that is typed already keeps its types; only the scales of Q/DQ pairs become `base`.
 
     Args:
         model: an FP32 graph, with or without Q/DQ pairs (their scales become `base` too, as strongly typed builds need), at
             opset `typed_opset` or newer.
         base: FP16 or BF16; FP32 leaves the graph as it is.
         io_fp32: leave the network's inputs and outputs FP32, with casts inside.
+        measured: as for `keep_fp32`.
 
     Returns:
         what changed are the nodes of the main graph that compute in the reduced type.
@@ -111,14 +164,17 @@ def to_typed(
         return PassResult(model)
     if not opset_of(model):
         model.opset_imports[""] = _CAST_OPSET
-    kept = _kept(model, base, overrides, typed=True)
+    kept = _kept(model, base, overrides, measured or {}, typed=True)
     typing = _Typing(model, base, io_fp32, kept)
     typing.apply()
     return PassResult(model, {name: name for name in sorted(typing.reduced)}, tuple(kept.values()))
 
 
-def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, typed: bool) -> dict[str, Kept]:
+def _kept(
+    model: ir.Model, base: Precision, overrides: Sequence[Override], measured: Mapping[str, str], *, typed: bool
+) -> dict[str, Kept]:
     kept: dict[str, Kept] = {}
+    own = typed_already(model)
 
     def keep(node: ir.Node, reason: str) -> None:
         kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
@@ -134,7 +190,9 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
             continue
         if not any(map(_is_fp32, node.outputs)):
             continue
-        if typed and (reason := _untyped(node, base, model.opset_imports)):
+        if own is not None and node.op_type not in _QDQ:
+            keep(node, f"FP32 in the model, which is {str(own).upper()} already: its types are its author's")
+        elif typed and (reason := _untyped(node, base, model.opset_imports)):
             keep(node, reason)
         elif node in from_shape:
             keep(node, "computes shapes, which FP16 holds exactly only up to 2048")
@@ -142,7 +200,11 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
             base is Precision.FP16 and node.op_type == "LSTM" and operand(node, _PEEPHOLES) is not None
         ):
             keep(node, f"TensorRT has no {str(base).upper()} {node.op_type}")
-        elif asked is not None or base is not Precision.FP16:
+        elif asked is not None:
+            continue
+        elif reason := measured.get(str(node.name), ""):
+            keep(node, reason)
+        elif base is not Precision.FP16:
             continue
         elif node.op_type == "BatchNormalization" and _scale_and_shift(node) is not None:
             continue  # one multiplication and addition per channel, whose factors fit
@@ -153,7 +215,7 @@ def _kept(model: ir.Model, base: Precision, overrides: Sequence[Override], *, ty
         elif (largest := _largest_constant(node)) > FP16_MAX:
             keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
     if base is Precision.FP16:
-        _extend_over_variance(model.graph, kept, overrides)
+        _extend_over_variance(model.graph, kept, overrides, measured)
     if typed:
         for node in model.graph:
             if node.op_type in _RECURRENT and node.name in kept:
@@ -216,9 +278,12 @@ def _scale_and_shift(node: ir.Node) -> tuple[NDArray[np.float32], NDArray[np.flo
     return factor.astype(np.float32), summand.astype(np.float32)
 
 
-def _extend_over_variance(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
+def _extend_over_variance(
+    graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override], measured: Mapping[str, str]
+) -> None:
     """A square is only safe if what follows it (mean, + epsilon, square root, division) stays FP32 as well."""
-    chain = {node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept}
+    squares = [node for node in graph if node.op_type in ("Pow", "Mul") and str(node.name) in kept]
+    chain = {node for node in squares if kept[str(node.name)].reason != measured.get(str(node.name))}
     for node in graph:
         if overriding(overrides, node.name or "", node.op_type) is not None:
             continue

@@ -8,11 +8,9 @@ from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
 from trtopt.core.shapes import parse_profiles
-from trtopt.data import Batches, open_data
+from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
-
-SAMPLES = 64  # unless --limit says another number
 
 
 def preparation(model: Model, request: BuildRequest) -> Any:

@@ -1,0 +1,224 @@
+"""Builds in FP16 and BF16 with samples at hand, and of models that are FP16 already, on the real TensorRT-RTX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import model, node, values
+from half_models import Arrays, cancelling, half, overflowing, underflowing
+from onnx import ModelProto, TensorProto
+from world import RTX, Heard, World, has
+
+import trtopt
+from trtopt import AccuracyLost, calibrate
+from trtopt.builder.lowering import Lowered, lower
+from trtopt.calibration.table import Table
+from trtopt.core.errors import DataError, UsageError
+from trtopt.core.values import BuildSpec, Precision
+from trtopt.data import ArrayBatches
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+
+Planted = Callable[[], tuple[ModelProto, Arrays]]
+FP32 = Precision.FP32
+
+
+@pytest.fixture(autouse=True)
+def _a_builder(rtx: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+
+
+class Maker:
+    """Builds one model in one folder, and compares the graph that TensorRT got with the model."""
+
+    def __init__(self, folder: Path, planted: tuple[ModelProto, Arrays]) -> None:
+        self.folder, (self.proto, self.data) = folder, planted
+        self.heard = Heard()
+        self.model = folder / "m.onnx"
+        onnx.save(self.proto, self.model)
+
+    def build(self, **options: Any) -> Any:
+        self.heard = Heard()
+        common: dict[str, Any] = {"target": "sm89", "backend": "rtx", "save_onnx": self.folder / "g.onnx"}
+        return trtopt.build(self.model, self.folder / "m.engine", **{**common, **options}, reporter=self.heard)
+
+    def verified(self) -> trtopt.Agreement:
+        return trtopt.verify(self.model, self.folder / "g.onnx", [self.data], min_snr=20.0)
+
+
+def _kept(result: Any) -> dict[str, str]:
+    return {item.node: item.reason for item in result.kept if item.precision is FP32}
+
+
+@pytest.mark.parametrize(
+    ("planted", "precision", "nodes"),
+    [
+        (overflowing, "fp16", {"up", "relu", "down"}),
+        (underflowing, "fp16", {"shrink", "relu", "grow"}),
+        (cancelling, "bf16", {"shift", "relu", "back"}),
+    ],
+)
+def test_samples_make_a_build_safe_that_was_not(
+    tmp_path: Path, planted: Planted, precision: str, nodes: set[str]
+) -> None:
+    maker = Maker(tmp_path, planted())
+    plain = maker.build(**{precision: True})
+    assert not nodes & _kept(plain).keys() and plain.safety is None
+    assert not maker.verified().ok
+    safe = maker.build(**{precision: True}, data=maker.data)
+    assert not safe.cached
+    assert _kept(safe).keys() == nodes
+    assert maker.verified().ok
+    manifest = json.loads((tmp_path / "m.engine.json").read_text())
+    assert manifest["safety"]["in_fp32"] == _kept(safe) == {item["node"]: item["reason"] for item in manifest["kept"]}
+    assert json.loads(json.dumps(safe.to_json()))["safety"]["samples"] == 40
+    assert any("3 nodes kept in FP32 by what they hold" in text for text in maker.heard.notes)
+    again = maker.build(**{precision: True}, data=maker.data)
+    assert again.cached and again.safety == safe.safety
+    other = {"x": maker.data["x"][:20]}
+    assert not maker.build(**{precision: True}, data=other).cached
+
+
+def test_samples_that_show_nothing_change_nothing(world: World) -> None:
+    options: dict[str, Any] = {"fp16": True, "target": "sm89", "backend": "rtx"}
+    trtopt.build(world.model, world.output / "a.engine", save_onnx=world.output / "a.onnx", **options)
+    result = trtopt.build(
+        world.model, world.output / "b.engine", save_onnx=world.output / "b.onnx", data=world.arrays, **options
+    )
+    assert result.kept == () and result.safety is not None
+    assert (world.output / "a.onnx").read_bytes() == (world.output / "b.onnx").read_bytes()
+
+
+def test_the_command_says_what_stays_and_why(world: World) -> None:
+    proto, data = overflowing()
+    onnx.save(proto, world.model)
+    np.savez(world.arrays, **data)  # type: ignore[arg-type]
+    command = ("build", world.model, "--fp16", "--data", world.arrays, "-o", world.output / "m.engine", *RTX)
+    told = world.run(*command)
+    assert told.status == 0
+    has(told.out, "FP32: up: gives 576,664 > 65,504, FP16's largest number", "FP32: down: reads 576,664")
+    has(told.out, "3 nodes kept in higher precision (up, …): by what the samples show")
+    has(told.err, "FP16 on 40 samples: 3 nodes kept in FP32 by what they hold")
+    has(world.run(*command).out, "up to date", "FP32: up: gives 576,664")
+    limit = world.refused(*command[:3], "--min-snr", "30", "-o", world.output / "n.engine", *RTX)
+    has(limit, "--min-snr is judged on real samples", "--images DIR")
+
+
+def test_a_limit_of_ones_own(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, cancelling())
+    assert _kept(maker.build(fp16=True, data=maker.data)).keys() == {"shift", "relu", "back"}  # 23.8 dB
+    loose = maker.build(fp16=True, data=maker.data, min_snr=20.0)
+    assert not loose.cached and _kept(loose) == {}
+
+
+@pytest.mark.parametrize("options", [{"fp16": True, "calib": "t.json"}, {"data": "d.npz"}])
+def test_what_samples_are_not_for(tmp_path: Path, options: dict[str, Any]) -> None:
+    maker = Maker(tmp_path, overflowing())
+    with pytest.raises(UsageError, match="calibrates, but the build is"):
+        maker.build(**options)
+
+
+# INT8 ----------------------------------------------------------------------------------------------------------------
+
+
+def _lowered(proto: ModelProto, table: Table, *, typed: bool) -> Lowered:
+    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, grouped="")
+    generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: False)
+    return lower(fold(proto)[0], BuildSpec(precision=Precision.INT8), generation, table)
+
+
+def test_tables_carry_ranges_to_every_generation(tmp_path: Path) -> None:
+    proto, data = overflowing()
+    calibrate(proto, data=data, output=tmp_path / "t.json")
+    table = Table.load(tmp_path / "t.json")
+    assert set(table.ranges) == {"h", "r"}
+    made = [_lowered(proto, table, typed=typed) for typed in (True, False)]
+    for item in made:
+        assert {kept.node: kept.precision for kept in item.kept} == dict.fromkeys(("up", "relu", "down"), FP32)
+        assert dict(item.asked) == {"head": Precision.INT8}
+    assert made[1].layer_precision == dict.fromkeys(("up", "relu", "down"), FP32)
+
+
+def test_int8_keeps_its_floating_part_finite(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, overflowing())
+    result = maker.build(int8=True, data=maker.data)
+    assert _kept(result).keys() == {"up", "relu", "down"}
+    assert maker.verified().ok
+
+
+# Models that are FP16 already ----------------------------------------------------------------------------------------
+
+
+def _network(dtype: type = np.float16) -> tuple[ModelProto, Arrays]:
+    """Convolutions in FP16 around a softmax that its author keeps in FP32."""
+    nodes = [
+        node("Conv", "x w", "c", "first", pads=[1, 1, 1, 1]), node("Relu", "c", "r", "relu"),
+        node("Cast", "r", "wide", "widen", to=TensorProto.FLOAT), node("Softmax", "wide", "s", "softmax", axis=1),
+        node("Cast", "s", "t", "narrow", to=TensorProto.FLOAT16), node("Conv", "t v", "y", "second"),
+    ]  # fmt: skip
+    weights = {"w": values(16, 16, 3, 3, scale=0.1).astype(dtype), "v": values(16, 16, 1, 1, seed=1).astype(dtype)}
+    shape = {"x": ["n", 16, 8, 8]}
+    proto = model(nodes, weights=weights, inputs=shape, outputs={"y": ["n", 16, 8, 8]}, dtype=TensorProto.FLOAT16)
+    smooth = np.cumsum(values(40, 16, 8, 8, seed=2), axis=-1).astype(np.float16)
+    return onnx.shape_inference.infer_shapes(proto), {"x": smooth}
+
+
+def test_fp16_is_no_change_of_an_fp16_model_and_that_is_said(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, _network())
+    result = maker.build(fp16=True)
+    assert any("the model is FP16 already, and its types stay as they are" in text for text in maker.heard.notes)
+    assert result.precision["fp16"] == 2
+    assert list(_kept(result)) == ["widen", "softmax"]
+    given, got = (onnx.load(path).graph for path in (maker.model, tmp_path / "g.onnx"))
+    assert [item.op_type for item in got.node] == [item.op_type for item in given.node]
+    assert [item.type.tensor_type.elem_type for item in (*got.input, *got.output)] == [TensorProto.FLOAT16] * 2
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["in the graph", "by flags"])
+def test_int8_of_an_fp16_model_respects_its_islands(typed: bool) -> None:
+    proto, data = _network()
+    made = _lowered(proto, calibrate(proto, data=data).table, typed=typed)
+    assert set(made.asked) == {"first", "second"}
+    assert [item.node for item in made.kept] == ["softmax"]
+    onnx.checker.check_model(made.proto, full_check=True)
+    ends = (*made.proto.graph.input, *made.proto.graph.output)
+    assert [item.type.tensor_type.elem_type for item in ends] == [TensorProto.FLOAT16] * 2
+    agreement = trtopt.verify(proto, made.proto, [data], min_snr=20.0)
+    assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("planted", [_network, lambda: (half(overflowing()[0]), overflowing()[1])])
+def test_int8_of_an_fp16_model_builds(tmp_path: Path, planted: Planted) -> None:
+    maker = Maker(tmp_path, planted())
+    result = maker.build(int8=True, data=maker.data)
+    assert result.precision["int8"] >= 1
+    with_repairs = calibrate(maker.proto, data=maker.data, repair=True).table
+    assert maker.build(int8=True, calib=with_repairs).precision["int8"] >= 1
+
+
+def test_tune_takes_an_fp16_model(tmp_path: Path) -> None:
+    maker = Maker(tmp_path, _network())
+    try:
+        result = maker.build(int8=True, data=maker.data, min_snr=10.0)
+    except AccuracyLost as error:
+        pytest.fail(str(error))
+    assert result.precision["int8"] >= 1
+
+
+def test_what_overflows_in_an_fp16_model_is_named_with_its_value(tmp_path: Path) -> None:
+    proto, data = overflowing()
+    maker = Maker(tmp_path, (half(proto), data))
+    maker.build(fp16=True, data=data)
+    (warning,) = [text for text in maker.heard.warnings if text.startswith("up ")]
+    has(
+        warning, "gives 576,", "> 65,504, FP16's largest number, and so", "aren't finite", "in the model as it is given"
+    )
+    with pytest.raises(DataError, match="aren't finite"):
+        trtopt.verify(maker.model, tmp_path / "g.onnx", ArrayBatches(data, load_model(maker.model).inputs))

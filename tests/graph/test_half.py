@@ -1,0 +1,65 @@
+"""FP16 models in FP32 types: the same ends, the same arithmetic, islands known."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from graphs import conv_relu, model, node, values
+from half_models import half
+from onnx import ModelProto, TensorProto
+
+from trtopt.graph.half import fp32_typed, has_half
+from trtopt.graph.passes.typed import typed_already
+from trtopt.graph.view import to_ir
+from trtopt.ort.sessions import OnnxSession
+
+
+def _with_an_island() -> ModelProto:
+    """FP16, with a softmax between casts that its author keeps in FP32."""
+    proto = model(
+        [
+            node("Conv", "x w", "c", "conv"), node("Cast", "c", "wide", "widen", to=TensorProto.FLOAT),
+            node("Softmax", "wide", "s", "softmax", axis=1), node("Cast", "s", "t", "narrow", to=TensorProto.FLOAT16),
+            node("Conv", "t v", "y", "last"),
+        ],
+        weights={"w": values(4, 3, 1, 1).astype(np.float16), "v": values(4, 4, 1, 1, seed=1).astype(np.float16)},
+        dtype=TensorProto.FLOAT16,
+    )  # fmt: skip
+    return onnx.shape_inference.infer_shapes(proto)
+
+
+def test_ends_keep_their_types_and_casts_within_go() -> None:
+    proto = _with_an_island()
+    made, islands = fp32_typed(proto)
+    onnx.checker.check_model(made, full_check=True)
+    assert list(islands) == ["softmax"]
+    assert [item.op_type for item in made.graph.node] == ["Cast", "Conv", "Softmax", "Conv", "Cast"]
+    ends = (*made.graph.input, *made.graph.output)
+    assert [(item.name, item.type.tensor_type.elem_type) for item in ends] == [("x", 10), ("y", 10)]
+    assert {item.data_type for item in made.graph.initializer} == {TensorProto.FLOAT}
+    x = values(2, 3, 8, 8).astype(np.float16)
+    expected, found = (OnnxSession(item, threads=1)({"x": x})["y"] for item in (proto, made))
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(found.astype(np.float32), expected.astype(np.float32), atol=5e-3)
+
+
+def test_an_fp32_model_is_given_back() -> None:
+    proto = conv_relu()
+    made, islands = fp32_typed(proto)
+    assert made is proto and islands == {}
+
+
+def test_a_model_is_typed_by_most_of_its_products() -> None:
+    assert str(typed_already(to_ir(half(conv_relu())))) == "fp16"
+    assert str(typed_already(to_ir(_with_an_island()))) == "fp16"
+    assert typed_already(to_ir(conv_relu())) is None
+    mixed = model(
+        [
+            node("Conv", "x w", "a", "one"), node("Conv", "a w", "b", "two"),
+            node("Cast", "b", "h", "narrow", to=TensorProto.FLOAT16), node("Conv", "h v", "c", "three"),
+            node("Cast", "c", "y", "widen", to=TensorProto.FLOAT),
+        ],
+        weights={"w": values(3, 3, 1, 1), "v": values(3, 3, 1, 1).astype(np.float16)},
+    )  # fmt: skip
+    assert has_half(mixed)
+    assert typed_already(to_ir(mixed)) is None

@@ -1,0 +1,310 @@
+"""What FP16 or BF16 would spoil, by measurement on real samples: the nodes that have to stay in FP32.
+
+One pass in floating point finds what comes near FP16's largest number (`graph.passes.typed.overflowing`). The typed graph, with
+that in FP32, is then held against floating point at the outputs. Only where it misses a limit in dB, nodes are ranked by what
+each alone in the reduced type does to the outputs: blocks of nodes whose noise is too little to matter aren't looked into. The
+fewest of the first that bring the typed graph within the limit stay in FP32, less those that turn out not to be needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto
+
+from trtopt.calibration.noise import Parts, opened, snr_db
+from trtopt.core.documents import plain
+from trtopt.core.errors import ModelError, UsageError
+from trtopt.core.host import cores
+from trtopt.core.progress import SILENT, Phase, Reporter
+from trtopt.core.values import Override, Precision
+from trtopt.data import Batches
+from trtopt.data.convert import single_runs
+from trtopt.graph.half import has_half, widen
+from trtopt.graph.passes.opset import to_ir_at
+from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
+from trtopt.graph.proto import in_memory, network_inputs
+from trtopt.graph.segments import Segment
+from trtopt.graph.view import to_ir, to_proto
+from trtopt.ort.ranges import FP16_NORMAL, TensorRange, beyond_fp16, measure_ranges
+
+LIMITS = {Precision.FP16: 30.0, Precision.BF16: 20.0}  # dB at the outputs, unless the user says another
+JUDGES = 8  # samples that the outputs are compared on
+RANKING = 2  # of them, those that blocks of nodes are ranked on
+MINOR = 1 / 16  # of the noise that the limit allows: a block that makes less isn't looked into
+MOST_TRIES = 48  # to find what isn't needed
+MOSTLY = 0.5  # of a tensor's values: so many tiny ones are worth a word
+
+
+@dataclass(frozen=True)
+class Safety:
+    """What samples say of a model in FP16 or BF16.
+
+    Attributes:
+        base: the type.
+        samples: whose ranges were measured.
+        judged: of them, those that the outputs were compared on; 0: they couldn't be (`unjudged`).
+        limit_db: that the outputs had to keep.
+        plain_db: the worst output's, with what the rules for operators keep in FP32; None: not known.
+        safe_db: the same with `in_fp32` in FP32 too.
+        in_fp32: node → why it stays in FP32, with the value seen.
+        unjudged: why the outputs weren't compared, or what they miss wasn't looked for.
+    """
+
+    base: Precision
+    samples: int
+    judged: int = 0
+    limit_db: float = 0.0
+    plain_db: float | None = None
+    safe_db: float | None = None
+    in_fp32: Mapping[str, str] = field(default_factory=dict)
+    unjudged: str = ""
+
+    @property
+    def missed(self) -> bool:
+        """The outputs aren't within the limit, or nobody knows."""
+        return self.safe_db is None or self.safe_db < self.limit_db
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return dict(plain(self))
+
+    def __str__(self) -> str:
+        name, count = str(self.base).upper(), len(self.in_fp32)
+        kept = (
+            f"{count} node{'s' * (count != 1)} kept in FP32 by what they hold" if count else "nothing to keep in FP32"
+        )
+        if self.safe_db is None or self.plain_db is None:
+            return f"{name} on {self.samples} samples: {kept}; the outputs weren't compared: {self.unjudged}"
+        before = f" (without that {_decibels(self.plain_db)})" if count else ""
+        missed = f", less than the {self.limit_db:g} asked for" if self.safe_db < self.limit_db else ""
+        missed += f"; why isn't known: {self.unjudged}" if self.unjudged else ""
+        return f"{name} on {self.samples} samples: {kept}; {_decibels(self.safe_db)} at the outputs{before}{missed}"
+
+
+def _decibels(value: float) -> str:
+    return (
+        "no difference"
+        if value == math.inf
+        else "not finite"
+        if value == -math.inf
+        else f"{round(value, 1) + 0.0:.1f} dB"
+    )
+
+
+def find_unsafe(
+    folded: ModelProto,
+    base: Precision,
+    batches: Batches,
+    *,
+    limit_db: float | None = None,
+    overrides: Sequence[Override] = (),
+    io_fp32: bool = True,
+    threads: int | None = None,
+    reporter: Reporter = SILENT,
+) -> Safety:
+    """Measure which nodes of a folded model have to stay in FP32 when the rest runs in `base`.
+
+    Where ONNX Runtime can't run the model, or what it gives has no measure, `unjudged` says why.
+    The result doesn't depend on the batch size nor on the number of threads.
+
+    Args:
+        base: FP16 or BF16.
+        batches: real samples; all of them for the ranges, the first `JUDGES` for the outputs.
+        limit_db: dB at the worst output that the typed graph must keep; None: `LIMITS`.
+
+    Raises:
+        ModelError: the model can't be written in an opset that has the type.
+        DataError, UsageError: the samples don't fit the inputs.
+        MissingDependency: ONNX Runtime isn't installed.
+    """
+    limit = LIMITS[base] if limit_db is None else limit_db
+    if not math.isfinite(limit):
+        raise UsageError(f"`min_snr=` is {limit}; a number of dB is needed, such as {LIMITS[base]:g}")
+    proto = to_proto(to_ir_at(in_memory(folded), typed_opset(base, quantized=False)))
+    inputs, judges, threads = network_inputs(proto), list[Mapping[str, Any]](), threads or cores()
+
+    def feeds() -> Iterator[Mapping[str, Any]]:
+        for feed, real in single_runs(inputs, batches):
+            if len(judges) * real < JUDGES:
+                judges.append({name: array[:real] for name, array in feed.items()})
+            yield feed
+
+    try:
+        with reporter.phase("measuring ranges"):
+            ranges = measure_ranges(proto, feeds(), threads=threads)
+    except ModelError as error:
+        return Safety(base, batches.samples, limit_db=limit, unjudged=str(error))
+    measured: dict[str, str] = {}
+    if base is Precision.FP16:
+        measured = overflowing(to_ir(proto), beyond_fp16(ranges))
+    search = _Search(proto, base, overrides, io_fp32, ranges, limit, reporter)
+    with reporter.phase(f"comparing {str(base).upper()} with FP32"):
+        try:
+            search.read(judges, threads)
+            before = search.judged({})
+            after = search.judged(measured) if measured else before
+        except ModelError as error:
+            return Safety(base, batches.samples, limit_db=limit, in_fp32=measured, unjudged=str(error))
+    unsearched = ""
+    if after < limit:
+        with reporter.phase(f"looking for what {str(base).upper()} spoils", None) as phase:
+            try:
+                measured = search.found(measured, phase)
+                after = search.judged(measured)
+            except ModelError as error:
+                unsearched = str(error)
+    return Safety(base, batches.samples, len(search.parts.samples), limit, before, after, measured, unsearched)
+
+
+class _Search:
+    """Sets of nodes in FP32, tried on the typed graph."""
+
+    def __init__(
+        self,
+        proto: ModelProto,
+        base: Precision,
+        overrides: Sequence[Override],
+        io_fp32: bool,
+        ranges: Mapping[str, TensorRange],
+        limit: float,
+        reporter: Reporter,
+    ) -> None:
+        self.proto, self.base, self.overrides, self.io_fp32 = proto, base, overrides, io_fp32
+        self.ranges, self.limit, self.reporter = ranges, limit, reporter
+        self.tried: dict[frozenset[str], float] = {}
+
+    def read(self, feeds: Sequence[Mapping[str, Any]], threads: int) -> None:
+        """Run the samples in floating point."""
+        self.threads = threads
+        self.parts = Parts(self.proto, (), threads)
+        self.parts.read(feeds)
+        for name in self.parts.outputs:
+            arrays = [sample.expected[name] for sample in self.parts.samples]
+            if not any(np.any(array[np.isfinite(array)]) for array in arrays):
+                self.parts.left_out[name] = "it is zero, or not finite, in FP32"
+        if len(self.parts.left_out) == len(self.parts.outputs):
+            raise ModelError("; ".join(f"{name}: {why}" for name, why in self.parts.left_out.items()))
+
+    def judged(self, measured: Mapping[str, str]) -> float:
+        """dB at the worst output of the typed graph."""
+        key = frozenset(measured)
+        if key not in self.tried:
+            _, typed = self._typed(measured)
+            self.tried[key] = snr_db(_worst(self.parts.of_whole(typed)))
+        return self.tried[key]
+
+    def found(self, measured: Mapping[str, str], phase: Phase) -> dict[str, str]:
+        """Nodes to keep in FP32: those that are known, and the fewest of the others that bring the outputs within the limit."""
+        blocks = sorted(self._ranked(measured, phase), key=lambda item: -item.noise)
+
+        def kept(chosen: Sequence[_Block]) -> dict[str, str]:
+            reasons = {node: self._reason(node, block) for block in chosen for node in block.nodes}
+            return {**measured, **reasons}
+
+        def within(chosen: Sequence[_Block]) -> bool:
+            snr = self.judged(kept(chosen))
+            phase.detail(f"{sum(len(item.nodes) for item in chosen)} nodes in FP32: {_decibels(snr)}")
+            return snr >= self.limit
+
+        if not within(blocks):
+            return dict(measured)  # what is lost is lost at the network's own inputs and outputs
+        low, high = 0, len(blocks)  # `low` don't do, `high` do
+        while high - low > 1:
+            middle = (low + high) // 2 if high < len(blocks) else min(2 * low + 1, (low + high) // 2)
+            low, high = (low, middle) if within(blocks[:middle]) else (middle, high)
+        return kept(self._fewer(blocks[:high], within))
+
+    def _fewer(self, chosen: Sequence[_Block], within: Callable[[Sequence[_Block]], bool]) -> Sequence[_Block]:
+        """Without what isn't needed, the least noisy first: tried in halves, in quarters and so on, down to single blocks."""
+        size, tries = len(chosen) // 2, 0
+        while size and tries < MOST_TRIES:
+            end = len(chosen)
+            while end > 0 and tries < MOST_TRIES:
+                without = [*chosen[: max(0, end - size)], *chosen[end:]]
+                tries += 1
+                if without and within(without):
+                    chosen = without
+                end -= size
+            size //= 2
+        return chosen
+
+    def _ranked(self, measured: Mapping[str, str], phase: Phase) -> Iterator[_Block]:
+        """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
+        names = {name for node in self.proto.graph.node for name in node.output if name}
+        parts = Parts(self.proto, names, self.threads)
+        parts.read([sample.feed for sample in self.parts.samples[:RANKING]])
+        parts.left_out |= self.parts.left_out
+        reduced, _ = self._typed(measured)
+        labels = [segment.proto.graph.node[-1].name for segment in parts.segments]
+        sessions: dict[int, Any] = {}
+        allowed = 10 ** (-self.limit / 10) * MINOR
+
+        def blocks(first: int, end: int) -> Iterator[_Block]:
+            nodes = [number for number in range(first, end) if labels[number] in reduced]
+            for number in nodes:
+                if number not in sessions:
+                    sessions[number] = opened(self._alone(parts.segments[number]), optimize=False)
+            noise = _worst(parts.of_sessions(first, {number: sessions[number] for number in nodes})) if nodes else 0.0
+            phase.detail(f"{end} of {len(labels)} nodes looked at")
+            if len(nodes) > 1 and not noise < allowed:
+                middle = (first + end) // 2
+                yield from blocks(first, middle)
+                yield from blocks(middle, end)
+                return
+            if nodes:
+                yield _Block(tuple(labels[number] for number in nodes), noise)
+            for number in range(first, end):
+                parts.step(number)
+                sessions.pop(number, None)
+
+        yield from blocks(0, len(labels))
+
+    def _typed(self, measured: Mapping[str, str]) -> tuple[Collection[str], ModelProto]:
+        """The nodes that compute in the reduced type, and the graph, as ONNX Runtime runs it."""
+        model = to_ir(in_memory(self.proto))
+        result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
+        made = to_proto(result.model)
+        return result.changes, widen(made) if has_half(made) else made
+
+    def _alone(self, segment: Segment) -> ModelProto:
+        """A node in the reduced type: what it reads and what it gives is rounded."""
+        model = to_ir(in_memory(segment.proto))
+        made = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
+        return widen(made) if has_half(made) else made
+
+    def _reason(self, node: str, block: _Block) -> str:
+        name = str(self.base).upper()
+        what = "it alone" if len(block.nodes) == 1 else f"it and {len(block.nodes) - 1} beside it"
+        if block.noise == math.inf:
+            text = f"in {name} {what} makes the outputs infinite or NaN"
+        else:
+            text = f"in {name} {what} brings the outputs to {_decibels(snr_db(block.noise))}"
+        if self.base is Precision.FP16:
+            tensors = {
+                name for item in self.proto.graph.node if item.name == node for name in (*item.output, *item.input)
+            }
+            seen = [item for name in sorted(tensors) if (item := self.ranges.get(name)) and item.tiny >= MOSTLY]
+            if seen:
+                least = min(seen, key=lambda item: item.largest)
+                text += (
+                    f": {least.tiny:.0%} of its values are below {FP16_NORMAL:.2g}, FP16's smallest normal number (the "
+                    f"largest is {least.largest:.2g})"
+                )
+        return text
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive nodes, and their noise at the worst output as a share of the signal's power."""
+
+    nodes: tuple[str, ...]
+    noise: float
+
+
+def _worst(noise: Mapping[str, float]) -> float:
+    return max(noise.values(), default=0.0)

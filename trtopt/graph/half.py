@@ -1,0 +1,135 @@
+"""Models that hold FP16 or BF16, written in FP32: with the rounding of their types, or without."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from trtopt.core.errors import ModelError
+from trtopt.graph.proto import infer_shapes, subgraphs, to_array
+
+EXACT = "/exact"  # behind the name of a tensor in a widened model: before it is rounded to its half type
+_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_NARROW = {TensorProto.FLOAT, *_HALVES}
+
+
+def has_half(proto: ModelProto) -> bool:
+    """Whether anything in it is FP16 or BF16."""
+    graph = proto.graph
+    return (
+        any(tensor.data_type in _HALVES for tensor in graph.initializer)
+        or any(value.type.tensor_type.elem_type in _HALVES for value in (*graph.input, *graph.output))
+        or any(_cast_to(node) in _HALVES for node in graph.node)
+    )
+
+
+def _cast_to(node: onnx.NodeProto) -> int | None:
+    return next((item.i for item in node.attribute if item.name == "to"), None) if node.op_type == "Cast" else None
+
+
+def widen(proto: ModelProto) -> ModelProto:
+    """The same arithmetic in FP32: every FP16 or BF16 tensor is held in FP32, rounded to its type where it is made.
+
+    As Tensor Cores do: products and sums in FP32, results rounded. Gives a new model, inputs and outputs FP32.
+
+    Raises:
+        ModelError: FP16 or BF16 with control flow, whose types can't be followed here.
+    """
+    types = _types(proto)
+    widened = _with_fp32_constants(proto)
+    graph = widened.graph
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type in _HALVES:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        if any(subgraphs(node)):
+            raise ModelError(
+                f"an FP16 or BF16 model with control flow ({node.op_type} {node.name!r}) can't be run on the CPU; "
+                "compare the engine's outputs on a GPU instead"
+            )
+        read = next((types[name] for name in node.input if types.get(name) in _HALVES), None)
+        cast = _cast_to(node)
+        _widen_attributes(node)
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            made = cast or types.get(name, read)  # without an inferred type: what goes in comes out
+            if name and made in _HALVES:
+                types[name] = made
+                exact, short = f"{name}{EXACT}", f"{name}/rounded"
+                node.output[index] = exact
+                nodes.append(helper.make_node("Cast", [exact], [short], to=made))
+                nodes.append(helper.make_node("Cast", [short], [name], to=TensorProto.FLOAT))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    del graph.value_info[:]
+    return widened
+
+
+def fp32_typed(proto: ModelProto) -> tuple[ModelProto, dict[str, str]]:
+    """A model that is FP16 or BF16 as one that computes in FP32, and its nodes that were FP32 already, each with that reason.
+
+    Its inputs and outputs keep their types, with casts inside. A model without half types, or with control flow, whose types
+    can't be followed here, is given back as it is.
+    """
+    if not has_half(proto) or any(any(subgraphs(node)) for node in proto.graph.node):
+        return proto, {}
+    types = _types(proto)
+    made = _with_fp32_constants(proto)
+    graph = made.graph
+    renamed = {value.name: f"{value.name}/fp32" for value in graph.input if types[value.name] in _HALVES}
+    ends = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    nodes: list[onnx.NodeProto] = [
+        helper.make_node("Cast", [name], [wide], f"{wide}/Cast", to=TensorProto.FLOAT) for name, wide in renamed.items()
+    ]
+    islands: dict[str, str] = {}
+    for node in graph.node:
+        cast, kinds = _cast_to(node), {types.get(name) for name in node.input}
+        for index, name in enumerate(node.input):
+            node.input[index] = renamed.get(name, name)
+        if cast in _NARROW and kinds <= _NARROW and node.output[0] not in ends:  # it casts nothing any more
+            renamed[node.output[0]] = node.input[0]
+            continue
+        if cast is None and any(types.get(name) == TensorProto.FLOAT for name in node.output):
+            islands[node.name] = "FP32 in the model, whose other types are FP16 or BF16"
+        _widen_attributes(node)
+        nodes.append(node)
+        for index, name in enumerate(node.output):
+            if ends.get(name) in _HALVES:
+                renamed[name] = node.output[index] = f"{name}/fp32"
+    nodes += [
+        helper.make_node("Cast", [renamed[name]], [name], f"{name}/Cast", to=kind)
+        for name, kind in ends.items()
+        if kind in _HALVES and name in renamed
+    ]
+    del graph.node[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    return made, islands
+
+
+def _types(proto: ModelProto) -> dict[str, int]:
+    """Tensor → its type, as far as ONNX's inference knows it."""
+    graph = proto.graph
+    types = {value.name: value.type.tensor_type.elem_type for value in infer_shapes(proto).graph.value_info}
+    types |= {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
+    return types | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
+
+def _with_fp32_constants(proto: ModelProto) -> ModelProto:
+    """A copy whose FP16 and BF16 initializers are FP32."""
+    copy = ModelProto()
+    copy.CopyFrom(proto)
+    for tensor in copy.graph.initializer:
+        if tensor.data_type in _HALVES:
+            tensor.CopyFrom(numpy_helper.from_array(to_array(tensor).astype(np.float32), tensor.name))
+    return copy
+
+
+def _widen_attributes(node: onnx.NodeProto) -> None:
+    """Casts to, and constants of, a half type become FP32."""
+    for item in node.attribute:
+        if item.name in ("to", "dtype", "output_dtype") and item.i in _HALVES:
+            item.i = TensorProto.FLOAT
+        elif item.type == onnx.AttributeProto.TENSOR and item.t.data_type in _HALVES:
+            item.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(item.t).astype(np.float32), item.t.name))

@@ -1,0 +1,143 @@
+"""What the tensors of a model hold on real samples: how large they get, and where they stop being finite.
+
+Each sample runs alone on one thread, so that the figures are the same whatever the batches and the number of threads. Of a
+model that holds FP16 or BF16 each result is looked at before it is rounded to its type as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
+
+from trtopt.core.errors import ModelError
+from trtopt.core.host import cores
+from trtopt.graph.half import EXACT, has_half, widen
+from trtopt.graph.passes.typed import FP16_MAX, MASK, SENTINEL, near_fp16_end
+from trtopt.graph.proto import infer_shapes, network_inputs, to_array
+from trtopt.ort.sessions import as_taken, open_session
+
+PURPOSE = "measuring ranges"
+FP16_NORMAL = 2.0**-14  # the smallest number that FP16 holds with all its digits
+_FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+Feed = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorRange:
+    """What was seen of one tensor.
+
+    Attributes:
+        largest: magnitude of its finite values; not counted are those that mean minus infinity (`typed.MASK`).
+        tiny: share of its values other than zero whose magnitude is below FP16's smallest normal number.
+        nonfinite: values that are NaN or infinite.
+    """
+
+    largest: float = 0.0
+    tiny: float = 0.0
+    nonfinite: int = 0
+
+
+def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | None = None) -> dict[str, TensorRange]:
+    """The ranges of all floating tensors outside of bodies, inputs first, then in graph order.
+
+    Args:
+        proto: any model; one that holds FP16 or BF16 is widened (`trtopt.graph.half.widen`), and the largest magnitude of its
+            tensors is that before rounding.
+        feeds: the model's inputs, one run each; what a run gives is dropped before the thread's next.
+        threads: runs at the same time; None: one per core.
+
+    Raises:
+        ModelError: ONNX Runtime can't run the model.
+        MissingDependency: ONNX Runtime isn't installed.
+    """
+    wide = widen(proto) if has_half(proto) else proto
+    graph = infer_shapes(wide).graph
+    kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
+    nodes = [node for node in proto.graph.node if node.op_type != "Constant"]
+    own = {name for node in nodes for name in node.output if name}
+    own |= {f"{name}{EXACT}" for name in own} if wide is not proto else set()
+    made = [name for node in wide.graph.node for name in node.output if name in own]
+    # What has no known type is asked for as well: operators of other domains give floats, too.
+    names = [name for name in made if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
+    session = open_session(wide, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
+    inputs = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
+
+    def run(feed: Feed) -> dict[str, NDArray[np.float64]]:
+        try:
+            found = [] if session is None else session.run(names, as_taken(session, feed))
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            raise ModelError(f"ONNX Runtime can't run the model: {error}") from error
+        seen = {name: _counted(np.asarray(feed[name])) for name in inputs}
+        found.reverse()
+        for name in names:
+            value = found.pop()  # freed as soon as it is counted
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                seen[name] = _counted(value)
+        return seen
+
+    totals: dict[str, NDArray[np.float64]] = {}
+    workers, pending = threads or cores(), iter(feeds)
+    with ThreadPoolExecutor(workers, thread_name_prefix="trtopt-ranges") as pool:
+        while group := list(islice(pending, 2 * workers)):  # bounds memory
+            for seen in pool.map(run, group):
+                for name, figures in seen.items():
+                    total = totals.setdefault(name, np.zeros(4))
+                    total[0] = max(total[0], figures[0])
+                    total[1:] += figures[1:]
+    ranges = {}
+    for name in (*inputs, *(name for node in nodes for name in node.output)):
+        if name not in totals:
+            continue
+        largest, tiny, nonzero, nonfinite = totals[name]
+        largest = max(largest, totals.get(f"{name}{EXACT}", totals[name])[0])
+        ranges[name] = TensorRange(float(largest), float(tiny / nonzero) if nonzero else 0.0, int(nonfinite))
+    return ranges
+
+
+def not_finite(proto: ModelProto, ranges: Mapping[str, TensorRange]) -> dict[str, str]:
+    """Node → what it gives, of those that give NaN or infinity where all that they read is finite."""
+    constants = {tensor.name: tensor for tensor in proto.graph.initializer}
+    fp16 = any(tensor.data_type == TensorProto.FLOAT16 for tensor in proto.graph.initializer)
+    found: dict[str, str] = {}
+    for node in proto.graph.node:
+        bad = [name for name in node.output if name in ranges and ranges[name].nonfinite]
+        if not bad or any(ranges[name].nonfinite for name in node.input if name in ranges):
+            continue
+        held = [to_array(constants[name]) for name in node.input if name in constants]
+        if all(np.isfinite(item.astype(np.float32)).all() for item in held if item.dtype.kind in "fV"):
+            seen = ranges[bad[0]]
+            what = f"{seen.nonfinite} values that aren't finite"
+            if fp16 and seen.largest > FP16_MAX:
+                what = f"{seen.largest:,.0f} > {FP16_MAX:,.0f}, FP16's largest number, and so {what}"
+            found[node.name] = f"gives {what}"
+    return found
+
+
+def _counted(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The largest magnitude, how many are tiny, other than zero, and not finite."""
+    if not values.size:
+        return np.zeros(4)
+    if values.dtype.itemsize < 4:
+        values = values.astype(np.float32)
+    low, high = float(values.min()), float(values.max())
+    if low > MASK and high < SENTINEL and np.isfinite(low) and np.isfinite(high):
+        magnitudes, nonfinite = np.abs(values), 0
+    else:
+        finite = np.isfinite(values)
+        nonfinite = int(values.size - finite.sum())
+        magnitudes = np.abs(values[finite & (values > MASK) & (values < SENTINEL)])
+    nonzero = int(np.count_nonzero(magnitudes))
+    below = int((magnitudes < FP16_NORMAL).sum()) - (magnitudes.size - nonzero)
+    return np.array([float(magnitudes.max(initial=0.0)), below, nonzero, nonfinite])
+
+
+def beyond_fp16(ranges: Mapping[str, TensorRange]) -> dict[str, float]:
+    """Tensor → its largest magnitude, of those that come near FP16's largest number, or go beyond (`typed.near_fp16_end`)."""
+    return {name: item.largest for name, item in ranges.items() if near_fp16_end(item.largest)}
