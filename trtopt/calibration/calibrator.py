@@ -272,8 +272,8 @@ def _repaired(
     model = to_ir(proto)
     points = find_points(model, overrides=overrides)
     candidates = smoothable(model, points)
-    if 3 * sum(len(item.matrices) for item in candidates.values() if item.adds) < len(points.weights):
-        # A node more each: for networks that matrix products do the most of, as transformers.
+    adds = 3 * sum(len(item.matrices) for item in candidates.values() if item.adds) >= len(points.weights)
+    if not adds:  # a node more each, for networks only that matrix products do the most of, as transformers
         candidates = {name: item for name, item in candidates.items() if not item.adds}
     noise, before = best[1].noise, best[1].before
     share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
@@ -295,12 +295,13 @@ def _repaired(
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
-            samples = open_data(inputs, **source, limit=SAMPLES)
-            if WORSE * noise_now(other, points, tried.amax, samples, threads=threads) > before:
-                continue  # not worth the time of repairing it
+            if not adds:
+                samples = open_data(inputs, **source, limit=SAMPLES)
+                if WORSE * noise_now(other, points, tried.amax, samples, threads=threads) > before:
+                    continue  # not worth the time of repairing it; of transformers that can't be said before
             repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
             if repairs.after < best[1].after:
-                best = tried, repairs
+                best = tried, replace(repairs, before=before)
     table, repairs = best
     entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
     return replace(table, repairs=repairs.nodes, tensors={**table.tensors, **entries}), repairs
