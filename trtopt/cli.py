@@ -314,6 +314,8 @@ def calibrate(result: Any, values: _Options) -> Iterator[str]:
         yield f"  {result.convergence}"
     if result.repairs is not None:
         yield f"  {result.repairs}"
+        if count := len(result.table.smoothed):
+            yield f"  channels of {count} activation{'s' * (count > 1)} scaled alike before that, by the weights around"
     if result.exported is not None:
         yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
     if result.skipped:

@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("rtx")
 
 def _net(layers: int = 4, bad: tuple[int, ...] = (1,), batch: int | str = "n") -> ModelProto:
     """Convolutions one behind the other, and a linear layer. What the bad ones read has a channel far over the others, and
-    they multiply it with little: no scale fits it, and rounding can't help."""
-    nodes, weights, value = [], {}, "x"
+    they multiply it with little: no scale fits it, rounding can't help, and through a Clip channels can't be scaled alike."""
+    nodes, weights, value = [], {"low": np.float32(0), "high": np.float32(1e4)}, "x"
     for number in range(layers):
         channels = 3 if number == 0 else 16
         weight = values(16, channels, 3, 3, seed=number, scale=1.5 / np.sqrt(9 * channels))
@@ -47,7 +47,7 @@ def _net(layers: int = 4, bad: tuple[int, ...] = (1,), batch: int | str = "n") -
         weights |= {f"w{number}": weight, f"b{number}": bias}
         nodes += [
             node("Conv", f"{value} w{number} b{number}", f"a{number}", f"c{number}", pads=[1, 1, 1, 1]),
-            node("Relu", f"a{number}", f"r{number}", f"relu{number}"),
+            node("Clip", f"a{number} low high", f"r{number}", f"relu{number}"),
         ]
         value = f"r{number}"
     nodes += [

@@ -73,6 +73,23 @@ def test_the_error_of_a_matrix_product_falls(op: str) -> None:
         assert (found.offsets[np.abs(codes) == 127] == 0).all() and np.abs(chosen).max() == 127
 
 
+def test_few_samples_are_not_believed_too_much() -> None:
+    generator = np.random.default_rng(1)
+    mixing = generator.standard_normal((24, 96))
+
+    def rows(count: int) -> Array:
+        return np.asarray(
+            generator.standard_normal((count, 24)) @ mixing + 3 * generator.standard_normal((count, 96)), np.float32
+        )
+
+    product, weight = node("MatMul", "x w", "y", "m"), values(96, 32)
+    found = rounded(product, weight, 1, moments(product, weight, rows(40)), False)
+    codes, scale = nearest(weight, 1)
+    others = rows(4000)
+    errors = [((others @ (changed - weight)) ** 2).sum() for changed in (codes * scale, repaired(weight, 1, found))]
+    assert errors[1] < 0.8 * errors[0]
+
+
 def test_independent_inputs_leave_the_nearest_codes() -> None:
     weight = values(16, 6, seed=1)
     array = np.concatenate([np.eye(16), -np.eye(16)]).astype(np.float32)

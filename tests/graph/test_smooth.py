@@ -36,8 +36,12 @@ def _net() -> ModelProto:
 
 def test_it_finds_what_only_products_with_matrices_read_quantized() -> None:
     found = smoothable(to_ir(_net()), find_points(to_ir(_net())))
-    assert {name: sorted(nodes) for name, nodes in found.items()} == {"h": ["m0", "m1"], "r": ["m2"], "t": ["fc"]}
-    assert found["t"]["fc"].shape == (32, 16)  # transposed
+    assert {name: sorted(readers.matrices) for name, readers in found.items()} == {
+        "h": ["m0", "m1"],
+        "r": ["m2"],
+        "t": ["fc"],
+    }
+    assert found["t"].matrices["fc"].shape == (32, 16)  # transposed
 
 
 def test_the_outputs_stay_and_the_outlier_goes() -> None:
@@ -69,3 +73,62 @@ def test_the_outputs_stay_and_the_outlier_goes() -> None:
 def test_factors_of_another_model_are_refused(factors: dict[str, np.ndarray]) -> None:
     with pytest.raises(CalibrationError, match="made for another model"):
         smooth(to_ir(_net()), {name: item.astype(np.float32) for name, item in factors.items()})
+
+
+def _convolutions() -> ModelProto:
+    """Relu, PRelu and nothing between convolutions, grouped ones too; ReLU6 and a skip, where nothing can be moved."""
+    nodes = [
+        node("Conv", "x w0 b0", "a", "c0", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "ra", "relu"),
+        node("Conv", "ra w1 b1", "b", "depthwise", group=32, pads=[1, 1, 1, 1]),
+        node("PRelu", "b slope", "rb", "prelu"),
+        node("Conv", "rb w2", "c", "grouped", group=4),
+        node("Conv", "c w3 b1", "d", "c3"),
+        node("Clip", "d low high", "e", "relu6"),
+        node("Conv", "e w4 b1", "f", "c4"),
+        node("Relu", "f", "g", "last"),
+        node("Conv", "g w5", "h", "c5"),
+        node("Add", "h g", "y", "skip"),
+    ]
+    weights = {
+        "w0": values(32, 3, 3, 3) * np.exp(values(32, 1, 1, 1, seed=9)), "b0": values(32, seed=1),
+        "w1": values(32, 1, 3, 3, seed=2), "b1": values(32, seed=3), "slope": np.abs(values(32, 1, 1, seed=4)),
+        "w2": values(32, 8, 1, 1, seed=5), "w3": values(32, 32, 1, 1, seed=6), "w4": values(32, 32, 1, 1, seed=7),
+        "w5": values(32, 32, 1, 1, seed=8), "low": np.float32(0), "high": np.float32(6),
+    }  # fmt: skip
+    return model(nodes, weights=weights, inputs={"x": ("n", 3, 9, 9)}, outputs={"y": ("n", 32, 9, 9)})
+
+
+def test_between_convolutions_the_factors_go_into_the_first_ones_weights() -> None:
+    net, x = _convolutions(), {"x": values(4, 3, 9, 9, seed=9)}
+    ir_model = to_ir(net)
+    found = smoothable(ir_model, find_points(ir_model))
+    assert {name: (item.axis, item.adds, *item.matrices) for name, item in found.items()} == {
+        "ra": (1, False, "depthwise"), "rb": (1, False, "grouped"), "c": (1, False, "c3"),
+    }  # fmt: skip
+    assert found["ra"].matrices["depthwise"].shape == (32, 9)
+    assert found["rb"].matrices["grouped"].shape == (32, 8)
+    shown = to_proto(to_ir(net))
+    shown.graph.output.extend([type(shown.graph.output[0])(name=name) for name in found])
+    seen = OnnxRunner(shown, optimize=False)(x)
+    largest = {name: np.abs(seen[name]).max((0, 2, 3)) for name in found}
+    factors = {name: factors_for(largest[name], item, 0.9) for name, item in found.items()}
+    result = smooth(ir_model, factors)
+    assert set(result.changes) == {"c0", "depthwise", "grouped", "c3"}
+    changed = to_proto(ir_model)
+    assert [item.op_type for item in changed.graph.node] == [
+        item.op_type for item in net.graph.node
+    ]  # no node is added
+    assert set(find_points(ir_model).reads) >= {smoothed_name(name) for name in found}
+    np.testing.assert_allclose(
+        OnnxRunner(changed, optimize=False)(x)["y"], seen["y"], rtol=1e-4, atol=1e-4 * np.abs(seen["y"]).max()
+    )
+    changed.graph.output.extend([type(changed.graph.output[0])(name=smoothed_name("ra"))])
+    after = np.abs(OnnxRunner(changed, optimize=False)(x)[smoothed_name("ra")]).max((0, 2, 3))
+    assert np.ptp(np.log(after[largest["ra"] > 0])) < 0.5 * np.ptp(np.log(largest["ra"][largest["ra"] > 0]))
+
+
+@pytest.mark.parametrize("name", ["e", "g"])
+def test_nothing_is_moved_through_relu6_or_past_another_reader(name: str) -> None:
+    with pytest.raises(CalibrationError, match="made for another model"):
+        smooth(to_ir(_convolutions()), {name: np.full(32, 2, np.float32)})

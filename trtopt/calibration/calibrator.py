@@ -19,7 +19,16 @@ from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
-from trtopt.calibration.repairing import SAMPLES, STRENGTHS, WORTH_SMOOTHING, Repairs, channels, find_repairs
+from trtopt.calibration.repairing import (
+    SAMPLES,
+    STRENGTHS,
+    WORSE,
+    WORTH_SMOOTHING,
+    Repairs,
+    channels,
+    find_repairs,
+    noise_now,
+)
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.calibration.table import Table
@@ -133,8 +142,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         threads: samples run at the same time; None: one per core.
         precision_override: "PATTERN=fp32" by node name or operator, as for `build`: what these alone read isn't measured.
         repair: choose the codes of INT8 weights, and correct biases, by what the layers' inputs are; and where activations
-            make much of the noise, move scales of channels from them into the matrices behind. Each is kept where it lowers
-            the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
+            make much of the noise, move scales of channels from them into the weights around them. Each is kept where it
+            lowers the noise at the outputs on samples held apart. The table holds it, and `build` repeats it.
         cache: reuse an earlier pass with the same model, data and preprocessing (any method: histograms are kept).
         import_cache: a text cache of TensorRT 7 to 10, instead of images or data; `preprocess` is then only remembered.
         export_cache: where to write the scales as a cache that TensorRT 8.6 and 10 take without data.
@@ -267,13 +276,16 @@ def _repaired(
     model = to_ir(proto)
     points = find_points(model, overrides=overrides)
     candidates = smoothable(model, points)
-    mostly = 3 * sum(map(len, candidates.values())) >= len(points.weights)  # as in transformers
-    noise = best[1].noise
+    adds = 3 * sum(len(item.matrices) for item in candidates.values() if item.adds) >= len(points.weights)
+    if not adds:  # a node more each, for networks only that matrix products do the most of, as transformers
+        candidates = {name: item for name, item in candidates.items() if not item.adds}
+    noise, before = best[1].noise, best[1].before
     share = sum(noise.activations.get(name, 0.0) for name in candidates) / (noise.total or 1.0)
-    if mostly and share >= WORTH_SMOOTHING and request.export_cache is None:
-        largest = channels(proto, candidates, open_data(inputs, **source, limit=SAMPLES))
+    if share >= WORTH_SMOOTHING and request.export_cache is None:
+        axes = {name: readers.axis for name, readers in candidates.items()}
+        largest = channels(proto, axes, open_data(inputs, **source, limit=SAMPLES))
         for strength in STRENGTHS:
-            factors = {name: factors_for(largest[name], matrices, strength) for name, matrices in candidates.items()}
+            factors = {name: factors_for(largest[name], readers, strength) for name, readers in candidates.items()}
             other = smoothed(proto, factors)
             batches = open_data(inputs, **source, limit=request.limit, batch=request.batch, lazy=True)
             points = find_points(to_ir(other), overrides=overrides)
@@ -287,9 +299,13 @@ def _repaired(
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
             tried = replace(table, tensors=entries, smoothed=factors)
+            if not adds:
+                samples = open_data(inputs, **source, limit=SAMPLES)
+                if WORSE * noise_now(other, points, tried.amax, samples, threads=threads) > before:
+                    continue  # not worth the time of repairing it; of transformers that can't be said before
             repairs = found(other, tried, f"rounding weights, channels smoothed (strength {strength:g})")
             if repairs.after < best[1].after:
-                best = tried, repairs
+                best = tried, replace(repairs, before=before)
     table, repairs = best
     entries = {name: replace(table.tensors[name], amax=amax, method=BY_OUTPUT) for name, amax in repairs.scales.items()}
     return replace(table, repairs=repairs.nodes, tensors={**table.tensors, **entries}), repairs

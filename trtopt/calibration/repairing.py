@@ -6,7 +6,7 @@ alone, and all together in the real Q/DQ graph.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Any
@@ -117,8 +117,7 @@ def find_repairs(
     """
     ledger = NoiseLedger(proto, points, amax, threads)
     ledger.read(batches)
-    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.feed))  # the same halves in any order
-    fit, judge = samples[::2], samples[1::2] or samples
+    fit, judge = _halves(ledger)
     nodes = {node.name: node for node in proto.graph.node}
     found: dict[str, Repair] = {}
     left: dict[str, str] = {}
@@ -177,14 +176,30 @@ def _scaled(
     return (best, other) if other < noise / WORSE else (1.0, noise)
 
 
-def channels(proto: ModelProto, names: Collection[str], batches: Batches) -> dict[str, NDArray[np.float32]]:
-    """The largest magnitude of each channel, on the last axis, of these tensors."""
-    wanted = list(names)
+def noise_now(proto: ModelProto, points: Points, amax: Mapping[str, float], batches: Batches, *, threads: int) -> float:
+    """The noise at the worst output of the Q/DQ graph as it is, on the samples that judge.
+
+    Raises: as `NoiseLedger`.
+    """
+    ledger = NoiseLedger(proto, points, amax, threads)
+    ledger.read(batches)
+    return max(ledger.of_whole(ledger.quantized({}), _halves(ledger)[1]).values())
+
+
+def _halves(ledger: NoiseLedger) -> tuple[list[Sample], list[Sample]]:
+    """The samples to fit to and those that judge: the same ones in any order."""
+    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.feed))
+    return samples[::2], samples[1::2] or samples
+
+
+def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> dict[str, NDArray[np.float32]]:
+    """The largest magnitude of each channel of these tensors, which lie on the axis that is given for each."""
+    wanted = list(axes)
     session = open_session(proto, outputs=wanted, threads=1, memory_pattern=False, purpose=PURPOSE)
     largest: dict[str, NDArray[np.float32]] = {}
     for feed, _ in single_runs(network_inputs(proto), batches):
         for name, array in run_session(session, wanted, feed).items():
-            seen = np.abs(array).reshape(-1, array.shape[-1]).max(0)
+            seen = np.abs(np.moveaxis(array, axes[name], -1)).reshape(-1, array.shape[axes[name]]).max(0)
             largest[name] = np.maximum(largest[name], seen) if name in largest else seen
     return largest
 

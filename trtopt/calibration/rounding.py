@@ -4,7 +4,8 @@ The output's error has two parts. Its mean is known and goes into the bias (Nage
 Equalization and Bias Correction", ICCV 2019). What varies is e C eᵀ for each output channel, e the weights' rounding errors and
 C the covariance of the layer's inputs; it is quadratic in the choice between the two neighbouring codes (Nagel et al., "Up or
 Down? Adaptive Rounding for Post-Training Quantization", ICML 2020), and is lowered here by coordinate descent from nearest
-rounding.
+rounding. C comes from few samples, so that its covariances are shrunk towards none and its variances kept (Ledoit and Wolf, "A
+Well-Conditioned Estimator for Large-Dimensional Covariance Matrices", 2004; this target: Schäfer and Strimmer, 2005).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Floats = NDArray[np.float64]
 _ROWS = (
     1024  # positions of one sample that are looked at, at least; half as many as a channel has weights, if that is more
 )
-_DAMPING = 1e-4  # of the mean variance, added to each: few samples leave directions unseen
+_SHRINKAGE = 0.35  # of covariances, towards none: few samples show inputs going together that others don't
+_DAMPING = 1e-4  # of the mean variance, added to each: what no sample moves counts a little
 _SWEEPS = 6
 _BLOCK = 64  # weights whose errors are brought to the others together
 
@@ -112,7 +114,8 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen
     if corrects:
         second = second - mean[:, :, None] * mean[:, None, :]
     variance = np.einsum("gkk->gk", second)
-    second = second + _DAMPING * variance.mean(1)[:, None, None] * np.eye(size)
+    diagonal = _SHRINKAGE * variance + _DAMPING * variance.mean(1)[:, None]
+    second = (1 - _SHRINKAGE) * second + diagonal[:, :, None] * np.eye(size)
     start, steps, exact = rows(codes), rows(scale)[:, :, :1], rows(weight)
     chosen = _descended(start, steps[:, :, 0], exact, second)
     offsets = (chosen - start).astype(np.int8)

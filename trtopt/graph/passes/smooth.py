@@ -2,11 +2,16 @@
 
 x W = (x / s) (s W) for any positive s, one for each channel; with s near the channels' own sizes the tensor loses its outliers
 and the weights, which have scales of their own and are rounded with care, take them (Xiao et al., "SmoothQuant", ICML 2023).
+In front of matrix products the division is a Mul. Between convolutions it goes into the first one's weights and bias, where
+nothing stands between them or only activations with f(x / s) = f(x) / s, so not ReLU6 (Nagel et al., "Data-Free Quantization
+Through Weight Equalization and Bias Correction", ICCV 2019, with the factors of SmoothQuant: weights have a scale for each
+channel here, tensors one for all).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -17,9 +22,25 @@ from trtopt.core.errors import CalibrationError
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.proto import whole_copy
-from trtopt.graph.view import Editor, attribute, constant, drop_unread, to_ir, to_proto
+from trtopt.graph.view import Editor, attribute, constant, drop_unread, operand, read_once, to_ir, to_proto
 
 Floats = NDArray[np.float32]
+_HOMOGENEOUS = ("Relu", "LeakyRelu", "PRelu")
+
+
+@dataclass(frozen=True)
+class Readers:
+    """Who multiplies an activation with weights.
+
+    Attributes:
+        matrices: node → its weights, one row for each channel of the activation.
+        axis: of the activation's channels.
+        adds: the division is a node more.
+    """
+
+    matrices: Mapping[str, Floats]
+    axis: int
+    adds: bool
 
 
 def smoothed_name(tensor: str) -> str:
@@ -27,20 +48,26 @@ def smoothed_name(tensor: str) -> str:
     return f"{tensor}/smoothed"
 
 
-def smoothable(model: ir.Model, points: Points) -> dict[str, dict[str, Floats]]:
-    """Activations that only matrix products with a constant matrix read quantized → these nodes' matrices, K × N."""
+def smoothable(model: ir.Model, points: Points) -> dict[str, Readers]:
+    """Activations whose scales of channels can be moved into what reads them quantized."""
     nodes = {str(node.name): node for node in model.graph}
+    values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     found = {}
-    for name, readers in points.reads.items():
-        matrices = {node: _matrix(nodes[node]) if slot == 0 else None for node, slot in readers}
+    for name, places in points.reads.items():
+        matrices = {node: _matrix(nodes[node]) if slot == 0 else None for node, slot in places}
         known = {node: matrix for node, matrix in matrices.items() if matrix is not None}
-        if len(known) == len(matrices) and len({len(matrix) for matrix in known.values()}) == 1:
-            found[name] = known
+        if len(known) < len(matrices) or len({len(matrix) for matrix in known.values()}) != 1:
+            continue
+        kinds = {nodes[node].op_type == "Conv" for node in known}
+        if kinds == {False}:
+            found[name] = Readers(known, axis=-1, adds=True)
+        elif kinds == {True} and len(values[name].uses()) == len(known) and _in_front(values[name]) is not None:
+            found[name] = Readers(known, axis=1, adds=False)
     return found
 
 
 def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
-    """Divide tensors by a factor for each channel of their last axis, and multiply the matrices of what reads them with it.
+    """Divide tensors by a factor for each of their channels, and multiply the weights of what reads them with it.
 
     Raises:
         CalibrationError: the model has no such tensor, or of another size.
@@ -51,23 +78,33 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
     for name, factor in factors.items():
         value = values.get(name)
         readers = [] if value is None else [use.node for use in value.uses() if use.idx == 0]
-        fitting = {
-            node: matrix for node in readers if (matrix := _matrix(node)) is not None and len(matrix) == len(factor)
-        }
+        fitting = [node for node in readers if (matrix := _matrix(node)) is not None and len(matrix) == len(factor)]
+        front = None
+        if value is not None and fitting and fitting[0].op_type == "Conv":
+            front = _in_front(value)
+            if front is None or len(fitting) < len(value.uses()):
+                fitting = []
         if value is None or not fitting:
             raise CalibrationError(
-                f"the table divides the channels of {name!r}, which no matrix product of {len(factor)} inputs reads here: it "
-                "was made for another model; calibrate this one"
+                f"the table divides the channels of {name!r}, which no layer of {len(factor)} inputs reads here: it was made "
+                "for another model; calibrate this one"
             )
-        inverse = editor.constant(f"{name}_smoothing", (1 / factor.astype(np.float64)).astype(np.float32))
-        node = editor.node("Mul", [value, inverse], smoothed_name(name), value.dtype, value.shape)
-        editor.put_behind(value, [node])
+        if front is None:
+            inverse = editor.constant(f"{name}_smoothing", (1 / factor.astype(np.float64)).astype(np.float32))
+            node = editor.node("Mul", [value, inverse], smoothed_name(name), value.dtype, value.shape)
+            editor.put_behind(value, [node])
+            for reader in fitting:
+                reader.replace_input_with(0, node.outputs[0])
+        else:
+            for slot in range(1, len(front.inputs)):  # its weights and its bias
+                if (content := constant(front.inputs[slot])) is not None:
+                    divided = content / factor.reshape(-1, *[1] * (content.ndim - 1))
+                    front.replace_input_with(slot, editor.constant(f"{front.name}_divided", divided, np.float32))
+            value.name = editor.fresh(smoothed_name(name))
+            changed.append(str(front.name))
         for reader in fitting:
-            weight = constant(reader.inputs[1])
-            rows = factor if _transposed(reader) else factor[:, None]
-            content = np.asarray(np.asarray(weight, np.float32) * rows, np.float32)
-            reader.replace_input_with(0, node.outputs[0])
-            reader.replace_input_with(1, editor.constant(f"{reader.name}_smoothed", content))
+            content = _spread(reader, factor) * np.asarray(constant(reader.inputs[1]), np.float32)
+            reader.replace_input_with(1, editor.constant(f"{reader.name}_smoothed", content, np.float32))
             changed.append(str(reader.name))
     drop_unread(model.graph)
     return PassResult(model, dict(zip(changed, changed)))
@@ -82,14 +119,13 @@ def smoothed(proto: ModelProto, factors: Mapping[str, Floats]) -> ModelProto:
     return to_proto(model)
 
 
-def factors_for(largest: Floats, matrices: Mapping[str, Floats], strength: float) -> Floats:
+def factors_for(largest: Floats, readers: Readers, strength: float) -> Floats:
     """max|x|^strength / max|W|^(1 − strength) of each channel, of geometric mean 1.
 
     Args:
         largest: magnitude seen of each channel.
-        matrices: K × N, of those that read it.
     """
-    weights = np.maximum.reduce([np.abs(matrix).max(1) for matrix in matrices.values()]).astype(np.float64)
+    weights = np.maximum.reduce([np.abs(matrix).max(1) for matrix in readers.matrices.values()]).astype(np.float64)
     tiny = 1e-5 * max(float(largest.max()), 1e-30)
     seen = np.maximum(largest.astype(np.float64), tiny)
     weights = np.maximum(weights, 1e-5 * max(float(weights.max()), 1e-30))
@@ -102,10 +138,43 @@ def _transposed(node: ir.Node) -> bool:
 
 
 def _matrix(node: ir.Node) -> Floats | None:
-    """What the node multiplies its first input with, K × N; None where that is nothing of the kind."""
-    if node.op_type not in ("MatMul", "Gemm") or node.domain or attribute(node, "transA", 0):
+    """What the node multiplies its first input with, a row for each channel of it; None where that is nothing of the kind."""
+    if node.op_type not in ("MatMul", "Gemm", "Conv") or node.domain or attribute(node, "transA", 0):
         return None
     content = constant(node.inputs[1])
-    if content is None or content.ndim != 2 or content.dtype != np.float32:
+    if content is None or content.dtype != np.float32:
+        return None
+    if node.op_type == "Conv":
+        groups = attribute(node, "group", 1)
+        grouped = content.reshape(groups, len(content) // groups, *content.shape[1:])
+        return np.moveaxis(grouped, 2, 1).reshape(groups * content.shape[1], -1)
+    if content.ndim != 2:
         return None
     return content.T if _transposed(node) else content
+
+
+def _spread(node: ir.Node, factor: Floats) -> Floats:
+    """A factor for each input channel, in a shape that multiplies with the node's weights."""
+    if node.op_type != "Conv":
+        return factor if _transposed(node) else factor[:, None]
+    shape, groups = constant(node.inputs[1]).shape, attribute(node, "group", 1)  # type: ignore[union-attr]
+    each = np.repeat(factor.reshape(groups, -1), shape[0] // groups, axis=0)
+    return each.reshape(*each.shape, *[1] * (len(shape) - 2))
+
+
+def _in_front(value: ir.Value) -> ir.Node | None:
+    """The convolution that gives `value`, through nothing but activations that a positive factor passes; None: none does."""
+    if value.is_graph_output():
+        return None
+    node = value.producer()
+    while node is not None and node.op_type in _HOMOGENEOUS and not node.domain:
+        before = node.inputs[0]
+        if before is None or not read_once(before):
+            return None
+        node = before.producer()
+    if node is None or node.op_type != "Conv" or node.domain:
+        return None
+    weights = [constant(operand(node, 1))]
+    if operand(node, 2) is not None:
+        weights.append(constant(operand(node, 2)))
+    return node if all(item is not None and item.dtype == np.float32 for item in weights) else None
