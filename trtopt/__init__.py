@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from trtopt.data.preprocess import Preprocess as Preprocess
     from trtopt.diagnosis.checks import HostFinding as HostFinding
     from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
+    from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
     from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
     from trtopt.engine.inspection import (
         EngineReport as EngineReport,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         run as run,
     )
     from trtopt.runtime.predictions import Prediction as Prediction
+    from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
     from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
     from trtopt.runtime.timing import Spread as Spread, Timing as Timing
     from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
@@ -156,6 +158,7 @@ _HOMES = {
     "data.preprocess": ("Preprocess",),
     "diagnosis.checks": ("HostFinding",),
     "diagnosis.migration": ("Migration", "Replacement"),
+    "diagnosis.profiling": ("EngineProfile", "profile"),
     "diagnosis.report": ("DoctorReport", "doctor"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
@@ -177,6 +180,7 @@ _HOMES = {
     "runtime.bound_call": ("BoundCall",),
     "runtime.inference": ("OutputSummary", "Ranked", "RunResult", "run"),
     "runtime.predictions": ("Prediction",),
+    "runtime.profiling": ("LayerTime", "LayerTimes"),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
     "workflow": ("PipelineResult", "pipeline"),

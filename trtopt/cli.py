@@ -28,7 +28,7 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
-from trtopt.diagnosis.request import DoctorRequest
+from trtopt.diagnosis.request import DoctorRequest, ProfileRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -487,12 +487,8 @@ def pipeline(result: Any, values: _Options) -> Iterator[str]:
 
 def _bench(values: _Options, reporter: Reporter) -> Any:
     import trtopt
-    from trtopt.core.errors import UsageError
 
-    sizes = _listed(values["batch"])
-    if not all(size.isdigit() for size in sizes):
-        raise UsageError(f"--batch {values['batch']!r} can't be read; write numbers such as 1,8,32")
-    lists = {"against": _listed(values["against"]), "batch": tuple(map(int, sizes))}
+    lists = {"against": _listed(values["against"]), "batch": _sizes(values["batch"])}
     return trtopt.bench(**{**values, **lists}, reporter=reporter)
 
 
@@ -501,6 +497,15 @@ def bench(report: Any, values: _Options) -> Iterator[str]:
     """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
     _table(str(values["engine"]), *report.table())
     yield from report.remarks()
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    from trtopt.core.errors import UsageError
+
+    sizes = _listed(text)
+    if not all(size.isdigit() for size in sizes):
+        raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
+    return tuple(map(int, sizes))
 
 
 def _listed(text: str | None) -> tuple[str, ...]:
@@ -577,6 +582,21 @@ def show_jobs(result: Any, values: _Options) -> Iterator[str]:
         str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
     )
     yield result.summary
+
+
+def _profile(values: _Options, reporter: Reporter) -> Any:
+    import trtopt
+
+    return trtopt.profile(**{**values, "batch": _sizes(values["batch"])}, reporter=reporter)
+
+
+@_command(ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", call=_profile)
+def profile(result: Any, values: _Options) -> Iterator[str]:
+    """Time each layer of an engine on the GPU, beside the whole: what runs in which precision, and how long."""
+    _table(str(values["engine"]), *result.table(values["top"]))
+    yield from result.remarks(values["top"])
+    for path in result.files:
+        yield f"  {path}"
 
 
 @_command(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from trtopt.autotune.candidates import build_candidate
+from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns
 from trtopt.autotune.tuning import Tuning, Work
@@ -165,7 +165,7 @@ def layer_times(
     return Measured(
         _mean(found[::2]),
         _mean(found[1::2]),
-        [min(layer.ms for layer in right.layers) / total for (_, right), total in zip(pairs, totals)],
+        [_shortest(right) / total for (_, right), total in zip(pairs, totals)],
         statistics.fmean(left.total_ms / total for (left, _), total in zip(pairs, totals)),
         f"the time of its layers on {gpu}, of FP16's",
     )
@@ -190,6 +190,11 @@ def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
     for node, count in others.items():
         found[node] += hidden * count / sum(others.values())
     return found
+
+
+def _shortest(times: LayerTimes) -> float:
+    """Milliseconds of the shortest layer with products: of the others some launch nothing."""
+    return min((layer.ms for layer in times.layers if layer.kind != "other"), default=0.0)
 
 
 def _mean(shares: list[dict[str, float]]) -> dict[str, float]:

@@ -110,10 +110,17 @@ class Signature:
         if not count or len({*counts.values()}) > 1:
             said = ", ".join(f"{name!r} {number}" for name, number in counts.items())
             raise UsageError(f"samples along the first axes: {said}; one number of at least 1 is needed for all inputs")
-        ranges = [profile[next(iter(inputs))] for profile in self.profiles]
-        most = max((item.max[0] for item in ranges), default=count)
-        least = min((item.min[0] for item in ranges), default=1)
-        yield from chunks(inputs, most, least)
+        first = next(iter(inputs))
+        fixed = next(item.shape[0] for item in self.inputs if item.name == first)
+        ranges = [(profile[first].min[0], profile[first].max[0]) for profile in self.profiles]
+        ranges = ranges or [(fixed, fixed) if fixed > 0 else (1, count)]
+        least, start = min(low for low, _ in ranges), 0
+        while start < count:  # profiles may leave sizes out between them
+            left = count - start
+            size = max((min(high, left) for low, high in ranges if low <= left), default=left)
+            part = {name: array[start : start + size] for name, array in inputs.items()}
+            yield next(chunks(part, size, least))
+            start += size
 
     def _unranged(self, given: Mapping[str, Shape]) -> int:
         """The fixed dimensions are all that is known."""

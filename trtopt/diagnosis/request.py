@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from trtopt.core.options import option
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,28 @@ class DoctorRequest:
         metavar="SCRIPT|COMMAND",
         typed=str,
     )
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """The arguments of `trtopt.profile`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    _: KW_ONLY
+    batch: Sequence[int] = option(
+        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str
+    )
+    iterations: int = option(50, help="Inferences; each layer's median counts.")
+    warmup: int = option(10, help="Inferences before, not counted.")
+    data: Any = shared.data()
+    images: Any = shared.images()
+    preprocess: Any = shared.preprocess()
+    csv: str | os.PathLike[str] | None = option(None, help="Write all layers as a table.", metavar="F.csv", typed=Path)
+    trace: str | os.PathLike[str] | None = option(
+        None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path
+    )
+    top: int = option(20, help="Layers of each batch to print; 0: all.")
+    backend: str = shared.backend()
+    device: int = shared.gpu()
+    trust_host_code: bool = shared.trust_host_code()
+    reporter: Reporter = SILENT

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -168,7 +168,7 @@ def bench(request: BenchRequest) -> BenchReport:
             notes.append(
                 f"the GPU was {idle.utilization} % busy before this started: it is shared, and times may be too long"
             )
-        inputs, origin = _inputs(session, request)
+        inputs, origin = inputs_for(session, request)
         baselines: list[Baseline] = []
         for baseline in open_baselines(request, session, lambda: _source_model(session.manifest, request.model, notes)):
             stack.callback(baseline.close)
@@ -220,7 +220,20 @@ def _tuned(session: Session) -> tuple[int, ...]:
     return tuple(sorted(tuned)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
-def _inputs(session: Session, request: BenchRequest) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
+class Sampled(Protocol):
+    """A request that names batch sizes and samples."""
+
+    @property
+    def batch(self) -> Sequence[int]: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def images(self) -> Any: ...
+    @property
+    def preprocess(self) -> Any: ...
+
+
+def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
     """Batch size → arrays, and where they came from."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
     if request.data is None and images is None:

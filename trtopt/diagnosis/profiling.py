@@ -1,0 +1,205 @@
+"""Where the time goes in an engine: each layer's, on a GPU.
+
+print(trtopt.profile("resnet50.engine", batch=(32,)))
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.documents import plain
+from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.files import check_writable, existing_file, write_bytes, write_json
+from trtopt.core.options import taking
+from trtopt.core.values import choice
+from trtopt.cuda.device import probe
+from trtopt.diagnosis.request import ProfileRequest
+from trtopt.evaluation.benchmark import inputs_for
+from trtopt.runtime.profiling import LayerTime, LayerTimes
+from trtopt.runtime.session import BACKENDS, Session
+
+_COLUMNS = ("batch", "ms", "share", "precision", "kind", "layer")
+
+
+@dataclass(frozen=True)
+class EngineProfile:
+    """What `profile` found.
+
+    Attributes:
+        gpu: its name; inputs: where they came from.
+        batches: batch size → its layers, in the order that they run in.
+        files: what was written.
+    """
+
+    engine: Path
+    gpu: str
+    inputs: str
+    batches: Mapping[int, LayerTimes]
+    files: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **plain(self),
+            "batches": [
+                {"batch": size, "total_ms": item.total_ms, **plain(item)} for size, item in self.batches.items()
+            ],
+        }
+
+    def table(self, top: int = 0) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Columns and rows, as text: of each batch the layers that take longest first, `top` of them; 0: all."""
+        rows: list[tuple[str, ...]] = []
+        for size, times in self.batches.items():
+            slowest = sorted(times.layers, key=lambda layer: -layer.ms)
+            for layer in slowest[: top or None]:
+                share = f"{layer.ms / (times.total_ms or 1):.1%}"
+                precision = layer.precision.upper() if layer.precision else "-"
+                rows.append((str(size), f"{layer.ms:.4f}", share, precision, layer.kind, called(layer)))
+        return _COLUMNS, rows
+
+    def remarks(self, top: int = 0) -> list[str]:
+        said = []
+        for size, times in self.batches.items():
+            by = _by_precision(times)
+            parts = ", ".join(f"{name} {ms / (times.total_ms or 1):.0%}" for name, ms in by.items())
+            said.append(
+                f"batch {size}: {len(times.layers)} layers take {times.total_ms:.4f} ms one by one ({parts}); the whole "
+                f"inference takes {times.gpu.median:.4f} ms"
+            )
+            if top and len(times.layers) > top:
+                rest = sum(sorted(layer.ms for layer in times.layers)[:-top])
+                said.append(
+                    f"batch {size}: {len(times.layers) - top} more layers take {rest:.4f} ms (`top=0` lists them)"
+                )
+        said.append(f"{self.gpu}; inputs: {self.inputs}")
+        return said + [f"note: {text}" for text in self.notes]
+
+    def __str__(self) -> str:
+        columns, rows = self.table()
+        widths = [max(map(len, column)) for column in zip(columns, *rows)]
+        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
+        return "\n".join([*lines, *self.remarks()])
+
+
+def called(layer: LayerTime, length: int = 60) -> str:
+    """The ONNX nodes of a layer, or its own name where TensorRT doesn't tell them; at most `length` characters."""
+    name = " + ".join(layer.nodes) or layer.name
+    return name if len(name) <= length else f"{name[: length - 1]}…"
+
+
+def _by_precision(times: LayerTimes) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for layer in times.layers:
+        name = layer.precision.upper() if layer.precision else "not known"
+        found[name] = found.get(name, 0.0) + layer.ms
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+@taking(ProfileRequest)
+def profile(request: ProfileRequest) -> EngineProfile:
+    """Time each layer of an engine on this machine's GPU, by TensorRT's own profiler.
+
+    With a profiler layers run one by one, so that they add up to more than the whole inference, which is measured beside them.
+
+    Args:
+        engine: a plan file; what its manifest says of the layers stands beside their times.
+        batch: samples at a time; empty: what each optimization profile is tuned for.
+        iterations, warmup: inferences that are timed (each layer's median counts), and those before.
+        data, images, preprocess: real inputs, as for `bench`; without, synthetic ones, which take as long in most networks.
+        csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
+        trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+        top: layers of each batch that the command prints; 0: all.
+        trust_host_code: as for `Session`.
+
+    Raises:
+        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
+        DeviceError: there is no GPU.
+        EngineError, EngineMismatch, NoBackend, MissingDependency: as `Session`.
+        OutputError: a file can't be written.
+    """
+    _check(request)
+    path = existing_file(request.engine, "the engine")
+    if request.backend == "onnxruntime" or not (found := probe()):
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else found.reason
+        raise DeviceError(f"timing the layers of {path.name} needs an NVIDIA GPU: {why}")
+    for output in (request.csv, request.trace):
+        if output is not None:
+            check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))
+    options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code")}
+    with Session(path, contexts=1, **options) as session:
+        inputs, origin = inputs_for(session, request)
+        batches: dict[int, LayerTimes] = {}
+        for size, arrays in inputs.items():
+            with request.reporter.phase(f"timing layers, batch {size}"):
+                batches[size] = session.profile(arrays, request.iterations, request.warmup)
+        notes = list(session.notes)
+        if session.manifest is None:
+            notes.append("without a manifest, neither precisions nor nodes of the layers are known")
+    gpu = next((str(item) for item in found.devices if item.ordinal == request.device), "")
+    result = EngineProfile(path, gpu, origin, batches, notes=tuple(notes))
+    written = []
+    if request.csv is not None:
+        write_bytes(request.csv, _csv(batches).encode())
+        written.append(Path(request.csv))
+    if request.trace is not None:
+        write_json(request.trace, _trace(path.name, batches))
+        written.append(Path(request.trace))
+    return EngineProfile(path, gpu, origin, batches, tuple(written), result.notes)
+
+
+def _check(request: ProfileRequest) -> None:
+    choice(request.backend, BACKENDS, "backend")
+    if isinstance(request.batch, int):
+        raise UsageError("batch is a list, such as batch=(1, 32)")
+    for name, least in (("iterations", 1), ("warmup", 0), ("top", 0)):
+        if getattr(request, name) < least:
+            raise UsageError(f"`{name}=` is {getattr(request, name)}; at least {least} is needed")
+    if wrong := [size for size in request.batch if size < 1]:
+        raise UsageError(f"`batch=` has {wrong[0]}; at least 1 is needed")
+    if len(set(request.batch)) != len(request.batch):
+        raise UsageError("`batch=` names a size twice")
+
+
+def _csv(batches: Mapping[int, LayerTimes]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("batch", "layer", "ms", "low_ms", "high_ms", "share", "kind", "precision", "nodes"))
+    for size, times in batches.items():
+        for layer in times.layers:
+            share = f"{layer.ms / (times.total_ms or 1):.6f}"
+            figures = [f"{value:.6f}" for value in (layer.ms, layer.low, layer.high)]
+            writer.writerow(
+                (size, layer.name, *figures, share, layer.kind, str(layer.precision or ""), " ".join(layer.nodes))
+            )
+    return text.getvalue()
+
+
+def _trace(name: str, batches: Mapping[int, LayerTimes]) -> dict[str, Any]:
+    """Trace Event Format, of complete events: a row a batch, layers one behind the other, microseconds."""
+    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": name}}]
+    for row, (size, times) in enumerate(batches.items()):
+        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": row, "args": {"name": f"batch {size}"}})
+        events += _events(row, times.layers)
+    return {"displayTimeUnit": "ns", "traceEvents": events}
+
+
+def _events(row: int, layers: Sequence[LayerTime]) -> list[dict[str, Any]]:
+    events, start = [], 0.0
+    for layer in layers:
+        about = {
+            "layer": layer.name,
+            "kind": layer.kind,
+            "precision": str(layer.precision or ""),
+            "nodes": list(layer.nodes),
+        }
+        span = {"ts": round(start, 3), "dur": round(layer.ms * 1e3, 3)}
+        events.append(
+            {"name": called(layer), "cat": layer.kind, "ph": "X", "pid": 1, "tid": row, **span, "args": about}
+        )
+        start += layer.ms * 1e3
+    return events
