@@ -166,7 +166,7 @@ def test_scales_points_and_the_rest_of_the_graph_stay(tmp_path: Path) -> None:
         built(path, tmp_path / f"{embedded}.engine", int8=True, calib=table, embed_preprocess=embedded)
     one, two = (onnx.load(tmp_path / f"{embedded}.onnx").graph for embedded in (True, False))
     added = len(one.node) - len(two.node)
-    assert [item.op_type for item in one.node[:added]] == ["Cast", "Transpose", "Add", "Mul"]
+    assert [item.op_type for item in one.node[:added]] == ["Cast", "Transpose", "Mul", "Add"]
     changed = [
         (mine.name, list(mine.input))
         for mine, other in zip(one.node[added:], two.node, strict=True)

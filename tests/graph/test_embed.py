@@ -60,7 +60,7 @@ def test_nothing_that_does_nothing_is_added() -> None:
     raw, _ = embedding(conv_relu(), Preprocess())
     assert [item.op_type for item in raw.graph.node] == ["Cast", "Transpose", "Conv", "Relu"]
     lite, _ = embedding(conv_relu(), PRESETS["efficientnet-lite"])
-    assert [item.op_type for item in lite.graph.node] == ["Cast", "Transpose", "Add", "Mul", "Conv", "Relu"]
+    assert [item.op_type for item in lite.graph.node] == ["Cast", "Transpose", "Mul", "Add", "Conv", "Relu"]
     whole, _ = embedding(conv_relu(), Preprocess(channels="bgr", scale=1 / 255))
     assert [item.op_type for item in whole.graph.node][:4] == ["Cast", "Gather", "Transpose", "Mul"]
     shape = ["n", 8, 8, 3]
@@ -75,7 +75,7 @@ def test_a_cast_to_fp32_alone_reads_the_pixels_and_the_arithmetic_is_in_fp32() -
     assert [(item.op_type, item.attribute[0].i) for item in readers] == [("Cast", TensorProto.FLOAT)]
     assert {item.data_type for item in inside.graph.initializer if item.name.startswith("x_")} == {TensorProto.FLOAT}
     kinds = [item.op_type for item in inside.graph.node]
-    assert kinds[:5] == ["Cast", "Transpose", "Add", "Mul", "Cast"]
+    assert kinds[:5] == ["Cast", "Transpose", "Mul", "Add", "Cast"]
     assert inside.graph.node[4].attribute[0].i == TensorProto.FLOAT16
     assert embedded.preprocess.dtype == "float32"  # the model's own
 

@@ -23,7 +23,7 @@ _KEY = "trtopt.embedded"
 
 
 def embed(model: ir.Model, embedded: Embedded) -> PassResult:
-    """Put Cast, Gather (BGR), Transpose (NCHW), Add and Mul in front of the image input, as far as they do something.
+    """Put Cast, Gather (BGR), Transpose (NCHW), Mul and Add in front of the image input, as far as they do something.
 
     TensorRT takes uint8 for inputs alone, and nothing but a Cast to FP32 or FP16 may read one (all generations). The arithmetic
     is in FP32 whatever the model's types are: in FP16 its constants would be rounded too.
@@ -45,10 +45,12 @@ def embed(model: ir.Model, embedded: Embedded) -> PassResult:
         steps.append(("Gather", [editor.constant(f"{name}_bgr", [2, 1, 0], np.int64)], {"axis": 3}))
     if embedded.order != (0, 1, 2, 3):
         steps.append(("Transpose", [], {"perm": embedded.order}))
-    if (embedded.offset != 0).any():
-        steps.append(("Add", [editor.constant(f"{name}_offset", embedded.offset.reshape(each), np.float32)], {}))
+    # Not the other way round: TensorRT 8.6 fails on an assertion where an Add and a Mul for each channel are quantized behind.
     if (embedded.factor != 1).any():
         steps.append(("Mul", [editor.constant(f"{name}_factor", embedded.factor.reshape(each), np.float32)], {}))
+    if (embedded.offset != 0).any():
+        shift = embedded.offset * embedded.factor
+        steps.append(("Add", [editor.constant(f"{name}_offset", shift.reshape(each), np.float32)], {}))
     if prepared.dtype is not ir.DataType.FLOAT:
         steps.append(("Cast", [], {"to": prepared.dtype}))
 
