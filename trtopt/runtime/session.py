@@ -484,6 +484,15 @@ class Session:
             )
         return self.preprocess.at_opt(self.inputs, self.profiles).fitted(self.inputs[0])
 
+    def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
+        """One image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
+
+        Raises:
+            UsageError: as `preparation`; or it is nothing that holds an image.
+            DataError: it can't be decoded.
+        """
+        return pixels(image, 0, self.preparation())
+
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """`run_images` on what `preparation` made of each image."""
         prepared = np.stack(samples)
