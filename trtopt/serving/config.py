@@ -165,7 +165,7 @@ def _samples(
     if interface.values:
         return
     for number, profile in enumerate(interface.profiles):
-        for place in places if interface.bounded else places[:2]:
+        for place in places if interface.bounded else places[:1]:
             whole = _shapes(profile, place)
             batch = next(iter(whole.values()))[0] if batching.most and whole else 0
             shapes = {name: shape[1:] for name, shape in whole.items()} if batching.most else whole

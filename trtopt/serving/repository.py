@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import io
 import os
 import re
 import shutil
@@ -12,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from trtopt.core.documents import plain
-from trtopt.core.errors import OutputError, UsageError, require
+from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
@@ -35,6 +33,10 @@ from trtopt.trt.plans import PlanHeader, plan_header
 BACKENDS = ("tensorrt", "python")
 CONFIG = "config.pbtxt"
 _MODEL = Path(__file__).with_name("triton_model.py")
+_GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
+    "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
+    "0000050c8001e333598a0000000049454e44ae426082"
+)
 _HEADER = 64  # bytes of a plan that are read for its header
 
 
@@ -129,7 +131,7 @@ def deploy_triton(request: DeployRequest) -> Deployment:
 def _several(engines: Any) -> list[Any]:
     found = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
     if not found:
-        raise UsageError("`engines=` is empty: give the engine to serve")
+        raise UsageError("there is no engine to serve: give one at least")
     return found
 
 
@@ -231,8 +233,8 @@ class _Model:
         self.notes.append(said)
         if compatible:
             self.notes.append(
-                "the plan is version-compatible and carries a library for the host: tritonserver reads it only with "
-                "`--backend-config=tensorrt,version-compatible=true`"
+                "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
+                "TensorRT backend is configured with version-compatible=true"
             )
         self.files = {"model.plan": self.engine}
 
@@ -257,7 +259,7 @@ class _Model:
         return parameters
 
     def _image(self, interface: Interface, batching: Batching) -> bytes:
-        """A grey PNG to warm up with.
+        """The image to warm up with.
 
         Raises:
             UsageError: the engine doesn't take images, or not in batches.
@@ -274,9 +276,7 @@ class _Model:
             raise UsageError(f"`from_images=True`: {name} can't take images: {why}; build it with `preprocess=`")
         if not batching.most:
             raise UsageError(f"`from_images=True`: {name} takes no batches: {batching.why}; send arrays instead")
-        pillow, content = require("PIL.Image", "ort", "images"), io.BytesIO()
-        pillow.fromarray(np.full((64, 64, 3), 128, np.uint8)).save(content, "PNG")
-        return content.getvalue()
+        return _GREY
 
     # Writing --------------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -41,6 +43,7 @@ WHEEL = "nvidia-pytriton==0.7.0"
 """NVIDIA's wheel that holds a tritonserver (2.51, release 24.10) and its Python backend, for glibc 2.35 or newer."""
 _USUAL = "/opt/tritonserver"  # in NVIDIA's containers
 _PORTS = ("http_port", "grpc_port", "metrics_port")
+_IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
 _SLACK = 5.0  # seconds beyond `drain` before a server that doesn't end is killed
 
@@ -67,15 +70,18 @@ class ServerEnd:
     Attributes:
         stopped: by `Server.stop`; False: by itself.
         status: its exit status; negative: minus the number of the signal that ended it.
+        answered: no inference was under way when it ended. tritonserver's own status may be 1 all the same: it waits for
+            clients that keep connections open until `drain` is nearly over, and models then have three seconds to unload.
     """
 
     stopped: bool
     status: int
+    answered: bool
 
     @property
     def ok(self) -> bool:
         """It was stopped, and has answered everything that it had accepted."""
-        return self.stopped and self.status == 0
+        return self.stopped and self.answered
 
     def __str__(self) -> str:
         if self.ok:
@@ -84,7 +90,7 @@ class ServerEnd:
         return f"tritonserver ended {'before all requests were answered' if self.stopped else 'by itself'}, {how}"
 
     def to_json(self) -> dict[str, Any]:
-        return {"ok": self.ok, "stopped": self.stopped, "status": self.status}
+        return {"ok": self.ok, "stopped": self.stopped, "status": self.status, "answered": self.answered}
 
 
 class Server:
@@ -99,14 +105,15 @@ class Server:
     def __init__(
         self,
         process: subprocess.Popen[bytes],
+        log: deque[str],
         repo: Path,
         addresses: Sequence[str],
         drain: float,
-        models: Sequence[Any],
+        models: Sequence[DeployedModel],
     ) -> None:
         self.repo, self.models = repo, tuple(models)
         self.http, self.grpc, self.metrics = addresses
-        self._process, self._drain = process, drain
+        self._process, self._log, self._drain = process, log, drain
         self._stopped = False
         self._closing = contextlib.ExitStack()
         self._deadline: float | None = None
@@ -127,7 +134,8 @@ class Server:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
         self._closing.close()
-        return ServerEnd(self._stopped, status)
+        left = [found[1] for line in self._log if (found := _IN_FLIGHT.search(line))]
+        return ServerEnd(self._stopped, status, status == 0 or left[-1:] == ["0"])
 
     def close(self) -> ServerEnd:
         """`stop`, unless it was stopped, and `wait`."""
@@ -176,6 +184,7 @@ def serve(request: ServeRequest) -> Server:
     drain = parse_seconds(request.drain, "`drain=`")
     if drain < 1:
         raise UsageError(f"`drain=` is {request.drain!r}; at least 1s is needed")
+    _check_ports(request.host, ports)
     with contextlib.ExitStack() as stack:
         repo, models = _repository(request, stack)
         backends = _backends(repo)
@@ -380,7 +389,7 @@ def _start(
     stack.callback(reader.join, 5.0)
     addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
     _wait_until_ready(process, request, last, reader)
-    return Server(process, repo, addresses, drain, models)
+    return Server(process, last, repo, addresses, drain, models)
 
 
 def _copy_log(process: subprocess.Popen[bytes], last: deque[str]) -> None:
@@ -412,7 +421,21 @@ def _wait_until_ready(
 
 
 def _listens(last: deque[str]) -> bool:
-    return any("Started HTTPService" in line for line in tuple(last))
+    """Whether it has all its ports: the metrics' is the last that it takes."""
+    return any("Started Metrics Service" in line for line in tuple(last))
+
+
+def _check_ports(host: str, ports: Sequence[int]) -> None:
+    """Raise ServerFailed where one is taken, before models are loaded for nothing."""
+    for name, port in zip(_PORTS, ports):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, to start again at once
+            try:
+                trial.bind((host, port))
+            except OSError as error:
+                raise ServerFailed(
+                    f"can't listen on {host}:{port}: {error.strerror or error}; give another `{name}=`"
+                ) from error
 
 
 def _faults(last: deque[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +38,7 @@ class TritonPythonModel:
             backend=asked["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
             trust_host_code=asked.get("trust_host_code") == "true",
+            threads=_share(config["instance_group"]) if asked["runtime"] == "onnxruntime" else None,
         )
         self._batches = config["max_batch_size"] > 0
         self._image = asked.get("image")  # the input that has encoded images
@@ -94,6 +96,12 @@ class TritonPythonModel:
 
     def _run(self, arrays: dict[str, Any]) -> dict[str, Any]:
         return self._session.run_batches(arrays) if self._image else self._session.run(arrays)
+
+
+def _share(groups: Sequence[Mapping[str, Any]]) -> int:
+    """CPU threads for each of the model's instances, which run side by side."""
+    instances: int = sum(group["count"] for group in groups)
+    return max(1, len(os.sched_getaffinity(0)) // instances)
 
 
 def _response(results: Mapping[str, Any], request: Any) -> Any:
