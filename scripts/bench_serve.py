@@ -1,8 +1,8 @@
 """trtopt serve beside a plain FastAPI handler, under the same clients in the same run.
 
-Each client sends an encoded photo, waits for its classes, and sends the next. The servers take turns. Then trtopt's is sent
-SIGTERM in the middle of a run, and started again as soon as it has ended: what it had accepted must be answered, and what it
-refuses (no connection, or 503) is sent again. See scripts/bench_serve for how to start it.
+Each client sends an encoded photo (or, with --arrays, what it is as an array), waits for its classes, and sends the next. The
+servers take turns. Then trtopt's is sent SIGTERM in the middle of a run, and started again as soon as it has ended: what it had
+accepted must be answered, and what it refuses (no connection, or 503) is sent again. scripts/bench_serve starts it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import asyncio
 import contextlib
 import datetime
 import importlib.metadata
+import io
+import json
 import os
 import platform
 import signal
@@ -29,6 +31,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import tritonclient.http.aio as triton
+from PIL import Image
 from tritonclient.utils import InferenceServerException
 
 import trtopt
@@ -116,13 +119,17 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def triton_client(port: int, clients: int) -> AsyncIterator[Send]:
+async def triton_client(port: int, clients: int, arrays: bool) -> AsyncIterator[Send]:
     client = triton.InferenceServerClient(f"127.0.0.1:{port}", conn_limit=clients, conn_timeout=300)
 
     async def send(body: bytes) -> list[int]:
-        image = triton.InferInput("image", [1, len(body)], "UINT8")
-        image.set_data_from_numpy(np.frombuffer(body, np.uint8)[None])
-        answer = await client.infer("lite0", [image])
+        if arrays:
+            tensor = triton.InferInput("input", [1, 3, 224, 224], "FP32")
+            tensor.set_data_from_numpy(np.frombuffer(body, np.float32).reshape(1, 3, 224, 224))
+        else:
+            tensor = triton.InferInput("image", [1, len(body)], "UINT8")
+            tensor.set_data_from_numpy(np.frombuffer(body, np.uint8)[None])
+        answer = await client.infer("lite0", [tensor])
         return [int(index) for index in np.argsort(-answer.as_numpy("logits")[0])[:5]]
 
     try:
@@ -132,11 +139,11 @@ async def triton_client(port: int, clients: int) -> AsyncIterator[Send]:
 
 
 @contextlib.asynccontextmanager
-async def http_client(port: int, clients: int) -> AsyncIterator[Send]:
+async def http_client(port: int, clients: int, arrays: bool) -> AsyncIterator[Send]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=clients)) as session:
 
         async def send(body: bytes) -> list[int]:
-            async with session.post(f"http://127.0.0.1:{port}/predict", data=body) as answer:
+            async with session.post(f"http://127.0.0.1:{port}/{'arrays' if arrays else 'photos'}", data=body) as answer:
                 answer.raise_for_status()
                 return list(await answer.json())
 
@@ -185,12 +192,8 @@ async def drive(
     return load
 
 
-def prepared(folder: Path) -> tuple[Path, Path, list[tuple[bytes, int]]]:
-    """Engine, graph, and photos with their best class as Session finds it."""
-    import io
-
-    from PIL import Image
-
+def prepared(folder: Path) -> tuple[Path, Path, list[tuple[bytes, Any, int]]]:
+    """Engine, graph, and photos with what they are as arrays, and their best class as Session finds it."""
     model, engine, graph = folder / "model.onnx", folder / "lite0.engine", folder / "graph.onnx"
     trtopt.export(RECIPE, model, verify=False)
     trtopt.build(model, engine, target="sm89", preprocess=PRESET, classes="imagenet", save_onnx=graph)
@@ -201,11 +204,11 @@ def prepared(folder: Path) -> tuple[Path, Path, list[tuple[bytes, int]]]:
             content = io.BytesIO()
             Image.open(path).convert("RGB").save(content, "JPEG", quality=95)
             [[best]] = session.run_images([content.getvalue()], top=1)
-            photos.append((content.getvalue(), best.index))
+            photos.append((content.getvalue(), session.prepare(content.getvalue()), best.index))
     return engine, graph, photos
 
 
-def measure(folder: Path, seconds: float, clients: int, instances: int) -> Iterator[str]:
+def measure(folder: Path, seconds: float, clients: int, instances: int, arrays: bool) -> Iterator[str]:
     engine, graph, photos = prepared(folder)
     http, grpc, metrics, plain = free_ports(4)
     options = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics), "--name", "lite0"]
@@ -217,7 +220,7 @@ def measure(folder: Path, seconds: float, clients: int, instances: int) -> Itera
         str(engine),
         "--runtime",
         "onnxruntime",
-        "--from-images",
+        *([] if arrays else ["--from-images"]),
         "--instances",
         str(instances),
         *options,
@@ -229,24 +232,28 @@ def measure(folder: Path, seconds: float, clients: int, instances: int) -> Itera
         folder / "fastapi.log",
         f"http://127.0.0.1:{plain}/ready",
     ]
+    bodies = {
+        "trtopt serve": [(array.tobytes() if arrays else photo, best) for photo, array, best in photos],
+        "FastAPI": [(json.dumps(array.tolist()).encode() if arrays else photo, best) for photo, array, best in photos],
+    }
     statuses: list[int] = []
 
-    def run(client: Any, middle: Callable[[], Any] | None = None) -> Load:
+    def run(name: str, client: Any, middle: Callable[[], Any] | None = None) -> Load:
         async def opened() -> Load:
             async with client as send:
-                return await drive(send, photos, seconds, clients, middle)
+                return await drive(send, bodies[name], seconds, clients, middle)
 
         return asyncio.run(opened())
 
     rounds: dict[str, list[Load]] = {"trtopt serve": [], "FastAPI": []}
     for _ in range(2):
         for name, command, client in (
-            ("trtopt serve", ours, triton_client(http, clients)),
-            ("FastAPI", theirs, http_client(plain, clients)),
+            ("trtopt serve", ours, triton_client(http, clients, arrays)),
+            ("FastAPI", theirs, http_client(plain, clients, arrays)),
         ):
             service = Service(*command)
             before = service.cpu()
-            rounds[name].append(run(client))
+            rounds[name].append(run(name, client))
             rounds[name][-1].cpu = service.cpu() - before
             status = service.stop()
             statuses += [status] if command is ours else []
@@ -256,10 +263,13 @@ def measure(folder: Path, seconds: float, clients: int, instances: int) -> Itera
         statuses.append(started[-1].stop())
         started.append(Service(*ours))
 
-    restarted = run(triton_client(http, clients), restart)
+    restarted = run("trtopt serve", triton_client(http, clients, arrays), restart)
     statuses.append(started[-1].stop())
 
-    yield f"{clients} clients for {seconds:.0f} s each, {len(photos)} JPEGs of {len(photos[0][0]) // 1024} KB; {machine()}"
+    yield f"{clients} clients for {seconds:.0f} s each, {machine()}"
+    for name, sent in bodies.items():
+        kind = ("binary array" if name == "trtopt serve" else "JSON") if arrays else "JPEG"
+        yield f"{name}: {kind}, {len(sent[0][0]) // 1024} KB a request"
     yield ""
     yield "| server | images/s | p50 / p99, ms | CPU ms an image | answered | refused, sent again | lost | wrong |"
     yield "|---|---|---|---|---|---|---|---|"
@@ -295,11 +305,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--instances", type=int, default=os.cpu_count(), help="of trtopt's; default: one per core")
+    parser.add_argument(
+        "--arrays", action="store_true", help="arrays instead of photos: binary to trtopt's, JSON to FastAPI's"
+    )
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         lines = []
-        for line in measure(Path(folder), given.seconds, given.clients, given.instances):
+        for line in measure(Path(folder), given.seconds, given.clients, given.instances, given.arrays):
             print(line, flush=True)
             lines.append(line)
     if given.output:

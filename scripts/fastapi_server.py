@@ -6,6 +6,7 @@ python scripts/fastapi_server.py MODEL.onnx PREPROCESS PORT
 from __future__ import annotations
 
 import io
+import json
 import sys
 
 import numpy as np
@@ -22,15 +23,27 @@ session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 prepare = Preprocess.load({"preset": sys.argv[2], "size": [224, 224]})
 
 
-def predict(body: bytes) -> list[int]:
-    image = np.asarray(Image.open(io.BytesIO(body)).convert("RGB"))
-    [scores] = session.run(None, {session.get_inputs()[0].name: prepare(image)[None]})
+def classes(array: np.ndarray) -> list[int]:
+    [scores] = session.run(None, {session.get_inputs()[0].name: array[None]})
     return [int(index) for index in np.argsort(-scores[0])[:5]]
 
 
-@app.post("/predict")
-async def answer(request: Request) -> list[int]:
+def predict(body: bytes) -> list[int]:
+    return classes(prepare(np.asarray(Image.open(io.BytesIO(body)).convert("RGB"))))
+
+
+def predict_array(body: bytes) -> list[int]:
+    return classes(np.array(json.loads(body), np.float32))
+
+
+@app.post("/photos")
+async def photos(request: Request) -> list[int]:
     return await run_in_threadpool(predict, await request.body())
+
+
+@app.post("/arrays")
+async def arrays(request: Request) -> list[int]:
+    return await run_in_threadpool(predict_array, await request.body())
 
 
 @app.get("/ready")
