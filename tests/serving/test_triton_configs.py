@@ -14,7 +14,7 @@ import onnx.helper as helper
 import pytest
 
 import trtopt
-from trtopt.core.errors import UsageError
+from trtopt.core.errors import NoServer, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.engine.manifest import Manifest, manifest_path
 from trtopt.serving.config import Word, text
@@ -425,3 +425,31 @@ def test_an_onnx_file_is_served_with_its_external_weights(tmp_path: Path) -> Non
     with trtopt.Session(deployed.path / "1" / "m.onnx", backend="onnxruntime") as session:
         assert session.run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[4.0] * 300] * 2
     assert deployed.max_batch_size == 32
+
+
+def test_a_server_that_lacks_tensorrt_says_the_container_that_reads_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "server"
+    (installed / "bin").mkdir(parents=True)
+    (installed / "bin" / "tritonserver").touch()
+    (installed / "backends" / "python").mkdir(parents=True)
+    monkeypatch.setenv("TRITON_SERVER", str(installed))
+    with pytest.raises(NoServer) as raised:
+        trtopt.serve(
+            engine(tmp_path),
+            repo=tmp_path / "repo",
+            backend="tensorrt",
+            http_port=18540,
+            grpc_port=18541,
+            metrics_port=18542,
+        )
+    assert "has no tensorrt backend" in str(raised.value)
+    assert "nvcr.io/nvidia/tritonserver:24.10-py3 tritonserver --model-repository=/models" in str(raised.value)
+    assert raised.value.exit_code == 3
+
+
+def test_what_a_repository_says_itself_is_no_option_of_serving_it(tmp_path: Path) -> None:
+    trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
+    with pytest.raises(UsageError, match="`instances=` is for engines"):
+        trtopt.serve(tmp_path / "repo", instances=2)

@@ -58,6 +58,7 @@ class ServeRequest:
     instances: int = option(1, help="Copies that run at the same time, on each GPU.")
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
     trust_host_code: bool = shared.trust_host_code()
+    overwrite: bool = option(False, help="Replace a configuration that says something else.")
     host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
     http_port: int = option(8000, help="Port for HTTP.")
     grpc_port: int = option(8001, help="Port for gRPC.")

@@ -28,11 +28,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trtopt.core.errors import NoServer, ServerFailed, UsageError
+from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
+from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
@@ -42,6 +43,10 @@ VARIABLE = "TRITON_SERVER"
 WHEEL = "nvidia-pytriton==0.7.0"
 """NVIDIA's wheel that holds a tritonserver (2.51, release 24.10) and its Python backend, for glibc 2.35 or newer."""
 _USUAL = "/opt/tritonserver"  # in NVIDIA's containers
+_FOR_ENGINES = (
+    *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
+    *("trust_host_code", "overwrite"),
+)
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
@@ -162,7 +167,7 @@ def serve(request: ServeRequest) -> Server:
     Args:
         engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, from_images, instances, max_delay, trust_host_code: as for `deploy_triton`.
+        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
@@ -175,6 +180,7 @@ def serve(request: ServeRequest) -> Server:
     Raises:
         NoServer: there is no tritonserver here that can serve this; the message has the `docker run` line.
         ServerFailed: it didn't start: a model didn't load, a port is taken, …; the message has what it said.
+        DeviceError: there is no GPU for `runtime`.
         UsageError, EngineError, OutputError: as `deploy_triton`.
     """
     ports = [getattr(request, name) for name in _PORTS]
@@ -189,6 +195,10 @@ def serve(request: ServeRequest) -> Server:
         repo, models = _repository(request, stack)
         backends = _backends(repo)
         command, environment = _command(request, repo, backends, drain, stack)
+        if models and request.backend == "python" and request.runtime != "onnxruntime" and not (gpu := probe()).devices:
+            raise DeviceError(
+                f"no GPU can be used here ({gpu.reason}); `runtime='onnxruntime'` runs the graph that `build --save-onnx` kept"
+            )
         server = _start(command, environment, request, drain, repo, models, stack)
         server._closing = stack.pop_all()
     return server
@@ -201,21 +211,15 @@ def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Pat
     given = request.engines
     engines = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     if len(engines) == 1 and Path(engines[0]).is_dir():
-        for name in ("repo", "name", "runtime", "from_images"):
+        for name in ("repo", *_FOR_ENGINES):
             if getattr(request, name) != getattr(ServeRequest, name):
                 raise UsageError(f"`{name}=` is for engines; {engines[0]} is a repository, which says it itself")
         return Path(engines[0]), ()
     deployed = deploy_triton(
         engines,
         repo=stack.enter_context(scratch()) / "repository" if request.repo is None else request.repo,
-        name=request.name,
-        backend=request.backend,
-        runtime=request.runtime,
-        from_images=request.from_images,
-        instances=request.instances,
-        max_delay=request.max_delay,
-        trust_host_code=request.trust_host_code,
         reporter=request.reporter,
+        **{name: getattr(request, name) for name in _FOR_ENGINES},
     )
     for model in deployed.models:
         for note in model.notes:
@@ -290,7 +294,9 @@ def _command(
     missing = sorted(name for name in backends if found and not (found.backends / name).is_dir())
     if found is None or missing:
         lacks = f"{found.executable} has no {missing[0]} backend" if found else "no tritonserver was found here"
-        raise NoServer(f"{lacks}; in NVIDIA's container", [_docker(request, repo, backends)], _advice(missing))
+        raise NoServer(
+            f"{lacks}; in NVIDIA's container", [_docker(request, repo, backends)], _advice(backends, missing)
+        )
     environment, folder = dict(os.environ), found.backends
     if found.stubs is not None:
         folder = stack.enter_context(scratch()) / "backends"
@@ -340,9 +346,9 @@ def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
     """The line that serves a repository in NVIDIA's container."""
     container: Container | None = None
     if "tensorrt" in backends:
-        plans = sorted(repo.glob("*/[0-9]*/model.plan"))
-        with plans[-1].open("rb") as file:
-            container, _ = container_for(plan_header(file.read(64)))
+        for plan in repo.glob("*/[0-9]*/model.plan"):
+            with plan.open("rb") as file:
+                container, _ = container_for(plan_header(file.read(64)))
     image = container.image if container else f"{IMAGE}:YY.MM-py3"
     inside = (8000, 8001, 8002)
     ports = [
@@ -354,8 +360,15 @@ def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
     return f"docker run --rm --gpus all {' '.join(ports)} -v {volume} {image} tritonserver --model-repository=/models"
 
 
-def _advice(missing: Sequence[str]) -> str:
-    return "or with `backend='python'` here" if "tensorrt" in missing else f"or install one for this Python: {_how()}"
+def _advice(backends: set[str], missing: Sequence[str]) -> str:
+    """What stands for what in the line for docker, and what to do instead."""
+    container = "YY.MM is a release of the container, REPO what trtopt deploy triton wrote" + (
+        "; the Python backend needs one in whose Python trtopt is installed" if "python" in backends else ""
+    )
+    instead = (
+        "Or give `backend='python'`" if "tensorrt" in missing else f"Or install a server for this Python: {_how()}"
+    )
+    return f"{container}. {instead}"
 
 
 def _temporary(repo: Path) -> bool:

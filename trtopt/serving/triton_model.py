@@ -19,9 +19,9 @@ import triton_python_backend_utils as backend
 
 import trtopt
 
-# Tensors go in and out by DLPack: through `as_numpy` and `Tensor(name, array)`, servers up to 24.12 or so lose the bytes where
-# NumPy is 2 or newer. They also rename the capsule as NumPy's destructor doesn't expect, which then complains at every call;
-# who takes a capsule frees what is in it, so it needs no destructor.
+# Tensors go in and out by DLPack: through `as_numpy` and `Tensor(name, array)`, servers such as release 24.10 lose the bytes
+# where NumPy is 2 or newer. They also rename the capsule as NumPy's destructor doesn't expect, which then complains at each
+# call; who takes a capsule frees what is in it, so it needs no destructor.
 _set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
 _set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
 _CALLERS = (trtopt.UsageError, trtopt.DataError)  # the request is at fault
