@@ -2,7 +2,7 @@
 
 Each client sends an encoded photo (or, with --arrays, what it is as an array), waits for its classes, and sends the next. The
 servers take turns. Then trtopt's is sent SIGTERM in the middle of a run, and started again as soon as it has ended: what it had
-accepted must be answered, and what it refuses (no connection, or 503) is sent again. scripts/bench_serve starts it.
+accepted must be answered, and what it refuses (no connection, no model any more) is sent again. scripts/bench_serve starts it.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ async def drive(
                     await asyncio.sleep(0.05)
                 except (aiohttp.ClientError, InferenceServerException, OSError) as error:
                     said = f"{type(error).__name__}: {error}"
-                    if "503" in said or "unavailable" in said.lower() or "exiting" in said.lower():
+                    if "no available versions" in said:  # it was told to end
                         load.refused += 1
-                        await asyncio.sleep(0.05)
+                        await asyncio.sleep(0.5)  # as who is told to come back later
                     else:
                         load.lost.append(said)
                         break

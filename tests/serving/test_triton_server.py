@@ -428,6 +428,40 @@ def test_a_signal_lets_accepted_requests_end(tmp_path: Path, number: int) -> Non
         socket.create_connection(("127.0.0.1", places["http_port"])).close()
 
 
+def test_nobody_else_unloads_models(server: Any) -> None:
+    with pytest.raises(InferenceServerException, match="restricted") as raised:
+        http.InferenceServerClient(server.http).unload_model("float32")
+    assert raised.value.status() == "403"
+    with pytest.raises(InferenceServerException, match="restricted"):
+        grpc.InferenceServerClient(server.grpc).unload_model("float32")
+    assert http.InferenceServerClient(server.http).is_model_ready("float32")
+
+
+def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, files: Mapping[str, Path]) -> None:
+    places = ports()
+    process = _started(_command(files["float32"], **places), tmp_path / "log")
+    said: list[str] = []
+
+    def ask() -> None:
+        client = Client(http, f"127.0.0.1:{places['http_port']}")
+        while True:
+            try:
+                client.infer("float32", {"x": np.zeros((1, 3), np.float32)})
+            except InferenceServerException as error:
+                said.append(f"{error.status()} {error.message()}")
+                return
+
+    asking = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in asking:
+        thread.start()
+    time.sleep(0.5)
+    process.terminate()
+    for thread in asking:
+        thread.join()
+    assert process.wait(60) == 0
+    assert said == ["404 Request for unknown model: 'float32' has no available versions"] * 8
+
+
 def test_a_server_that_ends_by_itself_is_told(tmp_path: Path, files: Mapping[str, Path]) -> None:
     process = _started([*_command(files["float32"], **ports()), "--json"], tmp_path / "log")
     [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()

@@ -240,7 +240,7 @@ class _Model:
 
     def _as_session(self) -> dict[str, str]:
         """The engine with what `Session` needs beside it, and the parameters for `triton_model.py`."""
-        self.files = {self.engine.name: self.engine, "model.py": _MODEL}
+        self.files = {self.engine.name: self.engine}
         if self.manifest is not None:
             self.files[manifest_path(self.engine).name] = manifest_path(self.engine)
         if self.request.runtime == "onnxruntime":
@@ -249,8 +249,9 @@ class _Model:
             self.files[name] = graph
             for place in _external(graph):
                 self.files[(Path(name).parent / place).as_posix()] = external_file(graph, place)
-        if len(self.files) > len({name.casefold() for name in self.files}) or self.engine.name == "model.py":
-            raise UsageError(f"{self.engine.name} can't lie beside the files of the model: give it another name")
+        if "model.py" in self.files:
+            raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
+        self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
         if self.request.from_images:
             parameters["image"] = IMAGE

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import signal
@@ -20,6 +22,7 @@ import sysconfig
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections import deque
 from collections.abc import Sequence
@@ -50,7 +53,11 @@ _FOR_ENGINES = (
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
 _LAST = 400  # lines of the server's log that an error may quote from
-_SLACK = 5.0  # seconds beyond `drain` before a server that doesn't end is killed
+_CLOSING = (
+    6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
+)
+_SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
+_KEY = "trtopt-control"  # a header
 
 
 @dataclass(frozen=True)
@@ -75,8 +82,7 @@ class ServerEnd:
     Attributes:
         stopped: by `Server.stop`; False: by itself.
         status: its exit status; negative: minus the number of the signal that ended it.
-        answered: no inference was under way when it ended. tritonserver's own status may be 1 all the same: it waits for
-            clients that keep connections open until `drain` is nearly over, and models then have three seconds to unload.
+        answered: no inference was under way when it ended, whatever tritonserver's own status is.
     """
 
     stopped: bool
@@ -98,6 +104,41 @@ class ServerEnd:
         return {"ok": self.ok, "stopped": self.stopped, "status": self.status, "answered": self.answered}
 
 
+class _Control:
+    """Triton's model repository API, which only this process may use."""
+
+    def __init__(self, address: str) -> None:
+        self._base, self._secret = f"http://{address}/v2/repository", secrets.token_hex(16)
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # no proxy knows this machine
+
+    @property
+    def options(self) -> list[str]:
+        """Of tritonserver."""
+        allowed = f"model-repository:{_KEY}={self._secret}"
+        return [
+            *("--model-control-mode=explicit", "--load-model=*"),
+            *(f"--http-restricted-api={allowed}", f"--grpc-restricted-protocol={allowed}"),
+        ]
+
+    def unload(self, deadline: float) -> None:
+        """Unload all models, and wait until they are gone: then every request that they had is answered."""
+        for model in self._post("/index"):
+            if model.get("state") == "READY":
+                self._post(f"/models/{urllib.parse.quote(model['name'], safe='')}/unload")
+        while time.monotonic() < deadline and any(
+            model.get("state") in ("READY", "UNLOADING") for model in self._post("/index")
+        ):
+            time.sleep(0.05)
+
+    def _post(self, path: str) -> Any:
+        request = urllib.request.Request(
+            self._base + path, b"{}", {_KEY: self._secret, "Content-Type": "application/json"}
+        )
+        with self._open(request, timeout=10) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+
 class Server:
     """A tritonserver that is ready: all models are loaded and warm. Closing it, by `close` or `with`, drains it.
 
@@ -111,6 +152,7 @@ class Server:
         self,
         process: subprocess.Popen[bytes],
         log: deque[str],
+        control: _Control | None,
         repo: Path,
         addresses: Sequence[str],
         drain: float,
@@ -118,18 +160,29 @@ class Server:
     ) -> None:
         self.repo, self.models = repo, tuple(models)
         self.http, self.grpc, self.metrics = addresses
-        self._process, self._log, self._drain = process, log, drain
+        self._process, self._log, self._control, self._drain = process, log, control, drain
         self._stopped = False
         self._closing = contextlib.ExitStack()
         self._deadline: float | None = None
 
     def stop(self) -> None:
         """Begin to end: nothing new is taken, what was accepted is answered. A second call ends it at once."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL if self._stopped else signal.SIGTERM)
-        if not self._stopped:
-            self._deadline = time.monotonic() + self._drain + _SLACK
+        if self._stopped:
+            self._process.kill()
+            return
         self._stopped = True
+        self._deadline = time.monotonic() + self._drain + _SLACK
+        threading.Thread(target=self._end, name="trtopt-drain", daemon=True).start()
+
+    def _end(self) -> None:
+        """Unload the models, which answers what they have and refuses the rest, and then end the server.
+
+        SIGTERM alone isn't enough: tritonserver goes on taking requests on open connections, and drops them at the end.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            if self._control is not None:
+                self._control.unload(time.monotonic() + self._drain)
+        self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> ServerEnd:
         """Wait for its end: after `stop`, or by itself."""
@@ -199,7 +252,9 @@ def serve(request: ServeRequest) -> Server:
             raise DeviceError(
                 f"no GPU can be used here ({gpu.reason}); `runtime='onnxruntime'` runs the graph that `build --save-onnx` kept"
             )
-        server = _start(command, environment, request, drain, repo, models, stack)
+        control = _control(command[0], environment, request)
+        command += control.options if control else []
+        server = _start(command, control, environment, request, drain, repo, models, stack)
         server._closing = stack.pop_all()
     return server
 
@@ -311,12 +366,25 @@ def _command(
         f"--http-port={request.http_port}",
         f"--grpc-port={request.grpc_port}",
         f"--metrics-port={request.metrics_port}",
-        f"--exit-timeout-secs={round(drain)}",
+        f"--exit-timeout-secs={_CLOSING}",
         "--backend-config=python,shm-default-byte-size=4194304",  # grows where a model needs more
     ]
     if not Path("/dev/nvidiactl").exists():
         command.append("--allow-gpu-metrics=false")
     return command, environment
+
+
+def _control(executable: str, environment: dict[str, str], request: ServeRequest) -> _Control | None:
+    """None for a server that can't keep that API from others (before 24.01): it is ended by SIGTERM alone."""
+    done = subprocess.run([executable, "--help"], env=environment, capture_output=True, check=False)
+    if b"--http-restricted-api" not in done.stdout + done.stderr:
+        return None
+    return _Control(f"{_here(request.host)}:{request.http_port}")
+
+
+def _here(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
 
 
 def _place_stub(found: Installation, folder: Path, environment: dict[str, str]) -> None:
@@ -377,6 +445,7 @@ def _temporary(repo: Path) -> bool:
 
 def _start(
     command: Sequence[str],
+    control: _Control | None,
     environment: dict[str, str],
     request: ServeRequest,
     drain: float,
@@ -395,14 +464,14 @@ def _start(
         )
     except OSError as error:
         raise ServerFailed(f"can't start {command[0]}: {error.strerror or error}") from error
+    addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
     stack.callback(_end_group, process)
     last: deque[str] = deque(maxlen=_LAST)
     reader = threading.Thread(target=_copy_log, args=(process, last), name="trtopt-tritonserver", daemon=True)
     reader.start()
     stack.callback(reader.join, 5.0)
-    addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
     _wait_until_ready(process, request, last, reader)
-    return Server(process, last, repo, addresses, drain, models)
+    return Server(process, last, control, repo, addresses, drain, models)
 
 
 def _copy_log(process: subprocess.Popen[bytes], last: deque[str]) -> None:
@@ -418,8 +487,7 @@ def _wait_until_ready(
     process: subprocess.Popen[bytes], request: ServeRequest, last: deque[str], reader: threading.Thread
 ) -> None:
     """Until every model is loaded and warm, which is when Triton says that it is ready."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(request.host, request.host)
-    address = f"http://{host}:{request.http_port}/v2/health/ready"
+    address = f"http://{_here(request.host)}:{request.http_port}/v2/health/ready"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine
     with request.reporter.phase("starting tritonserver"):
         while True:
