@@ -158,7 +158,10 @@ async def drive(
     end = start + seconds
 
     async def client(number: int) -> None:
-        place = number
+        place, told = (
+            number,
+            False,
+        )  # told that the server ends: from then on it takes nothing, though connections stay open
         while time.monotonic() < end:
             body, best = photos[place % len(photos)]
             began = time.monotonic()
@@ -170,13 +173,15 @@ async def drive(
                     await asyncio.sleep(0.05)
                 except (aiohttp.ClientError, InferenceServerException, OSError) as error:
                     said = f"{type(error).__name__}: {error}"
-                    if "no available versions" in said:  # it was told to end
+                    told = told or "no available versions" in said
+                    if told:
                         load.refused += 1
                         await asyncio.sleep(0.5)  # as who is told to come back later
                     else:
                         load.lost.append(said)
                         break
                 else:
+                    told = False
                     load.latencies.append(time.monotonic() - began)
                     load.wrong += classes[0] != best
                     break
