@@ -158,10 +158,8 @@ async def drive(
     end = start + seconds
 
     async def client(number: int) -> None:
-        place, told = (
-            number,
-            False,
-        )  # told that the server ends: from then on it takes nothing, though connections stay open
+        place = number
+        told = False  # that the server ends: from then on it takes nothing, though connections stay open
         while time.monotonic() < end:
             body, best = photos[place % len(photos)]
             began = time.monotonic()

@@ -321,6 +321,7 @@ def find_server(given: str | os.PathLike[str] | None = None) -> Installation | N
 
 def _installed(place: Path) -> Installation | None:
     """What is in a folder: the wheel's layout, or that of the container; `place` may be the executable itself."""
+    place = place.absolute()
     wheel = place / "pytriton" / "tritonserver"
     if (wheel / "bin" / "tritonserver").is_file():
         return Installation(
@@ -405,9 +406,6 @@ def _place_stub(found: Installation, folder: Path, environment: dict[str, str]) 
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
     # The stub runs what python3 is the first in PATH, with its packages.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-    home = str(Path(__file__).resolve().parents[2])
-    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):  # a checkout
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [home, environment.get("PYTHONPATH", "")]))
 
 
 def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
@@ -443,6 +441,15 @@ def _temporary(repo: Path) -> bool:
     return repo.name == "repository" and "trtopt-" in repo.parent.name
 
 
+def _home() -> Path | None:
+    """The folder that trtopt lies in; None where it is installed.
+
+    The Python backend heeds no PYTHONPATH, and imports from the folder that the server was started in before all others.
+    """
+    home = Path(__file__).resolve().parents[2]
+    return None if str(home) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) else home
+
+
 def _start(
     command: Sequence[str],
     control: _Control | None,
@@ -456,6 +463,7 @@ def _start(
     try:
         process = subprocess.Popen(
             command,
+            cwd=_home() or stack.enter_context(scratch()),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
