@@ -33,7 +33,7 @@ from typing import Any
 
 from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
 from trtopt.core.options import taking
-from trtopt.core.temporary import scratch
+from trtopt.core.temporary import is_scratch, scratch
 from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
@@ -421,7 +421,7 @@ def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
         f"-p {request.host}:{outer}:{inner}"
         for outer, inner in zip((getattr(request, name) for name in _PORTS), inside)
     ]
-    where = repo.resolve() if request.repo or not _temporary(repo) else Path("REPO")
+    where = Path("REPO") if is_scratch(repo) else repo.resolve()
     volume = shlex.quote(f"{where}:/models:ro")
     return f"docker run --rm --gpus all {' '.join(ports)} -v {volume} {image} tritonserver --model-repository=/models"
 
@@ -435,10 +435,6 @@ def _advice(backends: set[str], missing: Sequence[str]) -> str:
         "Or give `backend='python'`" if "tensorrt" in missing else f"Or install a server for this Python: {_how()}"
     )
     return f"{container}. {instead}"
-
-
-def _temporary(repo: Path) -> bool:
-    return repo.name == "repository" and "trtopt-" in repo.parent.name
 
 
 def _home() -> Path | None:
