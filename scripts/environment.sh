@@ -106,6 +106,16 @@ make_environment() {
     "${install[@]}" --constraint requirements.lock --editable ".[$(IFS=,; echo "${chosen[*]}")]"
     # Packages that ship models and photos: pure data to us, so neither their dependencies nor their bound on Python apply.
     "${install[@]}" --no-deps --python-version 3.12 --constraint samples.lock "${names[@]}"
+    # A tritonserver, for the tests of `trtopt serve`: binaries in a folder of their own, so that its NumPy isn't asked for.
+    if [ "$kind" = dev ] && "$folder/bin/python" - <<'PY'
+import platform, sys
+name, version = platform.libc_ver()
+known = name == "glibc" and tuple(map(int, version.split(".")[:2])) >= (2, 35)
+sys.exit(not (sys.platform == "linux" and platform.machine() == "x86_64" and known))
+PY
+    then
+        "${install[@]}" --no-deps --target "$folder/tritonserver" --constraint samples.lock nvidia-pytriton
+    fi
     echo "$wanted" >"$folder/.trtopt-stamp"
     rm -f "$folder/.trtopt-installing"
     exec 9>&-

@@ -23,9 +23,10 @@ from trtopt.core.progress import Reporter
 from trtopt.linting.checker import CheckReport
 from trtopt.linting.rules import Finding
 
-REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands]
+REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands, *cli.deploy.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
-TYPED = {"run_jobs": ["jobs", "run"], "show_jobs": ["jobs", "show"]}  # what is typed for the others is their name
+# What is typed for the others is their name.
+TYPED = {"run_jobs": ["jobs", "run"], "show_jobs": ["jobs", "show"], "deploy_triton": ["deploy", "triton"]}
 # API parameters that the command line gives in its own way.
 ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
@@ -44,7 +45,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 16
+    assert len(COMMANDS) == 18
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -112,7 +113,15 @@ def _texts(path: Path) -> list[str]:
 
 ROOT = Path(trtopt.__file__).parent
 # Not messages: the command line and what its help says, arguments of other programs, commands to be typed.
-ARGUMENTS = {"cli", "workflow", "cuda.smi", "core.shapes", "frontend.checkpoints", "core.shared_options"}
+ARGUMENTS = {
+    "cli",
+    "workflow",
+    "cuda.smi",
+    "core.shapes",
+    "frontend.checkpoints",
+    "core.shared_options",
+    "serving.server",
+}
 ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [name for name in MODULES if name not in ARGUMENTS and not name.endswith("request")]

@@ -102,6 +102,23 @@ def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     assert all(item["predictions"][0]["name"] for item in found)
 
 
+def test_the_engine_of_the_walkthrough_is_deployed(folder: Path) -> None:
+    if not (folder / "lite0.engine").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (command,) = _blocks("Serve it", "bash")
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "python backend, version 1; batches of up to 32" in done.stdout
+    assert {path.name for path in (folder / "models" / "lite0").iterdir()} == {
+        "1",
+        "config.pbtxt",
+        "labels.txt",
+        "warmup",
+    }
+
+
 def test_the_place_that_loses_most_is_named(folder: Path) -> None:
     if not (folder / "lite0.calib.json").is_file():
         pytest.skip("needs the walkthrough, which comes first")

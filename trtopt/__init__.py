@@ -4,9 +4,10 @@
     trtopt.check("resnet50.onnx").ok
     trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
 
-Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`. Beside
-the functions stand what they take and give, and their errors, of which `TrtoptError` is the base. Names
-load when they are first used, so that `import trtopt` is fast and needs nothing but the base install.
+Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`,
+`deploy_triton` is `trtopt deploy triton`. Beside the functions stand what they take and give, and their errors, of which
+`TrtoptError` is the base. Names load when they are first used, so that `import trtopt` is fast and needs nothing but the base
+install.
 """
 
 from __future__ import annotations
@@ -45,8 +46,10 @@ if TYPE_CHECKING:
         MissingDependency as MissingDependency,
         ModelError as ModelError,
         NoBackend as NoBackend,
+        NoServer as NoServer,
         OutputError as OutputError,
         PrecisionLost as PrecisionLost,
+        ServerFailed as ServerFailed,
         TrtoptError as TrtoptError,
         UnsupportedOperator as UnsupportedOperator,
         UnsupportedRequest as UnsupportedRequest,
@@ -112,6 +115,12 @@ if TYPE_CHECKING:
     from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
     from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
     from trtopt.runtime.timing import Spread as Spread, Timing as Timing
+    from trtopt.serving.repository import (
+        DeployedModel as DeployedModel,
+        Deployment as Deployment,
+        deploy_triton as deploy_triton,
+    )
+    from trtopt.serving.server import Server as Server, ServerEnd as ServerEnd, serve as serve
     from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
@@ -141,8 +150,10 @@ _HOMES = {
         "MissingDependency",
         "ModelError",
         "NoBackend",
+        "NoServer",
         "OutputError",
         "PrecisionLost",
+        "ServerFailed",
         "TrtoptError",
         "UnsupportedOperator",
         "UnsupportedRequest",
@@ -183,6 +194,8 @@ _HOMES = {
     "runtime.profiling": ("LayerTime", "LayerTimes"),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
+    "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
+    "serving.server": ("Server", "ServerEnd", "serve"),
     "workflow": ("PipelineResult", "pipeline"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

@@ -35,6 +35,7 @@ from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
+from trtopt.serving.request import DeployRequest, ServeRequest
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
@@ -603,6 +604,53 @@ def profile(result: Any, values: _Options) -> Iterator[str]:
 def doctor(report: Any, values: _Options) -> Iterator[str]:
     """Look for what is wrong with this host, and with a plan or a model on it. Exit status 1 if anything is."""
     return report.lines  # type: ignore[no-any-return]
+
+
+deploy = typer.Typer(
+    help="Write what a server needs to serve engines: for NVIDIA's Triton Inference Server, a model repository.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.callback()
+def _deploy() -> None:
+    """Keeps `triton` a command of its own, where typer would leave out the only one's name."""
+
+
+@_command(DeployRequest, "trtopt deploy triton model.engine --repo models", group=deploy, name="triton")
+def deploy_triton(result: Any, values: _Options) -> Iterator[str]:
+    """Write a model repository for Triton Inference Server: plan, configuration, labels, warm-up."""
+    for model in result.models:
+        state = f"version {model.version}" if model.changed else f"version {model.version}, up to date"
+        batches = (
+            f"batches of up to {model.max_batch_size}" if model.max_batch_size else f"no batches: {model.no_batches}"
+        )
+        yield f"{model.path}: {model.backend} backend, {state}; {batches}"
+        for note in model.notes:
+            yield f"  {note}"
+    yield f"trtopt serve {result.repo} serves it here"
+
+
+def _serve(values: _Options, reporter: Reporter) -> Any:
+    import trtopt
+
+    with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(lambda number: server.stop()):
+        reporter.note(
+            f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
+        )
+        return server.wait()
+
+
+@_command(ServeRequest, "trtopt serve model.engine --runtime onnxruntime", call=_serve)
+def serve(result: Any, values: _Options) -> Iterator[str]:
+    """Serve engines, or a model repository, by the tritonserver on this machine, until SIGTERM or Ctrl-C.
+
+    Exit status: 0 if it was stopped and has answered all that it had accepted, 3 if no tritonserver here can serve this (the
+    line for docker is printed), 1 if it didn't start, ended by itself, or had to be killed.
+    """
+    yield str(result)
 
 
 @dataclass(frozen=True)

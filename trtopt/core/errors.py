@@ -147,6 +147,16 @@ class Busy(DeviceError):
     """No room for a call within its time: a session's contexts or queue are taken."""
 
 
+class ServerFailed(_Listing, TrtoptError):
+    """A server for models didn't start, or a model in it didn't load; `parts` is what it said."""
+
+
+class NoServer(_Listing, MissingDependency):
+    """No server here can serve a repository; `parts` has the line that serves it in a container."""
+
+    exit_code = 3
+
+
 class WorkerDied(TrtoptError):
     """A process of a job list ended in the middle of a task."""
 

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 PATIENCE = 8.0  # seconds; `docker stop` kills after ten
@@ -36,6 +37,20 @@ def listen() -> None:
     os.set_blocking(arriving, False)
     signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(arrivals,), name="trtopt-stopping", daemon=True).start()
+
+
+@contextlib.contextmanager
+def handed_to(take: Callable[[int], object]) -> Iterator[None]:
+    """Within, `take` gets the signals' numbers and nothing is interrupted: a server ends in its time, with its own status."""
+    usual = {number: signal.signal(number, lambda number, frame: take(number)) for number in _listening}
+    arriving = signal.set_wakeup_fd(-1) if usual else -1
+    try:
+        yield
+    finally:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+        if usual:
+            signal.set_wakeup_fd(arriving, warn_on_full_buffer=False)
 
 
 def end() -> None:

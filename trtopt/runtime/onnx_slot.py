@@ -14,21 +14,26 @@ from trtopt.cuda.arrays import View, like_host
 from trtopt.cuda.tensors import Profile, Shape, Signature, Tensor, numpy_dtype, x
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.ort.runner import OnnxRunner
 
 
 class OnnxSlot:
-    """Runs an ONNX file on the CPU, node by node as it is written (Q/DQ included).
+    """Runs an ONNX file on the CPU. One with Q/DQ runs node by node as it is written: ONNX Runtime's fused INT8 kernels
+    saturate where a CPU lacks VNNI.
 
     Args:
         manifest: of the engine that was built from it: its profiles bound the shapes here, too.
+        threads: of one call; None: one per core.
 
     Raises:
         EngineMismatch: the file isn't the graph that the engine was built from.
         InvalidModel, MissingDependency: see `OnnxRunner`.
     """
 
-    def __init__(self, model: str | os.PathLike[str], manifest: Manifest | None = None) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str], manifest: Manifest | None = None, threads: int | None = None
+    ) -> None:
         loaded = load_model(model)
         if manifest is not None and manifest.graph != loaded.fingerprint:
             raise EngineMismatch(
@@ -38,7 +43,7 @@ class OnnxSlot:
         profiles = () if manifest is None else manifest.profiles
         inputs, outputs = (tuple(map(_tensor, items)) for items in (loaded.inputs, loaded.outputs))
         self.signature = Signature(inputs, outputs, tuple(_profile(item, inputs) for item in profiles))
-        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=False)
+        self._runner: OnnxRunner | None = OnnxRunner(model, optimize=not is_quantized(loaded.proto), threads=threads)
 
     own = 0  # there is no stream
 

@@ -122,6 +122,8 @@ class Session:
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
             library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
+        threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
+            each does more with its share of them, since threads that wait for others spin.
 
     Closing it, by `close` or `with`, frees everything and keeps what TensorRT-RTX compiled for the next process. One that is
     only let go of frees its memory, too, but writes no file.
@@ -146,12 +148,15 @@ class Session:
         graphs: int = 16,
         memory: str | int | None = None,
         trust_host_code: bool = False,
+        threads: int | None = None,
     ) -> None:
         choice(backend, BACKENDS, "backend")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
             if not isinstance(value, int) or value < least:
                 raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
         self.engine = existing_file(engine, "the engine")
+        if threads is not None and (backend != "onnxruntime" or not isinstance(threads, int) or threads < 1):
+            raise UsageError(f"threads is {threads!r}; a number of at least 1 is needed, with backend='onnxruntime'")
         onnx = self.engine.suffix == ".onnx"
         if onnx and backend != "onnxruntime":
             raise UsageError(
@@ -166,7 +171,7 @@ class Session:
         self._limit = _bytes(memory)
         self._plan_bytes = self.engine.stat().st_size
         if backend == "onnxruntime":
-            self._open_onnx()
+            self._open_onnx(threads)
         else:
             opened = open_gpus(
                 self.engine,
@@ -198,7 +203,7 @@ class Session:
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
 
-    def _open_onnx(self) -> None:
+    def _open_onnx(self, threads: int | None) -> None:
         self.backend = "onnxruntime"
         graph = self.engine
         if graph.suffix != ".onnx":
@@ -211,7 +216,7 @@ class Session:
             graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
         from trtopt.runtime.onnx_slot import OnnxSlot  # loads onnx, which a service on a GPU doesn't need
 
-        slot = OnnxSlot(graph, self.manifest)
+        slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
         self._slots: SlotPool[_Slot] = SlotPool(lambda number: slot, 1)
 
@@ -508,6 +513,15 @@ class Session:
         arrays = dict(inputs) if self.embedded is None else self.embedded.to_pixels(inputs)
         types = {item.name: item.dtype for item in self._signature.inputs}
         return {name: np.asarray(item).astype(types.get(name, item.dtype), copy=False) for name, item in arrays.items()}
+
+    def prepare(self, image: str | os.PathLike[str] | bytes | NDArray[np.uint8]) -> NDArray[Any]:
+        """One image as a sample of the input, without its batch axis: decoded and preprocessed as `run_images` does it.
+
+        Raises:
+            UsageError: as `preparation`; or it is nothing that holds an image.
+            DataError: it can't be decoded.
+        """
+        return pixels(image, 0, self.preparation())
 
     def run_prepared(self, samples: Sequence[NDArray[Any]], *, top: int = 5) -> list[list[Prediction]] | dict[str, Any]:
         """`run_images` on what `preparation` made of each image."""

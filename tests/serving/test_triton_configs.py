@@ -1,0 +1,455 @@
+"""Triton's configurations, read by the protobuf that NVIDIA publishes and held against the plans' own profiles."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper as helper
+import pytest
+
+import trtopt
+from trtopt.core.errors import NoServer, UsageError
+from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.engine.manifest import Manifest, manifest_path
+from trtopt.serving.config import Word, text
+from trtopt.serving.containers import CONTAINERS, container_for
+from trtopt.serving.interface import Interface, find_batching
+from trtopt.trt.plans import PlanHeader
+
+pb = pytest.importorskip("tritonclient.grpc.model_config_pb2", reason="tritonclient isn't installed")
+text_format = pytest.importorskip("google.protobuf.text_format")
+
+Tensors = Mapping[str, tuple[str, Sequence[int | str]]]
+IMAGES = {"x": ("float32", ("batch", 3, 8, 8))}
+LOGITS = {"y": ("float32", ("batch", 10))}
+ONE = ({"x": "1x3x8x8,8x3x8x8,32x3x8x8"},)
+
+
+def engine(
+    folder: Path,
+    inputs: Tensors = IMAGES,
+    outputs: Tensors = LOGITS,
+    profiles: Sequence[Mapping[str, str]] = ONE,
+    *,
+    version: str = "10.5.0.18",
+    family: str = "tensorrt10",
+    spec: Mapping[str, Any] | None = None,
+    content: bytes = b"plan",
+    **others: Any,
+) -> Path:
+    """A plan that holds nothing but its header, with a manifest that says this of it."""
+    path = folder / "net.engine"
+    path.write_bytes(b"ftrt" + bytes(20) + bytes(map(int, version.split("."))) + content)
+    Manifest(
+        generation={"family": family, "product": "TensorRT", "version": version, "gpu": None},
+        targets=[],
+        spec={"precision": "int8", **(spec or {})},
+        precision={"int8": 1, "fp16": 0, "fp32": 0, "total": 1},
+        precision_summary="",
+        layers=[],
+        kept=[],
+        inputs=[{"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in inputs.items()],
+        outputs=[{"name": name, "dtype": dtype, "shape": list(shape)} for name, (dtype, shape) in outputs.items()],
+        profiles=[dict(profile) for profile in profiles],
+        source={"path": None, "sha256": ""},
+        plan={"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
+        key="",
+        seconds=0.0,
+        trtopt="0",
+        **others,
+    ).save(path)
+    return path
+
+
+@pytest.fixture
+def deployed(tmp_path: Path) -> Callable[..., Any]:
+    """Deploys such an engine with Triton's TensorRT backend, and reads its configuration."""
+
+    def deploy(*arguments: Any, options: Mapping[str, Any] | None = None, **others: Any) -> Any:
+        path = engine(tmp_path, *arguments, **others)
+        [model] = trtopt.deploy_triton(path, repo=tmp_path / "repo", **(options or {})).models
+        assert (model.path / str(model.version) / "model.plan").read_bytes() == path.read_bytes()
+        config = text_format.Parse((model.path / "config.pbtxt").read_text(), pb.ModelConfig())
+        assert (config.name, config.max_batch_size) == ("net", model.max_batch_size)
+        assert bool(model.no_batches) == (model.max_batch_size == 0)
+        _check(config, json.loads(manifest_path(path).read_text()))
+        return config, model
+
+    return deploy
+
+
+def _check(config: Any, manifest: Mapping[str, Any]) -> None:
+    """What holds for every configuration: its tensors are the plan's, and what is warmed up fits a profile."""
+    batched = config.max_batch_size > 0
+    for entries, tensors in ((config.input, manifest["inputs"]), (config.output, manifest["outputs"])):
+        for entry, tensor in zip(entries, tensors, strict=True):
+            shape = [size if isinstance(size, int) else -1 for size in tensor["shape"]]
+            dims = list(entry.reshape.shape) if entry.HasField("reshape") else list(entry.dims)
+            assert (entry.name, [-1] * batched + dims) == (tensor["name"], shape)
+    profiles = [{name: ShapeRange.parse(item) for name, item in profile.items()} for profile in manifest["profiles"]]
+    ranges = profiles or [{}]
+    most = max((item.max[0] for profile in profiles for item in profile.values()), default=0)
+    assert not batched or config.max_batch_size <= most
+    for sample in config.model_warmup:
+        shapes = {
+            name: ([sample.batch_size] if batched else []) + ([] if _scalar(config, name) else list(item.dims))
+            for name, item in sample.inputs.items()
+        }
+        assert any(
+            all(
+                low <= size <= high
+                for name, shape in shapes.items()
+                if name in profile
+                for low, size, high in zip(profile[name].min, shape, profile[name].max, strict=True)
+            )
+            for profile in ranges
+        ), sample
+    for spec in config.optimization.cuda.graph_spec:
+        assert spec.batch_size <= config.max_batch_size
+        assert set(spec.input) == {entry.name for entry in config.input}
+
+
+def _scalar(config: Any, name: str) -> bool:
+    return any(entry.name == name and entry.HasField("reshape") for entry in config.input)
+
+
+def test_a_dynamic_batch(deployed: Callable[..., Any]) -> None:
+    config, model = deployed(options={"instances": 2, "max_delay": "500us"})
+    assert (config.backend, config.platform, config.default_model_filename) == (
+        "tensorrt",
+        "tensorrt_plan",
+        "model.plan",
+    )
+    assert config.max_batch_size == 32
+    assert list(config.dynamic_batching.preferred_batch_size) == [8, 32]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 500
+    [group] = config.instance_group
+    assert (group.count, group.kind, list(group.profile)) == (2, pb.ModelInstanceGroup.KIND_GPU, [])
+    assert config.optimization.cuda.graphs
+    assert [spec.batch_size for spec in config.optimization.cuda.graph_spec] == [8, 32]
+    assert [sample.batch_size for sample in config.model_warmup] == [1, 8, 32]
+    assert config.input[0].data_type == pb.TYPE_FP32
+    assert model.container == "24.10-py3"
+
+
+def test_a_fixed_batch(deployed: Callable[..., Any]) -> None:
+    config, model = deployed({"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ())
+    assert model.no_batches == "the first dimension of input 'x' is always 4"
+    assert not config.HasField("dynamic_batching")
+    assert list(config.input[0].dims) == [4, 3, 8, 8]
+    assert [(sample.batch_size, list(sample.inputs["x"].dims)) for sample in config.model_warmup] == [(0, [4, 3, 8, 8])]
+
+
+def test_several_profiles(deployed: Callable[..., Any]) -> None:
+    profiles = ({"x": "1x3x8x8,2x3x8x8,4x3x8x8"}, {"x": "5x3x8x8,16x3x8x8,64x3x8x8"})
+    config, _ = deployed(IMAGES, LOGITS, profiles)
+    assert config.max_batch_size == 64
+    assert list(config.instance_group[0].profile) == ["0", "1"]
+    assert [sample.batch_size for sample in config.model_warmup] == [1, 2, 4, 5, 16, 64]
+    assert list(config.dynamic_batching.preferred_batch_size) == [2, 4, 16, 64]
+
+
+def test_sizes_that_no_profile_takes_are_no_batches(deployed: Callable[..., Any]) -> None:
+    config, _ = deployed(IMAGES, LOGITS, ({"x": "1x3x8x8,2x3x8x8,4x3x8x8"}, {"x": "8x3x8x8,8x3x8x8,8x3x8x8"}))
+    assert config.max_batch_size == 4  # a batch of 5 fits neither
+
+
+def test_no_batch_of_one(deployed: Callable[..., Any]) -> None:
+    config, model = deployed(IMAGES, LOGITS, ({"x": "4x3x8x8,8x3x8x8,8x3x8x8"},))
+    assert "no profile takes a batch of 1; the smallest is 4" in model.no_batches
+    assert list(config.input[0].dims) == [-1, 3, 8, 8]
+
+
+def test_sequences(deployed: Callable[..., Any]) -> None:
+    ids = dict.fromkeys(("ids", "mask"), ("int64", ("batch", "sequence")))
+    outputs = {"hidden": ("float32", ("batch", "sequence", 384)), "pooled": ("float32", ("batch", 384))}
+    ranges = dict.fromkeys(ids, "1x8,8x64,32x256")
+    config, _ = deployed(ids, outputs, (ranges,))
+    assert [list(entry.dims) for entry in (*config.input, *config.output)] == [[-1], [-1], [-1, 384], [384]]
+    assert [{name: list(item.dims) for name, item in sample.inputs.items()} for sample in config.model_warmup] == [
+        {"ids": [size], "mask": [size]} for size in (8, 64, 256)
+    ]
+    graph = config.optimization.cuda.graph_spec[0]
+    assert (graph.batch_size, list(graph.input["ids"].dim)) == (8, [64])
+
+
+def test_a_number_for_each_sample(deployed: Callable[..., Any]) -> None:
+    config, _ = deployed({"x": ("float32", ("batch",))}, {"y": ("float32", ("batch",))}, ({"x": "1,8,32"},))
+    for entry in (config.input[0], config.output[0]):
+        assert (list(entry.dims), list(entry.reshape.shape)) == ([1], [])
+        assert entry.HasField("reshape")
+
+
+def test_a_scalar_without_batches_is_refused_as_triton_does(tmp_path: Path) -> None:
+    path = engine(tmp_path, IMAGES, {"y": ("float32", ())})
+    with pytest.raises(UsageError, match="'y' is a scalar, which Triton's TensorRT backend doesn't support"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "profiles", "why"),
+    [
+        (IMAGES, {"y": ("float32", (1, 10))}, ONE, "first dimension of output 'y' is always 1"),
+        (
+            {"x": ("float32", ("batch", 4)), "boxes": ("float32", ("boxes", 4))},
+            LOGITS,
+            ({"x": "1x4,2x4,4x4", "boxes": "1x4,2x4,4x4"},),
+            "different names: batch, boxes",
+        ),
+        (
+            {"x": ("float32", (-1, 4)), "z": ("float32", (-1, 4))},
+            LOGITS,
+            ({"x": "1x4,2x4,4x4", "z": "1x4,2x4,8x4"},),
+            "different ranges in profile 0",
+        ),
+        (
+            IMAGES,
+            {"found": ("int64", ("detections", 7))},
+            ONE,
+            "output 'found' follows the batch can't be tried out here",
+        ),
+        (IMAGES, LOGITS, ({"x": "1x3x8x8,1x3x8x8,1x3x8x8"},), "no profile takes more than one sample"),
+    ],
+)
+def test_what_shares_no_batch(
+    deployed: Callable[..., Any], inputs: Tensors, outputs: Tensors, profiles: Any, why: str
+) -> None:
+    _, model = deployed(inputs, outputs, profiles)
+    assert why in model.no_batches
+
+
+def test_whether_an_output_follows_the_batch_is_tried_where_names_do_not_say() -> None:
+    inputs = (TensorInfo("x", "float32", ("p.0", 4)),)
+    profile = {"x": ShapeRange((1, 4), (2, 4), (8, 4))}
+
+    def follows(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"y": given["x"]}
+
+    def detects(given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"y": np.zeros((0, 4), np.float32)}
+
+    interface = Interface(inputs, (TensorInfo("y", "float32", ("p.7", 4)),), (profile,))
+    assert find_batching(interface, follows) == (8, "")
+    assert find_batching(interface, detects) == (0, "output 'y' has shape 0x4 for a batch of 1")
+
+
+def test_types_are_those_of_the_plan(deployed: Callable[..., Any]) -> None:
+    ids = {"ids": ("int64", ("batch", 8)), "x": ("float32", ("batch", 4))}
+    ranges = ({"ids": "1x8,2x8,4x8", "x": "1x4,2x4,4x4"},)
+    config, _ = deployed(ids, LOGITS, ranges, family="tensorrt8", version="8.6.1.6", spec={"io_fp32": False})
+    assert [entry.data_type for entry in (*config.input, *config.output)] == [pb.TYPE_INT32, pb.TYPE_FP16, pb.TYPE_FP16]
+    config, _ = deployed(ids, LOGITS, ranges, spec={"precision": "bf16", "io_fp32": False}, options={"overwrite": True})
+    assert [entry.data_type for entry in (*config.input, *config.output)] == [pb.TYPE_INT64, pb.TYPE_BF16, pb.TYPE_BF16]
+
+
+def test_values_that_decide_shapes(deployed: Callable[..., Any]) -> None:
+    inputs = {"x": ("float32", (1, 3, -1, -1)), "size": ("int64", (2,))}
+    config, model = deployed(
+        inputs, {"y": ("float32", (1, 3, -1, -1))}, ({"x": "1x3x8x8,1x3x8x8,1x3x16x16", "size": "8x8,16x16,32x32"},)
+    )
+    assert [entry.is_shape_tensor for entry in config.input] == [False, True]
+    assert not config.model_warmup
+    assert any("no warm-up" in note for note in model.notes)
+
+
+def test_class_names_become_labels(deployed: Callable[..., Any]) -> None:
+    names = [f"class {number}" for number in range(10)]
+    names[3] = "a\nb"
+    config, model = deployed(classes=names, output_kinds={"y": "classes"})
+    assert config.output[0].label_filename == "labels.txt"
+    lines = (model.path / "labels.txt").read_text().splitlines()
+    assert (len(lines), lines[3], lines[9]) == (10, "a b", "class 9")
+
+
+def test_types_that_triton_lacks_are_refused(tmp_path: Path) -> None:
+    path = engine(tmp_path, {"x": ("float8_e4m3fn", ("batch", 4))}, LOGITS, ({"x": "1x4,2x4,4x4"},))
+    with pytest.raises(UsageError, match="'x' is float8_e4m3fn; Triton takes bool"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo")
+    assert not (tmp_path / "repo").exists()
+
+
+def test_names_of_any_kind_come_back_from_the_text() -> None:
+    name = 'a "b" \\ c\n\tü/0'
+    message = {"name": name, "input": [{"name": name, "data_type": Word("TYPE_INT8"), "dims": [-1, 3]}], "output": []}
+    config = text_format.Parse(text(message), pb.ModelConfig())
+    assert (config.name, config.input[0].name, list(config.input[0].dims)) == (name, name, [-1, 3])
+
+
+# Containers --------------------------------------------------------------------------------------------------------------
+
+
+def test_every_container_is_cited() -> None:
+    assert all(item.source.startswith("https://") for item in CONTAINERS)
+    assert len({item.tag for item in CONTAINERS}) == len(CONTAINERS)
+
+
+@pytest.mark.parametrize(
+    ("product", "version", "compatible", "tag"),
+    [
+        ("TensorRT", "8.6.1.2", False, "23.05-py3"),
+        ("TensorRT", "8.6.1.6", False, None),  # "expecting library version 8.6.1.2 got 8.6.1.6"
+        ("TensorRT", "10.8.0.43", False, "25.01-py3"),
+        ("TensorRT", "10.3.0.26", False, None),
+        ("TensorRT", "10.3.0.26", True, "25.01-py3"),
+        ("TensorRT", "10.16.1.11", True, None),
+        ("TensorRT", "11.4.0.1", True, None),
+        ("TensorRT-RTX", "1.7.1.116", False, None),
+    ],
+)
+def test_a_container_is_named_only_where_its_tensorrt_is_known(
+    product: str, version: str, compatible: bool, tag: str | None
+) -> None:
+    container, said = container_for(PlanHeader(product, version), version_compatible=compatible)
+    assert (container.tag if container else None) == tag
+    assert container is None or container.source in said
+    assert container is not None or "support-matrix" in said or "backend='python'" in said
+
+
+# Repositories ------------------------------------------------------------------------------------------------------------
+
+
+def _state(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}
+
+
+def test_what_is_unchanged_is_left_alone_and_a_changed_plan_is_a_new_version(tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    first = trtopt.deploy_triton(engine(tmp_path), repo=repo).models[0]
+    before = _state(repo)
+    again = trtopt.deploy_triton(engine(tmp_path), repo=repo).models[0]
+    assert ((first.version, first.changed), (again.version, again.changed)) == ((1, True), (1, False))
+    assert _state(repo) == before
+    changed = trtopt.deploy_triton(engine(tmp_path, content=b"another"), repo=repo).models[0]
+    assert (changed.version, changed.changed) == (2, True)
+    assert {name: _state(repo)[name] for name in before if "/1" in name} == {
+        name: state for name, state in before.items() if "/1" in name
+    }
+
+
+def test_a_configuration_is_not_overwritten_unless_asked_for(tmp_path: Path) -> None:
+    path, repo = engine(tmp_path), tmp_path / "repo"
+    config = trtopt.deploy_triton(path, repo=repo).models[0].path / "config.pbtxt"
+    mine = config.read_text().replace("max_batch_size: 32", "max_batch_size: 16")
+    config.write_text(mine)
+    engine(tmp_path, content=b"another")
+    with pytest.raises(UsageError, match=r"-max_batch_size: 16; \+max_batch_size: 32.*`overwrite=True` replaces it"):
+        trtopt.deploy_triton(path, repo=repo)
+    assert config.read_text() == mine
+    assert not (config.parent / "2").exists()
+    [model] = trtopt.deploy_triton(path, repo=repo, overwrite=True).models
+    assert "max_batch_size: 32" in config.read_text()
+    assert any("replaced" in note for note in model.notes)
+
+
+def test_nothing_is_linked_to_what_lies_outside(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    path = engine(tmp_path / "elsewhere")
+    link = tmp_path / "net.engine"
+    link.symlink_to(path)
+    manifest_path(link).symlink_to(manifest_path(path))
+    [model] = trtopt.deploy_triton(link, repo=tmp_path / "repo").models
+    plan = model.path / "1" / "model.plan"
+    assert not plan.is_symlink()
+    assert plan.stat().st_nlink == 1  # writing into the engine doesn't change what is served
+
+
+def test_several_engines_are_all_refused_before_the_first_is_written(tmp_path: Path) -> None:
+    good = engine(tmp_path)
+    (tmp_path / "other").mkdir()
+    bad = engine(tmp_path / "other", IMAGES, {"y": ("float32", ())}).rename(tmp_path / "bad.engine")
+    manifest_path(tmp_path / "other" / "net.engine").rename(manifest_path(bad))
+    with pytest.raises(UsageError, match="scalar"):
+        trtopt.deploy_triton([good, bad], repo=tmp_path / "repo")
+    assert not (tmp_path / "repo").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"backend": "onnxruntime"}, "allowed: tensorrt, python"),
+        ({"name": "../x"}, "can't be a model's name"),
+        ({"name": ""}, None),
+        ({"instances": 0}, "at least 1"),
+        ({"max_delay": "soon"}, "length of time"),
+        ({"runtime": "rtx"}, "`runtime=` is for `backend='python'`"),
+        ({"from_images": True}, "`from_images=` is for `backend='python'`"),
+        ({"backend": "python", "from_images": True}, "its manifest has no preprocessing"),
+        ({"backend": "python", "runtime": "onnxruntime"}, "build with `save_onnx=`"),
+    ],
+)
+def test_options_that_can_not_be_right(tmp_path: Path, options: Mapping[str, Any], said: str | None) -> None:
+    path = engine(tmp_path)
+    if said is None:
+        assert trtopt.deploy_triton(path, repo=tmp_path / "repo", **options).models[0].name == "net"
+        return
+    with pytest.raises(UsageError, match=said.replace("(", r"\(")):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo", **options)
+    assert not (tmp_path / "repo").exists()
+
+
+def test_a_plan_of_rtx_is_for_the_python_backend(tmp_path: Path) -> None:
+    path = engine(tmp_path)
+    path.write_bytes(b"vtrt" + path.read_bytes()[4:])
+    found = json.loads(manifest_path(path).read_text())
+    found["plan"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest_path(path).write_text(json.dumps(found))
+    with pytest.raises(UsageError, match=r"TensorRT backend can't read: give `backend='python'`"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo")
+    [model] = trtopt.deploy_triton(path, repo=tmp_path / "repo", backend="python").models
+    config = text_format.Parse((model.path / "config.pbtxt").read_text(), pb.ModelConfig())
+    assert config.instance_group[0].kind == pb.ModelInstanceGroup.KIND_GPU
+    assert {key: item.string_value for key, item in config.parameters.items()} == {
+        "engine": "net.engine",
+        "runtime": "auto",
+    }
+
+
+def test_an_onnx_file_is_served_with_its_external_weights(tmp_path: Path) -> None:
+    weights = onnx.numpy_helper.from_array(np.ones((4, 300), np.float32), "w")
+    shapes = (("x", ["batch", 4]), ("y", ["batch", 300]))
+    given, result = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in shapes)
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [given], [result], [weights])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="m.weights", size_threshold=0)
+    with pytest.raises(UsageError, match=r"`backend='python'` and `runtime='onnxruntime'`"):
+        trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo")
+    options: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
+    [deployed] = trtopt.deploy_triton(tmp_path / "m.onnx", repo=tmp_path / "repo", **options).models
+    assert sorted(path.name for path in (deployed.path / "1").iterdir()) == ["m.onnx", "m.weights", "model.py"]
+    with trtopt.Session(deployed.path / "1" / "m.onnx", backend="onnxruntime") as session:
+        assert session.run({"x": np.ones((2, 4), np.float32)})["y"].tolist() == [[4.0] * 300] * 2
+    assert deployed.max_batch_size == 32
+
+
+def test_a_server_that_lacks_tensorrt_says_the_container_that_reads_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "server"
+    (installed / "bin").mkdir(parents=True)
+    (installed / "bin" / "tritonserver").touch()
+    (installed / "backends" / "python").mkdir(parents=True)
+    monkeypatch.setenv("TRITON_SERVER", str(installed))
+    with pytest.raises(NoServer) as raised:
+        trtopt.serve(
+            engine(tmp_path),
+            repo=tmp_path / "repo",
+            backend="tensorrt",
+            http_port=18540,
+            grpc_port=18541,
+            metrics_port=18542,
+        )
+    assert "has no tensorrt backend" in str(raised.value)
+    assert "nvcr.io/nvidia/tritonserver:24.10-py3 tritonserver --model-repository=/models" in str(raised.value)
+    assert raised.value.exit_code == 3
+
+
+def test_what_a_repository_says_itself_is_no_option_of_serving_it(tmp_path: Path) -> None:
+    trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
+    with pytest.raises(UsageError, match="`instances=` is for engines"):
+        trtopt.serve(tmp_path / "repo", instances=2)

@@ -1,0 +1,517 @@
+"""Repositories of the Python backend on a real tritonserver, without a GPU: unmodified clients, every answer Session's own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.helper as helper
+import pytest
+from graphs import rapidocr
+
+import trtopt
+from trtopt.core.errors import NoServer, ServerFailed, UsageError
+from trtopt.core.values import TensorInfo
+from trtopt.recipes.loader import known_recipes
+from trtopt.serving.server import VARIABLE, find_server
+
+http = pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
+grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient isn't installed")
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: E402
+
+ON_CPU: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
+
+
+def _why_not() -> str:
+    """Why no tritonserver can run here; empty if one can."""
+    name, version = platform.libc_ver()
+    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
+        return f"tritonserver needs glibc 2.35; this is {name} {version}"
+    if platform.machine() != "x86_64":
+        return f"tritonserver's wheel is for x86-64; this is {platform.machine()}"
+    return "" if find_server() else "no tritonserver here; scripts/test installs one"
+
+
+pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "-")
+
+
+def ports() -> dict[str, int]:
+    """Three that are free."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        names = ("http_port", "grpc_port", "metrics_port")
+        return {name: item.getsockname()[1] for name, item in zip(names, sockets, strict=True)}
+
+
+def network(path: Path, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *nodes: Any) -> Path:
+    """An ONNX file; tensors by name: NumPy type and shape."""
+    made = [
+        [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
+            for name, (dtype, shape) in tensors.items()
+        ]
+        for tensors in (inputs, outputs)
+    ]
+    graph = helper.make_graph(list(nodes), "g", *made)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+TYPES = ("float32", "float16", "float64", "int8", "int32", "int64", "uint8", "bool")
+
+
+def networks(folder: Path) -> dict[str, Path]:
+    """Small ones: a network for each type, several inputs, scalars, a fixed batch, one that fails for some values."""
+    node = helper.make_node
+    made = {
+        dtype: network(
+            folder / f"{dtype}.onnx", {"x": (dtype, ["n", 3])}, {"y": (dtype, ["n", 3])}, node("Identity", ["x"], ["y"])
+        )
+        for dtype in TYPES
+    }
+    made["two"] = _two(folder / "two.onnx")
+    made["scalar"] = network(
+        folder / "scalar.onnx",
+        {"x": ("float32", ["n", 4])},
+        {"y": ("float32", [])},
+        node("ReduceSum", ["x"], ["y"], keepdims=0),
+    )
+    made["fixed"] = network(
+        folder / "fixed.onnx", {"x": ("float32", [2, 4])}, {"y": ("float32", [2, 4])}, node("Neg", ["x"], ["y"])
+    )
+    made["picky"] = _picky(folder / "picky.onnx")
+    return made
+
+
+def _two(path: Path) -> Path:
+    node = helper.make_node
+    return network(
+        path,
+        {"a": ("float32", ["n", 4]), "i": ("int64", ["n"])},
+        {"sum": ("float32", ["n", 4]), "twice": ("int64", ["n"])},
+        node("Constant", [], ["one"], value_ints=[1]),
+        node("Cast", ["i"], ["c"], to=1),
+        node("Unsqueeze", ["c", "one"], ["u"]),
+        node("Add", ["a", "u"], ["sum"]),
+        node("Add", ["i", "i"], ["twice"]),
+    )
+
+
+def _picky(path: Path) -> Path:
+    """Takes rows of a table: an index beyond it is an error of the runtime."""
+    table = onnx.numpy_helper.from_array(np.arange(8, dtype=np.float32), "table")
+    network(
+        path,
+        {"i": ("int64", ["n", 1])},
+        {"y": ("float32", ["n", 1])},
+        helper.make_node("Gather", ["table", "i"], ["y"]),
+    )
+    model = onnx.load(path)
+    model.graph.initializer.append(table)
+    onnx.save(model, path)
+    return path
+
+
+def png(height: int, width: int, kind: str = "PNG", seed: int = 0) -> bytes:
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)).save(content, kind)
+    return content.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("serving")
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path, lite0: Path) -> dict[str, Path]:
+    return {**networks(folder), "photos": lite0 / "int8.engine"}
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, files: Mapping[str, Path]) -> Iterator[Any]:
+    for name, path in files.items():
+        trtopt.deploy_triton(path, repo=folder / "repo", name=name, from_images=name == "photos", **ON_CPU)
+    with trtopt.serve(folder / "repo", **ports()) as running:
+        yield running
+
+
+class Client:
+    """tritonclient, HTTP or gRPC, by arrays."""
+
+    def __init__(self, module: Any, url: str) -> None:
+        self.module, self.client = module, module.InferenceServerClient(url)
+
+    def infer(
+        self,
+        model: str,
+        arrays: Mapping[str, Any],
+        *,
+        binary: bool = True,
+        outputs: Mapping[str, int] | None = None,
+        **options: Any,
+    ) -> Any:
+        plain = {} if self.module is grpc else {"binary_data": binary}
+        inputs = []
+        for name, array in arrays.items():
+            item = self.module.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+            item.set_data_from_numpy(array, **plain)
+            inputs.append(item)
+        wanted = [
+            self.module.InferRequestedOutput(name, class_count=count, **plain)
+            for name, count in (outputs or {}).items()
+        ]
+        return self.client.infer(model, inputs, outputs=wanted or None, **options)
+
+
+@pytest.fixture(scope="module", params=["http", "grpc"])
+def client(request: pytest.FixtureRequest, server: Any) -> Iterator[Client]:
+    module = http if request.param == "http" else grpc
+    made = Client(module, getattr(server, request.param))
+    yield made
+    made.client.close()
+
+
+def _wanted(path: Path, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    with trtopt.Session(path, backend="onnxruntime") as session:
+        return session.run(arrays)
+
+
+def _equal(answer: Any, wanted: Mapping[str, Any]) -> None:
+    for name, array in wanted.items():
+        found = answer.as_numpy(name)
+        assert (found.dtype, found.tobytes()) == (array.dtype, array.tobytes())
+        assert found.size == array.size
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_type_comes_back_as_session_gives_it(client: Client, files: Mapping[str, Path], dtype: str) -> None:
+    x = (np.random.default_rng(0).random((5, 3)) * 100).astype(dtype)
+    _equal(client.infer(dtype, {"x": x}), _wanted(files[dtype], {"x": x}))
+
+
+@pytest.mark.parametrize("dtype", sorted({*TYPES} - {"float16"}))  # JSON has no float16
+def test_json_tensors_give_the_same(server: Any, files: Mapping[str, Path], dtype: str) -> None:
+    x = (np.random.default_rng(1).random((2, 3)) * 100).astype(dtype)
+    answer = Client(http, server.http).infer(dtype, {"x": x}, binary=False, outputs={"y": 0})
+    if dtype == "float64":  # tritonserver reads their last digit inexactly
+        np.testing.assert_array_max_ulp(answer.as_numpy("y"), x, 2)
+    else:
+        _equal(answer, _wanted(files[dtype], {"x": x}))
+
+
+def test_several_inputs_and_numbers_of_each_sample(client: Client, files: Mapping[str, Path]) -> None:
+    arrays = {"a": np.random.default_rng(0).random((3, 4), np.float32), "i": np.array([1, -2, 3])}
+    wanted = _wanted(files["two"], arrays)
+    answer = client.infer("two", {**arrays, "i": arrays["i"][:, None]})  # as one of one element
+    _equal(answer, wanted)
+    assert answer.as_numpy("twice").shape == (3, 1)
+    only = client.infer("two", {**arrays, "i": arrays["i"][:, None]}, outputs={"twice": 0})
+    assert only.as_numpy("sum") is None
+
+
+def test_scalars_and_fixed_batches(client: Client, files: Mapping[str, Path]) -> None:
+    x = np.random.default_rng(0).random((2, 4), np.float32)
+    for model in ("scalar", "fixed"):
+        _equal(client.infer(model, {"x": x}), _wanted(files[model], {"x": x}))
+
+
+def test_images_in_and_classes_out(client: Client, files: Mapping[str, Path]) -> None:
+    image = png(300, 200)
+    with trtopt.Session(files["photos"], backend="onnxruntime") as session:
+        wanted = session.run({"input": session.prepare(image)[None]})
+        [best] = session.run_images([image], top=3)
+    row = np.frombuffer(image, np.uint8)[None]
+    _equal(client.infer("photos", {"image": row}), wanted)
+    [classes] = client.infer("photos", {"image": row}, outputs={"logits": 3}).as_numpy("logits")
+    assert [text.decode().split(":", 2)[1:] for text in classes] == [[str(item.index), item.name] for item in best]
+
+
+def test_images_of_one_request_are_rows_filled_up_with_zeros(client: Client) -> None:
+    images = [png(30, 20, "JPEG", 1), png(64, 48, "PNG", 2)]
+    rows = np.zeros((2, max(map(len, images))), np.uint8)
+    for row, image in zip(rows, images, strict=True):
+        row[: len(image)] = np.frombuffer(image, np.uint8)
+    together = client.infer("photos", {"image": rows}).as_numpy("logits")
+    apart = [
+        client.infer("photos", {"image": np.frombuffer(image, np.uint8)[None]}).as_numpy("logits")[0]
+        for image in images
+    ]
+    assert together.argmax(1).tolist() == [scores.argmax() for scores in apart]
+
+
+X = np.zeros((1, 3), np.float32)
+REFUSED: list[tuple[str, Any, dict[str, Any], str, int]] = [
+    ("float32", {"x": X.astype(np.float64)}, {}, "expects 'FP32'", 400),
+    ("photos", {"image": np.zeros((1, 100), np.float32)}, {}, "expects 'UINT8'", 400),
+    ("float32", {"z": X}, {}, "unexpected inference input 'z'", 400),
+    ("float32", {"x": X, "z": X}, {}, "expected 1 inputs but got 2", 400),
+    ("two", {"a": np.zeros((1, 4), np.float32)}, {}, "missing required input(s) ['i']", 400),
+    ("float32", {"x": X[0]}, {}, "unexpected shape for input 'x'", 400),
+    ("float32", {"x": X[:, :2]}, {}, "Expected [-1,3], got [1,2]", 400),
+    ("float32", {"x": np.zeros((33, 3), np.float32)}, {}, "batch-size must be <= 32", 400),
+    ("float32", {"x": X[:0]}, {}, "byte size mismatch", 400),
+    ("fixed", {"x": np.zeros((3, 4), np.float32)}, {}, "Expected [2,4], got [3,4]", 400),
+    (
+        "two",
+        {"a": np.zeros((2, 4), np.float32), "i": np.zeros((1, 1), np.int64)},
+        {},
+        "does not match other inputs",
+        400,
+    ),
+    ("float32", {"x": X}, {"outputs": {"nothing": 0}}, "unexpected inference output 'nothing'", 400),
+    ("absent", {"x": X}, {}, "unknown model: 'absent'", 404),
+    ("float32", {"x": X}, {"model_version": "7"}, "version 7 is not found", 404),
+    ("photos", {"image": np.zeros((1, 100), np.uint8)}, {}, "isn't an image that can be decoded", 400),
+    ("photos", {"image": np.zeros((1, 0), np.uint8)}, {}, "the file is empty", 400),
+    ("photos", {"image": np.frombuffer(png(60, 40), np.uint8)[None, :500]}, {}, "cut off before its end", 400),
+    ("picky", {"i": np.full((1, 1), 99)}, {}, "picky.onnx", 500),
+]
+STATUS = {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND", 500: "StatusCode.INTERNAL"}
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_is_wrong_is_refused_and_said(client: Client, number: int) -> None:
+    model, arrays, options, said, status = REFUSED[number]
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer(model, arrays, **options)
+    assert said in str(raised.value.message())
+    assert raised.value.status() == (str(status) if client.module is http else STATUS[status])
+
+
+def test_one_bad_request_of_a_batch_is_nobody_elses_fault(server: Any) -> None:
+    answers: dict[int, Any] = {}
+
+    def ask(index: int) -> None:
+        own = Client(http, server.http)
+        try:
+            answers[index] = own.infer("picky", {"i": np.full((1, 1), index)}).as_numpy("y").item()
+        except InferenceServerException as error:
+            answers[index] = error.status()
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in (0, 1, 2, 3, 99, 4, 5, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {**{index: float(index) for index in range(7)}, 99: "500"}
+
+
+def test_requests_that_come_together_run_as_batches(server: Any) -> None:
+    def statistics() -> tuple[int, int]:
+        [found] = http.InferenceServerClient(server.http).get_inference_statistics("photos")["model_stats"]
+        return found["inference_count"], found["execution_count"]
+
+    before, image = statistics(), np.frombuffer(png(40, 40), np.uint8)[None]
+    threads = [
+        threading.Thread(target=lambda: Client(http, server.http).infer("photos", {"image": image})) for _ in range(24)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    after = statistics()
+    assert after[0] - before[0] == 24
+    assert after[1] - before[1] < 24
+
+
+def test_it_listens_on_this_machine_alone_and_counts(server: Any) -> None:
+    with urllib.request.urlopen(f"http://{server.metrics}/metrics") as answer:
+        assert b"nv_inference_request_success" in answer.read()
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    listening = {place for _, place, _, state, *_ in lines if state == "0A"}
+    for address in (server.http, server.grpc, server.metrics):
+        port = f"{int(address.rpartition(':')[2]):04X}"
+        hosts = {place.partition(":")[0] for place in listening if place.endswith(f":{port}")}
+        assert hosts
+        assert all(host.endswith("0100007F") for host in hosts)  # 127.0.0.1, also as an IPv6 address
+
+
+# Models of the recipes ---------------------------------------------------------------------------------------------------
+
+
+def _samples(info: TensorInfo, sizes: Mapping[str, int]) -> Any:
+    shape = [2, *(size if isinstance(size, int) and size > 0 else sizes["rest"] for size in info.shape[1:])]
+    random = np.random.default_rng(0)
+    return random.integers(0, 2, shape) if info.dtype == "int64" else random.random(shape, np.float32)
+
+
+@pytest.fixture(scope="module")
+def recipes(folder: Path, exported: Callable[[str], Path]) -> Iterator[tuple[Any, dict[str, Path]]]:
+    """All recipes' models in one repository, and a server on it."""
+    models = {name: rapidocr("det") if name == "rapidocr-det" else exported(name) for name in known_recipes()}
+    for name, model in models.items():
+        trtopt.deploy_triton(model, repo=folder / "recipes", name=name, **ON_CPU)
+    with trtopt.serve(folder / "recipes", **ports()) as running:
+        yield running, models
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_recipe_is_served_as_session_runs_it(recipes: tuple[Any, dict[str, Path]], name: str) -> None:
+    running, models = recipes
+    with trtopt.Session(models[name], backend="onnxruntime") as session:
+        arrays = {info.name: _samples(info, {"rest": 64}) for info in session.inputs}
+        wanted = session.run(arrays)
+    for made in (Client(http, running.http), Client(grpc, running.grpc)):
+        _equal(made.infer(name, arrays), wanted)
+
+
+# Starting and ending -----------------------------------------------------------------------------------------------------
+
+
+def _command(*arguments: str | Path, **places: int) -> list[str]:
+    options = [text for name, port in places.items() for text in (f"--{name.replace('_', '-')}", str(port))]
+    return [sys.executable, "-m", "trtopt", "serve", *map(str, arguments), "--runtime", "onnxruntime", *options]
+
+
+def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
+    deadline = time.monotonic() + 120
+    while b"ready: HTTP" not in log.read_bytes():
+        assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_accepted_requests_end(tmp_path: Path, number: int) -> None:
+    path = network(
+        tmp_path / "slow.onnx",
+        {"x": ("float32", ["n", 900, 900])},
+        {"y": ("float32", ["n", 900, 900])},
+        *(helper.make_node("MatMul", [f"t{index}" if index else "x", "x"], [f"t{index + 1}"]) for index in range(30)),
+        helper.make_node("Identity", ["t30"], ["y"]),
+    )
+    places = ports()
+    process = _started(_command(path, **places), tmp_path / "log")
+    answers: list[Any] = []
+
+    def ask() -> None:
+        client = http.InferenceServerClient(f"127.0.0.1:{places['http_port']}", network_timeout=120)
+        item = http.InferInput("x", [4, 900, 900], "FP32")
+        item.set_data_from_numpy(np.zeros((4, 900, 900), np.float32))
+        answers.append(client.infer("slow", [item]).as_numpy("y").shape)
+
+    asking = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    time.sleep(0.7)  # sent, and not yet answered
+    os.kill(process.pid, number)
+    for thread in asking:
+        thread.join()
+    out, _ = process.communicate(timeout=60)
+    assert answers == [(4, 900, 900)] * 2
+    assert (process.returncode, out) == (0, b"stopped; every accepted request was answered\n")
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", places["http_port"])).close()
+
+
+def test_nobody_else_unloads_models(server: Any) -> None:
+    with pytest.raises(InferenceServerException, match="restricted") as raised:
+        http.InferenceServerClient(server.http).unload_model("float32")
+    assert raised.value.status() == "403"
+    with pytest.raises(InferenceServerException, match="restricted"):
+        grpc.InferenceServerClient(server.grpc).unload_model("float32")
+    assert http.InferenceServerClient(server.http).is_model_ready("float32")
+
+
+def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, files: Mapping[str, Path]) -> None:
+    places = ports()
+    process = _started(_command(files["float32"], **places), tmp_path / "log")
+    said: list[str] = []
+
+    def ask() -> None:
+        client = Client(http, f"127.0.0.1:{places['http_port']}")
+        while True:
+            try:
+                client.infer("float32", {"x": np.zeros((1, 3), np.float32)})
+            except InferenceServerException as error:  # noqa: PERF203  (the last one)
+                said.append(f"{error.status()} {error.message()}")
+                return
+
+    asking = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in asking:
+        thread.start()
+    time.sleep(0.5)
+    process.terminate()
+    for thread in asking:
+        thread.join()
+    assert process.wait(60) == 0
+    assert said == ["404 Request for unknown model: 'float32' has no available versions"] * 8
+
+
+def test_a_server_that_ends_by_itself_is_told(tmp_path: Path, files: Mapping[str, Path]) -> None:
+    process = _started([*_command(files["float32"], **ports()), "--json"], tmp_path / "log")
+    [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert json.loads(out) == {"ok": False, "stopped": False, "status": -9, "answered": False}
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path: Path, files: Mapping[str, Path]) -> None:
+    [model] = trtopt.deploy_triton(files["float32"], repo=tmp_path, name="m", **ON_CPU).models
+    (model.path / "1" / "float32.onnx").write_bytes(b"damaged")
+    with pytest.raises(ServerFailed, match="failed to load 'm' version 1"):
+        trtopt.serve(tmp_path, **ports())
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path, server: Any) -> None:
+    used = {**ports(), "http_port": int(server.http.rpartition(":")[2])}
+    with pytest.raises(ServerFailed, match=r"can't listen on 127\.0\.0\.1:\d+: .*give another `http_port=`"):
+        trtopt.serve(server.repo, **used)
+    with urllib.request.urlopen(f"http://{server.http}/v2/health/ready") as answer:
+        assert answer.status == 200
+
+
+def test_without_a_server_the_line_for_docker_is_the_answer(
+    tmp_path: Path, files: Mapping[str, Path], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr("trtopt.serving.server.find_server", lambda given: None)
+    with pytest.raises(NoServer) as raised:
+        trtopt.serve(files["float32"], repo=tmp_path / "repo", http_port=9000, **ON_CPU)
+    line = next(line for line in raised.value.lines if line.strip().startswith("docker run"))
+    assert f"-p 127.0.0.1:9000:8000 -p 127.0.0.1:8001:8001 -p 127.0.0.1:8002:8002 -v {tmp_path}/repo:/models:ro" in line
+    assert raised.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"http_port": 8001}, "three different ports"),
+        ({"grpc_port": 70000}, "`grpc_port=` is 70000"),
+        ({"drain": "0s"}, "at least 1s"),
+        ({"server": "nowhere"}, "there is no tritonserver in nowhere"),
+    ],
+)
+def test_options_that_can_not_be_right(server: Any, options: Mapping[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        trtopt.serve(server.repo, **options)
+
+
+def test_a_folder_without_models_is_no_repository(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no model repository"):
+        trtopt.serve(tmp_path)

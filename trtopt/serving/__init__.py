@@ -1,0 +1,1 @@
+"""Engines behind Triton Inference Server: model repositories, and a server on one."""

@@ -1,0 +1,187 @@
+"""What an engine takes and gives, as Triton has to be told it: types, shapes, profiles, and whether it takes batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from trtopt.core.errors import TrtoptError, UsageError
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone
+from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, x
+from trtopt.data.convert import numpy_dtype
+from trtopt.engine.manifest import Manifest
+from trtopt.graph.io import load_model
+from trtopt.runtime.session import Session
+
+_NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Inputs and outputs, and the ranges of the inputs.
+
+    Attributes:
+        profiles: ranges of all inputs, one entry a profile; empty where nothing is known of them.
+        bounded: the profiles are the engine's own; otherwise they are a guess, and more than they say is taken.
+        values: inputs whose ranges are those of their values, not of their shapes.
+    """
+
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    profiles: tuple[Profile, ...]
+    bounded: bool = True
+    values: frozenset[str] = frozenset()
+
+
+class Batching(NamedTuple):
+    """The largest batch that Triton may put together; 0: none, and why."""
+
+    most: int
+    why: str = ""
+
+
+def read_interface(
+    engine: Path, manifest: Manifest | None, runtime: str, *, trust_host_code: bool = False
+) -> Interface:
+    """The interface of a plan, or of the graph that stands in for it.
+
+    Raises:
+        UsageError: there is no manifest, and no GPU to ask the plan itself.
+    """
+    if runtime == "onnxruntime":
+        kept = engine if manifest is None else engine.parent / str(manifest.graph_file)
+        model = load_model(kept, lazy=True)
+        return _ranged(model.inputs, model.outputs, manifest)
+    if manifest is not None:
+        return _ranged(
+            tuple(_as_built(TensorInfo(**item), manifest) for item in manifest.inputs),
+            tuple(_as_built(TensorInfo(**item), manifest) for item in manifest.outputs),
+            manifest,
+        )
+    try:
+        with Session(engine, trust_host_code=trust_host_code) as session:
+            return Interface(session.inputs, session.outputs, session.profiles)
+    except TrtoptError as error:
+        raise UsageError(
+            f"{engine} has no manifest beside it ({engine.name}.json), and the plan can't be asked what it takes: {error}"
+        ) from error
+
+
+def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
+    """A tensor of the model in the type that the plan has it in."""
+    dtype, spec = info.dtype, manifest.spec
+    wide = manifest.generation["family"] == "tensorrt8"
+    if dtype == "float64" or (wide and dtype == "int64"):
+        dtype = {"float64": "float32", "int64": "int32"}[dtype]
+    if dtype == "float32" and not spec.get("io_fp32", True):
+        asked = Precision(spec["precision"])
+        base = Precision(spec.get("remainder", "fp16")) if asked.quantized else asked
+        dtype = _NUMPY.get(base, dtype)
+    return TensorInfo(info.name, dtype, tuple(info.shape))
+
+
+def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest | None) -> Interface:
+    """With the ranges of a manifest; without one, and where only the batch is open, those that a build would choose."""
+    fixed = {info.name: _one(info.shape) for info in inputs if not info.open_axes}
+    if manifest is not None and manifest.profiles:
+        given = [{name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles]
+    elif manifest is None and batch_alone(inputs) and len(fixed) < len(inputs):
+        open_ = [info for info in inputs if info.open_axes]
+        given = [{info.name: ShapeRange(*((size, *_sizes(info)[1:]) for size in DEFAULT_BATCH)) for info in open_}]
+    else:
+        given = [{}]
+    profiles = tuple({**fixed, **item} for item in given)
+    known = all(info.name in profile for info in inputs for profile in profiles)
+    values = frozenset(
+        info.name for info in inputs for item in given if info.name in item and not _shapes(info, item[info.name])
+    )
+    return Interface(tuple(inputs), tuple(outputs), profiles if known else (), manifest is not None, values)
+
+
+def _sizes(info: TensorInfo) -> tuple[int, ...]:
+    return tuple(size if isinstance(size, int) else -1 for size in info.shape)
+
+
+def _one(shape: Sequence[int | str]) -> ShapeRange:
+    sizes = tuple(int(size) for size in shape)
+    return ShapeRange(sizes, sizes, sizes)
+
+
+def _shapes(info: TensorInfo, item: ShapeRange) -> bool:
+    """Whether a range is one of shapes that the input can have."""
+    return len(item.min) == len(info.shape) and all(
+        size < 0 or low == high == size for size, low, high in zip(_sizes(info), item.min, item.max)
+    )
+
+
+# Batches -----------------------------------------------------------------------------------------------------------------
+
+
+def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Batching:
+    """Whether the first dimension of every tensor is the same open one, and how large it may be.
+
+    Args:
+        run: inference; asked at two batch sizes where the names of the dimensions don't say which outputs follow the batch. It
+            raises TrtoptError where nothing can run the engine.
+    """
+    for what, infos in (("input", interface.inputs), ("output", interface.outputs)):
+        if not infos:
+            return Batching(0, f"there is no {what}")
+        for info in infos:
+            if not info.shape:
+                return Batching(0, f"{what} {info.name!r} is a scalar")
+            if 0 not in info.open_axes:
+                return Batching(0, f"the first dimension of {what} {info.name!r} is always {info.shape[0]}")
+    if interface.values:
+        return Batching(0, f"input {min(interface.values)!r} decides shapes by its values")
+    names = {str(info.shape[0]) for info in interface.inputs if _named(info.shape[0])}
+    if len(names) > 1:
+        return Batching(0, f"the first dimensions of the inputs have different names: {', '.join(sorted(names))}")
+    most = DEFAULT_BATCH[2]
+    if interface.profiles:
+        ranges: list[tuple[int, int]] = []
+        for number, profile in enumerate(interface.profiles):
+            each = {(item.min[0], item.max[0]) for item in profile.values()}
+            if len(each) > 1:
+                return Batching(0, f"the first dimensions of the inputs have different ranges in profile {number}")
+            ranges += each
+        most = 0
+        for low, high in sorted(ranges):
+            if low > most + 1:
+                break
+            most = max(most, high)
+        if not most:
+            return Batching(0, f"no profile takes a batch of 1; the smallest is {min(ranges)[0]}")
+    if most == 1:
+        return Batching(0, "no profile takes more than one sample at a time")
+    [name] = names or {""}
+    unknown = [info for info in interface.outputs if not name or str(info.shape[0]) != name]
+    if not unknown:
+        return Batching(most)
+    first = unknown[0]
+    if not interface.profiles:
+        return Batching(0, f"that the first dimension of output {first.name!r} is the batch isn't known")
+    for size in (1, 2):
+        try:
+            outputs = run(zeros(interface.inputs, interface.profiles[0], size))
+        except TrtoptError as error:
+            return Batching(0, f"whether output {first.name!r} follows the batch can't be tried out here: {error}")
+        for info in unknown:
+            shape = np.shape(outputs[info.name])
+            if shape[:1] != (size,):
+                return Batching(0, f"output {info.name!r} has shape {x(shape)} for a batch of {size}")
+    return Batching(most)
+
+
+def _named(dim: int | str) -> bool:
+    """Whether a dimension has a name that says something; exporters number those that they know nothing of."""
+    return isinstance(dim, str) and dim.isidentifier() and not dim.startswith("unk__")
+
+
+def zeros(inputs: Sequence[TensorInfo], profile: Profile, batch: int) -> dict[str, Any]:
+    """Arrays of a profile's smallest shapes with another batch."""
+    return {info.name: np.zeros((batch, *profile[info.name].min[1:]), numpy_dtype(info.dtype)) for info in inputs}

@@ -1,0 +1,385 @@
+"""Model repositories of Triton Inference Server: `trtopt deploy triton`."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from trtopt.core.documents import plain
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
+from trtopt.core.options import taking
+from trtopt.core.temporary import folder_in
+from trtopt.core.values import Kind, choice, parse_seconds
+from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
+from trtopt.graph.io import external_file
+from trtopt.graph.proto import all_tensors
+from trtopt.runtime.session import BACKENDS as RUNTIMES
+from trtopt.runtime.session import Session
+from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
+from trtopt.serving.containers import Container, container_for
+from trtopt.serving.interface import Batching, Interface, find_batching, read_interface
+from trtopt.serving.request import DeployRequest
+from trtopt.trt.plans import PlanHeader, plan_header
+
+BACKENDS = ("tensorrt", "python")
+CONFIG = "config.pbtxt"
+_MODEL = Path(__file__).with_name("triton_model.py")
+_GREY = bytes.fromhex(  # a PNG of 16 × 16 pixels
+    "89504e470d0a1a0a0000000d49484452000000100000001008000000003a98a0bd0000000f4944415478da636840030c235b"
+    "0000050c8001e333598a0000000049454e44ae426082"
+)
+_HEADER = 64  # bytes of a plan that are read for its header
+
+
+@dataclass(frozen=True)
+class DeployedModel:
+    """One model of a repository.
+
+    Attributes:
+        path: its folder.
+        version: the folder in it that has the engine, and what Triton calls it.
+        changed: whether anything was written; False: all was there already.
+        max_batch_size: 0: Triton forms no batches, because of `no_batches`.
+        container: tag of the Triton container whose TensorRT reads the plan; None where it isn't known, or doesn't matter.
+        notes: what there is to know about it.
+    """
+
+    name: str
+    path: Path
+    engine: Path
+    backend: str
+    version: int
+    changed: bool
+    max_batch_size: int
+    no_batches: str
+    container: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model repository, and what `deploy_triton` did to it."""
+
+    repo: Path
+    models: tuple[DeployedModel, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
+@taking(DeployRequest)
+def deploy_triton(request: DeployRequest) -> Deployment:
+    """Write a model repository for Triton Inference Server.
+
+    Args:
+        engines: a plan, or several; with `runtime="onnxruntime"` ONNX files too.
+        repo: the repository, where other models may lie already.
+        name: of the model there, for one engine; None: each engine's file name.
+        backend: "tensorrt": the plan itself, for NVIDIA's container of the same TensorRT; "python": `Session` around it, for
+            any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
+        runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "rtx", or "onnxruntime": the
+            graph that `build --save-onnx` kept, on the CPU.
+        from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
+        instances: copies that run at the same time, on each GPU.
+        max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
+        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        overwrite: replace a configuration that is there and says something else.
+
+    A model's configuration comes from its manifest. Its plan lies in a folder with a number: a new one for a plan that changed;
+    where nothing changed, nothing is written.
+
+    Raises:
+        UsageError: no such file, options that don't go together, a configuration that would be overwritten, or an engine that
+            Triton can't serve in this way; the message says what can.
+        EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
+        OutputError: the repository can't be written.
+    """
+    engines = _several(request.engines)
+    choice(request.backend, BACKENDS, "`backend=`")
+    choice(request.runtime, RUNTIMES, "`runtime=`")
+    if request.name is not None and len(engines) > 1:
+        raise UsageError(f"`name=` is for one engine; there are {len(engines)}: each takes its file's name")
+    if request.instances < 1:
+        raise UsageError(f"`instances=` is {request.instances}; at least 1 is needed")
+    if request.backend == "tensorrt":
+        for option, value in (("runtime", request.runtime != "auto"), ("from_images", request.from_images)):
+            if value:
+                raise UsageError(
+                    f"`{option}=` is for `backend='python'`: Triton's TensorRT backend runs the plan alone"
+                )
+    delay = parse_seconds(request.max_delay, "`max_delay=`")
+    models = [_Model(existing_file(engine, "the engine"), request) for engine in engines]
+    names = [model.name for model in models]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"two engines would be the model {twice[0]!r}: deploy them one by one, with `name=`")
+    for model in models:  # all that can be refused is, before the first is written
+        model.prepare(delay)
+        model.check(Path(request.repo))
+    repo = made_folder(request.repo, "the repository", "give another `repo=`")
+    return Deployment(repo, tuple(model.write(repo) for model in models))
+
+
+def _several(engines: Any) -> list[Any]:
+    found = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
+    if not found:
+        raise UsageError("there is no engine to serve: give one at least")
+    return found
+
+
+class _Model:
+    """One engine on its way into a repository."""
+
+    def __init__(self, engine: Path, request: DeployRequest) -> None:
+        self.engine, self.request = engine, request
+        self.onnx = engine.suffix == ".onnx"
+        if self.onnx and request.runtime != "onnxruntime":
+            raise UsageError(
+                f"{engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to serve the model "
+                "itself on the CPU, ask for `backend='python'` and `runtime='onnxruntime'`"
+            )
+        self.name = _checked_name(request.name or re.sub(r"[^\w.-]", "_", engine.stem).lstrip("."))
+        self.notes: list[str] = []
+        self.manifest: Manifest | None = None if self.onnx else load_manifest(engine)
+        self.header: PlanHeader | None = None
+        self.container: Container | None = None
+        self.files: dict[str, Path] = {}  # of the version's folder
+        self.beside: dict[str, bytes] = {}  # of the model's
+
+    def prepare(self, delay: float) -> None:
+        request, interface = self.request, self._read()
+        batching = find_batching(interface, self._probe)
+        labelled = self._labels(interface)
+        if request.backend == "tensorrt":
+            self._as_plan()
+            config = tensorrt_config(self.name, interface, batching, labelled, request.instances, delay)
+        else:
+            image = self._image(interface, batching) if request.from_images else None
+            if image is not None:
+                self.beside[f"warmup/{IMAGE}"] = image
+            config = python_config(
+                self.name,
+                interface,
+                batching,
+                labelled,
+                request.instances,
+                delay,
+                parameters=self._as_session(),
+                on_gpu=request.runtime != "onnxruntime",
+                image_bytes=None if image is None else len(image),
+            )
+        if not config["model_warmup"]:
+            why = "inputs whose values decide shapes" if interface.values else "sizes that no profile bounds"
+            self.notes.append(f"no warm-up: it has {why}")
+        self.batching = batching
+        self.beside[CONFIG] = text(config).encode()
+
+    def _read(self) -> Interface:
+        request = self.request
+        if request.runtime == "onnxruntime" and not self.onnx:
+            if self.manifest is None or self.manifest.graph_file is None:
+                raise UsageError(
+                    f"`runtime='onnxruntime'` runs the graph that was kept beside {self.engine.name}; there is none in its "
+                    "folder: build with `save_onnx=`, or give an ONNX file"
+                )
+            existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build")
+        if self.manifest is not None:
+            self.manifest.check_plan(self.engine)
+        if not self.onnx:
+            with self.engine.open("rb") as file:
+                self.header = plan_header(file.read(_HEADER))
+        return read_interface(self.engine, self.manifest, request.runtime, trust_host_code=request.trust_host_code)
+
+    def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Inference, by whatever can do it here."""
+        kept = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
+        runtime = "onnxruntime" if kept else "auto"
+        with Session(self.engine, backend=runtime, trust_host_code=self.request.trust_host_code) as session:
+            types = {info.name: info.dtype for info in session.inputs}
+            return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
+
+    def _labels(self, interface: Interface) -> list[str]:
+        """Outputs that score the manifest's classes, whose names become the labels."""
+        if self.manifest is None or not self.manifest.classes:
+            return []
+        classes, kinds = self.manifest.classes, self.manifest.output_kinds or {}
+        labelled = [
+            info.name
+            for info in interface.outputs
+            if info.shape[-1:] == (len(classes),) and kinds.get(info.name, Kind.CLASSES) == Kind.CLASSES
+        ]
+        if labelled:  # a line a class
+            self.beside[LABELS] = "".join(f"{' '.join(name.split())}\n" for name in classes).encode()
+        return labelled
+
+    # What the version's folder holds --------------------------------------------------------------------------------
+
+    def _as_plan(self) -> None:
+        made = self.header
+        if made is not None and made.product != "TensorRT":
+            raise UsageError(
+                f"{self.engine.name} is a plan of {made}, which Triton's TensorRT backend can't read: give `backend='python'`"
+            )
+        compatible = bool(self.manifest and self.manifest.spec.get("version_compatible"))
+        self.container, said = container_for(made, version_compatible=compatible)
+        self.notes.append(said)
+        if compatible:
+            self.notes.append(
+                "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
+                "TensorRT backend is configured with version-compatible=true"
+            )
+        self.files = {"model.plan": self.engine}
+
+    def _as_session(self) -> dict[str, str]:
+        """The engine with what `Session` needs beside it, and the parameters for `triton_model.py`."""
+        self.files = {self.engine.name: self.engine}
+        if self.manifest is not None:
+            self.files[manifest_path(self.engine).name] = manifest_path(self.engine)
+        if self.request.runtime == "onnxruntime":
+            name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
+            graph = self.engine.parent / name
+            self.files[name] = graph
+            for place in _external(graph):
+                self.files[(Path(name).parent / place).as_posix()] = external_file(graph, place)
+        if "model.py" in self.files:
+            raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
+        self.files["model.py"] = _MODEL
+        parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
+        if self.request.from_images:
+            parameters["image"] = IMAGE
+        if self.request.trust_host_code:
+            parameters["trust_host_code"] = "true"
+        return parameters
+
+    def _image(self, interface: Interface, batching: Batching) -> bytes:
+        """The image to warm up with.
+
+        Raises:
+            UsageError: the engine doesn't take images, or not in batches.
+        """
+        name = self.engine.name
+        if self.manifest is None or not self.manifest.preprocess or len(interface.inputs) != 1:
+            why = (
+                f"it has {len(interface.inputs)} inputs"
+                if len(interface.inputs) != 1
+                else (
+                    "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
+                )
+            )
+            raise UsageError(f"`from_images=True`: {name} can't take images: {why}; build it with `preprocess=`")
+        if not batching.most:
+            raise UsageError(f"`from_images=True`: {name} takes no batches: {batching.why}; send arrays instead")
+        return _GREY
+
+    # Writing --------------------------------------------------------------------------------------------------------
+
+    def check(self, repo: Path) -> None:
+        """Raise UsageError where a file says something else than it would; its author may have meant it."""
+        for name, content in self.beside.items():
+            path = repo / self.name / name
+            try:
+                there = path.read_bytes()
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UsageError(
+                    f"{path} is there and can't be read ({error.strerror or error}): move it away"
+                ) from error
+            if there == content:
+                continue
+            if self.request.overwrite:
+                self.notes.append(f"{name} said something else, and was replaced")
+                continue
+            shown = _difference(there, content) if name == CONFIG else "its content differs"
+            raise UsageError(
+                f"{path} is there and says something else ({shown}); `overwrite=True` replaces it, `name=` deploys beside it"
+            )
+
+    def write(self, repo: Path) -> DeployedModel:
+        folder = made_folder(repo / self.name, "the model's folder", "give another `name=`")
+        newest = max(_versions(folder), default=0)
+        digests = {name: sha256_file(source) for name, source in self.files.items()}
+        changed = not newest or _contents(folder / str(newest)) != digests
+        version = newest + changed
+        if changed:
+            self._write_version(folder, version)
+        for name, content in self.beside.items():
+            path = folder / name
+            if not path.is_file() or path.read_bytes() != content:
+                made_folder(path.parent, "the model's folder", "give another `repo=`")
+                write_bytes(path, content)
+                changed = True
+        return DeployedModel(
+            name=self.name,
+            path=folder,
+            engine=self.engine,
+            backend=self.request.backend,
+            version=version,
+            changed=changed,
+            max_batch_size=self.batching.most,
+            no_batches=self.batching.why,
+            container=self.container.tag if self.container else None,
+            notes=tuple(self.notes),
+        )
+
+    def _write_version(self, folder: Path, version: int) -> None:
+        """A folder that takes its number when it is whole. Copies, for a plan that is rewritten in place would be another."""
+        try:
+            with folder_in(folder, f".{version}.") as partial:
+                for name, source in self.files.items():
+                    (partial / name).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(source, partial / name)
+                partial.chmod(0o755)
+                (folder / str(version)).mkdir()
+                try:
+                    partial.replace(folder / str(version))
+                except OSError:
+                    (folder / str(version)).rmdir()
+                    raise
+        except OSError as error:
+            raise OutputError(
+                f"can't write {folder / str(version)}: {error.strerror or error}; nothing was left behind",
+                "give another `repo=`",
+            ) from error
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]{0,199}", name):
+        raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
+    return name
+
+
+def _external(graph: Path) -> set[str]:
+    """Where an ONNX file says that its weights are, relative to its folder."""
+    stored = [item for item in all_tensors(onnx.load(graph, load_external_data=False).graph) if item.external_data]
+    return {entry.value for item in stored for entry in item.external_data if entry.key == "location"}
+
+
+def _difference(there: bytes, new: bytes) -> str:
+    before, after = (content.decode(errors="replace").splitlines() for content in (there, new))
+    changes = difflib.unified_diff(before, after, lineterm="", n=0)
+    lines = [line for line in changes if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+    return "; ".join(lines[:6]) + ("; …" if len(lines) > 6 else "")
+
+
+def _versions(folder: Path) -> Iterator[int]:
+    for item in folder.iterdir():
+        if item.name.isdigit() and item.is_dir():
+            yield int(item.name)
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Digest of each file in a version's folder, links and what Python compiled left out."""
+    return {
+        path.relative_to(folder).as_posix(): sha256_file(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }

@@ -1,0 +1,72 @@
+"""What a Triton repository and a server on one are asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
+
+from trtopt.core import shared_options as shared
+from trtopt.core.options import about, option
+from trtopt.core.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class DeployRequest:
+    """The arguments of `trtopt.deploy_triton`, which describes them."""
+
+    engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
+        metadata=about(
+            help="TensorRT plans, or (--runtime onnxruntime) ONNX files.", metavar="M.engine…", typed=list[Path]
+        )
+    )
+    _: KW_ONLY
+    repo: str | os.PathLike[str] = field(
+        metadata=about(help="The model repository; made if absent.", metavar="DIR", typed=Path, short="-r")
+    )
+    name: str | None = option(None, help="The model's name there; default: the file's.", typed=str)
+    backend: str = option("tensorrt", help="tensorrt: the plan itself; python: trtopt's Session around it.")
+    runtime: str = option("auto", help="With python: auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
+    instances: int = option(1, help="Copies that run at the same time, on each GPU.")
+    max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
+    trust_host_code: bool = shared.trust_host_code()
+    overwrite: bool = option(False, help="Replace a configuration that says something else.")
+    reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
+class ServeRequest:
+    """The arguments of `trtopt.serve`, which describes them."""
+
+    engines: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(
+        metadata=about(
+            help="Plans (--runtime onnxruntime: or ONNX files), or one model repository.",
+            metavar="M.engine…|REPO",
+            typed=list[Path],
+        )
+    )
+    _: KW_ONLY
+    repo: str | os.PathLike[str] | None = option(
+        None, help="Keep the repository there; default: a temporary one.", metavar="DIR", typed=Path, short="-r"
+    )
+    name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
+    backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")
+    runtime: str = option("auto", help="With python: auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
+    instances: int = option(1, help="Copies that run at the same time, on each GPU.")
+    max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
+    trust_host_code: bool = shared.trust_host_code()
+    overwrite: bool = option(False, help="Replace a configuration that says something else.")
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
+    http_port: int = option(8000, help="Port for HTTP.")
+    grpc_port: int = option(8001, help="Port for gRPC.")
+    metrics_port: int = option(8002, help="Port for Prometheus' metrics.")
+    server: str | os.PathLike[str] | None = option(
+        None,
+        help="tritonserver, or a folder that holds one; default: $TRITON_SERVER, or where it is usual.",
+        typed=Path,
+    )
+    drain: str = option("30s", help="How long requests may take to end after SIGTERM or Ctrl-C.", typed=str)
+    reporter: Reporter = SILENT

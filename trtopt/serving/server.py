@@ -1,0 +1,545 @@
+"""A tritonserver on a model repository: `trtopt serve`.
+
+Requests, batches, HTTP, gRPC and metrics are Triton's own; this finds a server, starts it, says when it is ready, and ends it
+so that what it has accepted is answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trtopt.core.errors import DeviceError, NoServer, ServerFailed, UsageError
+from trtopt.core.options import taking
+from trtopt.core.temporary import is_scratch, scratch
+from trtopt.core.terminal import visible
+from trtopt.core.values import parse_seconds
+from trtopt.cuda.device import probe
+from trtopt.serving.containers import IMAGE, Container, container_for
+from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
+from trtopt.serving.request import ServeRequest
+from trtopt.trt.plans import plan_header
+
+VARIABLE = "TRITON_SERVER"
+WHEEL = "nvidia-pytriton==0.7.0"
+"""NVIDIA's wheel that holds a tritonserver (2.51, release 24.10) and its Python backend, for glibc 2.35 or newer."""
+_USUAL = "/opt/tritonserver"  # in NVIDIA's containers
+_FOR_ENGINES = (
+    *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
+    *("trust_host_code", "overwrite"),
+)
+_PORTS = ("http_port", "grpc_port", "metrics_port")
+_IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
+_LAST = 400  # lines of the server's log that an error may quote from
+_CLOSING = (
+    6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
+)
+_SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
+_KEY = "trtopt-control"  # a header
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver, and what it needs to be started.
+
+    Attributes:
+        stubs: of the wheel: the Python backend's executables by Python version, of which one must lie beside the backend.
+        libraries: of the wheel: folder of its shared libraries.
+    """
+
+    executable: Path
+    backends: Path
+    stubs: Path | None = None
+    libraries: Path | None = None
+
+
+@dataclass(frozen=True)
+class ServerEnd:
+    """How a server ended.
+
+    Attributes:
+        stopped: by `Server.stop`; False: by itself.
+        status: its exit status; negative: minus the number of the signal that ended it.
+        answered: no inference was under way when it ended, whatever tritonserver's own status is.
+    """
+
+    stopped: bool
+    status: int
+    answered: bool
+
+    @property
+    def ok(self) -> bool:
+        """It was stopped, and has answered everything that it had accepted."""
+        return self.stopped and self.answered
+
+    def __str__(self) -> str:
+        if self.ok:
+            return "stopped; every accepted request was answered"
+        how = f"by signal {-self.status}" if self.status < 0 else f"with exit status {self.status}"
+        return f"tritonserver ended {'before all requests were answered' if self.stopped else 'by itself'}, {how}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"ok": self.ok, "stopped": self.stopped, "status": self.status, "answered": self.answered}
+
+
+class _Control:
+    """Triton's model repository API, which only this process may use."""
+
+    def __init__(self, address: str) -> None:
+        self._base, self._secret = f"http://{address}/v2/repository", secrets.token_hex(16)
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # no proxy knows this machine
+
+    @property
+    def options(self) -> list[str]:
+        """Of tritonserver."""
+        allowed = f"model-repository:{_KEY}={self._secret}"
+        return [
+            *("--model-control-mode=explicit", "--load-model=*"),
+            *(f"--http-restricted-api={allowed}", f"--grpc-restricted-protocol={allowed}"),
+        ]
+
+    def unload(self, deadline: float) -> None:
+        """Unload all models, and wait until they are gone: then every request that they had is answered."""
+        for model in self._post("/index"):
+            if model.get("state") == "READY":
+                self._post(f"/models/{urllib.parse.quote(model['name'], safe='')}/unload")
+        while time.monotonic() < deadline and any(
+            model.get("state") in ("READY", "UNLOADING") for model in self._post("/index")
+        ):
+            time.sleep(0.05)
+
+    def _post(self, path: str) -> Any:
+        request = urllib.request.Request(
+            self._base + path, b"{}", {_KEY: self._secret, "Content-Type": "application/json"}
+        )
+        with self._open(request, timeout=10) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+
+class Server:
+    """A tritonserver that is ready: all models are loaded and warm. Closing it, by `close` or `with`, drains it.
+
+    Attributes:
+        http, grpc, metrics: addresses, as HOST:PORT.
+        repo: its model repository.
+        models: what was deployed into it; empty for a repository that was there.
+    """
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        log: deque[str],
+        control: _Control | None,
+        repo: Path,
+        addresses: Sequence[str],
+        drain: float,
+        models: Sequence[DeployedModel],
+    ) -> None:
+        self.repo, self.models = repo, tuple(models)
+        self.http, self.grpc, self.metrics = addresses
+        self._process, self._log, self._control, self._drain = process, log, control, drain
+        self._stopped = False
+        self._closing = contextlib.ExitStack()
+        self._deadline: float | None = None
+
+    def stop(self) -> None:
+        """Begin to end: nothing new is taken, what was accepted is answered. A second call ends it at once."""
+        if self._stopped:
+            self._process.kill()
+            return
+        self._stopped = True
+        self._deadline = time.monotonic() + self._drain + _SLACK
+        threading.Thread(target=self._end, name="trtopt-drain", daemon=True).start()
+
+    def _end(self) -> None:
+        """Unload the models, which answers what they have and refuses the rest, and then end the server.
+
+        SIGTERM alone isn't enough: tritonserver goes on taking requests on open connections, and drops them at the end.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            if self._control is not None:
+                self._control.unload(time.monotonic() + self._drain)
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> ServerEnd:
+        """Wait for its end: after `stop`, or by itself."""
+        while (status := self._process.poll()) is None:
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(0.5)
+        self._closing.close()
+        left = [found[1] for line in self._log if (found := _IN_FLIGHT.search(line))]
+        return ServerEnd(self._stopped, status, status == 0 or left[-1:] == ["0"])
+
+    def close(self) -> ServerEnd:
+        """`stop`, unless it was stopped, and `wait`."""
+        if not self._stopped:
+            self.stop()
+        return self.wait()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@taking(ServeRequest)
+def serve(request: ServeRequest) -> Server:
+    """Serve engines, or a model repository, by a tritonserver on this machine; returns when it is ready and warm.
+
+        with trtopt.serve("m.engine") as server:
+            print(server.http)  # 127.0.0.1:8000
+
+    Args:
+        engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
+        repo: a folder to keep the repository in; None: a temporary one.
+        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
+        backend: "python", or "tensorrt" on a server that has that backend.
+        host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
+        http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.
+        server: a tritonserver, or the folder that it was installed in; None: `$TRITON_SERVER`, the folder `tritonserver` of
+            this Python's environment, the package nvidia-pytriton in it, the first tritonserver in PATH, /opt/tritonserver.
+        drain: how long accepted requests may take after `Server.stop`: "30s", or seconds.
+
+    The server's log goes to the standard error stream, line by line.
+
+    Raises:
+        NoServer: there is no tritonserver here that can serve this; the message has the `docker run` line.
+        ServerFailed: it didn't start: a model didn't load, a port is taken, …; the message has what it said.
+        DeviceError: there is no GPU for `runtime`.
+        UsageError, EngineError, OutputError: as `deploy_triton`.
+    """
+    ports = [getattr(request, name) for name in _PORTS]
+    for name, port in zip(_PORTS, ports):
+        if not 0 < port < 1 << 16 or ports.count(port) > 1:
+            raise UsageError(f"`{name}=` is {port}; three different ports from 1 to 65535 are needed")
+    drain = parse_seconds(request.drain, "`drain=`")
+    if drain < 1:
+        raise UsageError(f"`drain=` is {request.drain!r}; at least 1s is needed")
+    _check_ports(request.host, ports)
+    with contextlib.ExitStack() as stack:
+        repo, models = _repository(request, stack)
+        backends = _backends(repo)
+        command, environment = _command(request, repo, backends, drain, stack)
+        if models and request.backend == "python" and request.runtime != "onnxruntime" and not (gpu := probe()).devices:
+            raise DeviceError(
+                f"no GPU can be used here ({gpu.reason}); `runtime='onnxruntime'` runs the graph that `build --save-onnx` kept"
+            )
+        control = _control(command[0], environment, request)
+        command += control.options if control else []
+        server = _start(command, control, environment, request, drain, repo, models, stack)
+        server._closing = stack.pop_all()
+    return server
+
+
+# The repository ----------------------------------------------------------------------------------------------------------
+
+
+def _repository(request: ServeRequest, stack: contextlib.ExitStack) -> tuple[Path, tuple[DeployedModel, ...]]:
+    given = request.engines
+    engines = [given] if isinstance(given, (str, os.PathLike)) else list(given)
+    if len(engines) == 1 and Path(engines[0]).is_dir():
+        for name in ("repo", *_FOR_ENGINES):
+            if getattr(request, name) != getattr(ServeRequest, name):
+                raise UsageError(f"`{name}=` is for engines; {engines[0]} is a repository, which says it itself")
+        return Path(engines[0]), ()
+    deployed = deploy_triton(
+        engines,
+        repo=stack.enter_context(scratch()) / "repository" if request.repo is None else request.repo,
+        reporter=request.reporter,
+        **{name: getattr(request, name) for name in _FOR_ENGINES},
+    )
+    for model in deployed.models:
+        for note in model.notes:
+            request.reporter.note(f"{model.name}: {note}")
+    return deployed.repo, deployed.models
+
+
+def _backends(repo: Path) -> set[str]:
+    """Of the models in a repository; UsageError where it holds none."""
+    found: set[str] = set()
+    for path in repo.glob(f"*/{CONFIG}"):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        found |= {line.split('"')[1] for line in lines if line.startswith("backend:") and line.count('"') == 2}
+        found |= {"tensorrt" for line in lines if line.replace(" ", "") == 'platform:"tensorrt_plan"'}
+    if not any(repo.glob("*/[0-9]*/")):
+        raise UsageError(
+            f"{repo} is no model repository: no folder in it has versions; trtopt deploy triton writes one"
+        )
+    return found
+
+
+# The server ----------------------------------------------------------------------------------------------------------
+
+
+def find_server(given: str | os.PathLike[str] | None = None) -> Installation | None:
+    """The tritonserver to use; None where there is none. See `serve`.
+
+    Raises:
+        UsageError: `given`, or what $TRITON_SERVER names, is none.
+    """
+    for where, what in ((given, "`server=`"), (os.environ.get(VARIABLE), f"${VARIABLE}")):
+        if where:
+            found = _installed(Path(where))
+            if found is None:
+                raise UsageError(f"{what}: there is no tritonserver in {os.fspath(where)}: {_how()}")
+            return found
+    places = [Path(sys.prefix) / "tritonserver"]
+    spec = importlib.util.find_spec("pytriton")
+    places += [Path(folder).parent for folder in (spec.submodule_search_locations or [])] if spec else []
+    in_path = shutil.which("tritonserver")
+    places += [Path(in_path)] if in_path else []
+    return next((found for place in (*places, Path(_USUAL)) if (found := _installed(place))), None)
+
+
+def _installed(place: Path) -> Installation | None:
+    """What is in a folder: the wheel's layout, or that of the container; `place` may be the executable itself."""
+    place = place.absolute()
+    wheel = place / "pytriton" / "tritonserver"
+    if (wheel / "bin" / "tritonserver").is_file():
+        return Installation(
+            wheel / "bin" / "tritonserver",
+            wheel / "backends",
+            wheel / "python_backend_stubs",
+            place / "nvidia_pytriton.libs",
+        )
+    executable = next((path for path in (place, place / "bin" / "tritonserver") if path.is_file()), None)
+    if executable is None:
+        return None
+    executable = executable.resolve()
+    return Installation(executable, executable.parent.parent / "backends")
+
+
+def _how() -> str:
+    folder = Path(sys.prefix) / "tritonserver"
+    return f"{shlex.quote(sys.executable)} -m pip install --no-deps --target {shlex.quote(str(folder))} {WHEEL}"
+
+
+def _command(
+    request: ServeRequest, repo: Path, backends: set[str], drain: float, stack: contextlib.ExitStack
+) -> tuple[list[str], dict[str, str]]:
+    """What starts the server, and its environment."""
+    found = find_server(request.server)
+    missing = sorted(name for name in backends if found and not (found.backends / name).is_dir())
+    if found is None or missing:
+        lacks = f"{found.executable} has no {missing[0]} backend" if found else "no tritonserver was found here"
+        raise NoServer(
+            f"{lacks}; in NVIDIA's container", [_docker(request, repo, backends)], _advice(backends, missing)
+        )
+    environment, folder = dict(os.environ), found.backends
+    if found.stubs is not None:
+        folder = stack.enter_context(scratch()) / "backends"
+        _place_stub(found, folder, environment)
+    command = [
+        str(found.executable),
+        f"--model-repository={repo.resolve()}",
+        f"--backend-directory={folder}",
+        f"--http-address={request.host}",
+        f"--grpc-address={request.host}",
+        f"--metrics-address={request.host}",
+        f"--http-port={request.http_port}",
+        f"--grpc-port={request.grpc_port}",
+        f"--metrics-port={request.metrics_port}",
+        f"--exit-timeout-secs={_CLOSING}",
+        "--backend-config=python,shm-default-byte-size=4194304",  # grows where a model needs more
+    ]
+    if not Path("/dev/nvidiactl").exists():
+        command.append("--allow-gpu-metrics=false")
+    return command, environment
+
+
+def _control(executable: str, environment: dict[str, str], request: ServeRequest) -> _Control | None:
+    """None for a server that can't keep that API from others (before 24.01): it is ended by SIGTERM alone."""
+    done = subprocess.run([executable, "--help"], env=environment, capture_output=True, check=False)
+    if b"--http-restricted-api" not in done.stdout + done.stderr:
+        return None
+    return _Control(f"{_here(request.host)}:{request.http_port}")
+
+
+def _here(host: str) -> str:
+    """The address by which this machine reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+
+
+def _place_stub(found: Installation, folder: Path, environment: dict[str, str]) -> None:
+    """The wheel's backends, with the Python backend's executable for this Python; models then see what is installed here."""
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    assert found.stubs is not None
+    stub = found.stubs / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        known = ", ".join(sorted(path.name for path in found.stubs.iterdir()))
+        raise UsageError(f"{found.executable} has no Python backend for Python {version}; it has it for {known}")
+    shutil.copytree(found.backends, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(stub, folder / "python")
+    libraries = [
+        str(found.libraries),
+        str(sysconfig.get_config_var("LIBDIR") or ""),
+        environment.get("LD_LIBRARY_PATH", ""),
+    ]
+    environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
+    # The stub runs what python3 is the first in PATH, with its packages.
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
+
+
+def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
+    """The line that serves a repository in NVIDIA's container."""
+    container: Container | None = None
+    if "tensorrt" in backends:
+        for plan in repo.glob("*/[0-9]*/model.plan"):
+            with plan.open("rb") as file:
+                container, _ = container_for(plan_header(file.read(64)))
+    image = container.image if container else f"{IMAGE}:YY.MM-py3"
+    inside = (8000, 8001, 8002)
+    ports = [
+        f"-p {request.host}:{outer}:{inner}"
+        for outer, inner in zip((getattr(request, name) for name in _PORTS), inside)
+    ]
+    where = Path("REPO") if is_scratch(repo) else repo.resolve()
+    volume = shlex.quote(f"{where}:/models:ro")
+    return f"docker run --rm --gpus all {' '.join(ports)} -v {volume} {image} tritonserver --model-repository=/models"
+
+
+def _advice(backends: set[str], missing: Sequence[str]) -> str:
+    """What stands for what in the line for docker, and what to do instead."""
+    container = "YY.MM is a release of the container, REPO what trtopt deploy triton wrote" + (
+        "; the Python backend needs one in whose Python trtopt is installed" if "python" in backends else ""
+    )
+    instead = (
+        "Or give `backend='python'`" if "tensorrt" in missing else f"Or install a server for this Python: {_how()}"
+    )
+    return f"{container}. {instead}"
+
+
+def _home() -> Path | None:
+    """The folder that trtopt lies in; None where it is installed.
+
+    The Python backend heeds no PYTHONPATH, and imports from the folder that the server was started in before all others.
+    """
+    home = Path(__file__).resolve().parents[2]
+    return None if str(home) in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) else home
+
+
+def _start(
+    command: Sequence[str],
+    control: _Control | None,
+    environment: dict[str, str],
+    request: ServeRequest,
+    drain: float,
+    repo: Path,
+    models: Sequence[DeployedModel],
+    stack: contextlib.ExitStack,
+) -> Server:
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=_home() or stack.enter_context(scratch()),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C in a terminal is for us: models must not end before their server
+        )
+    except OSError as error:
+        raise ServerFailed(f"can't start {command[0]}: {error.strerror or error}") from error
+    addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
+    stack.callback(_end_group, process)
+    last: deque[str] = deque(maxlen=_LAST)
+    reader = threading.Thread(target=_copy_log, args=(process, last), name="trtopt-tritonserver", daemon=True)
+    reader.start()
+    stack.callback(reader.join, 5.0)
+    _wait_until_ready(process, request, last, reader)
+    return Server(process, last, control, repo, addresses, drain, models)
+
+
+def _copy_log(process: subprocess.Popen[bytes], last: deque[str]) -> None:
+    assert process.stdout is not None
+    with process.stdout:
+        for line in process.stdout:
+            text = line.decode(errors="backslashreplace").rstrip()
+            last.append(text)
+            print(visible(text), file=sys.stderr, flush=True)
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], request: ServeRequest, last: deque[str], reader: threading.Thread
+) -> None:
+    """Until every model is loaded and warm, which is when Triton says that it is ready."""
+    address = f"http://{_here(request.host)}:{request.http_port}/v2/health/ready"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine
+    with request.reporter.phase("starting tritonserver"):
+        while True:
+            if (status := process.poll()) is not None:
+                reader.join(5.0)
+                raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready", _faults(last))
+            with contextlib.suppress(urllib.error.URLError, OSError), opener.open(address, timeout=2) as answer:
+                # Another server may have the port; ours then fails to take it, and ends.
+                if answer.status == 200 and _listens(last):
+                    return
+            time.sleep(0.05)
+
+
+def _listens(last: deque[str]) -> bool:
+    """Whether it has all its ports: the metrics' is the last that it takes."""
+    return any("Started Metrics Service" in line for line in tuple(last))
+
+
+def _check_ports(host: str, ports: Sequence[int]) -> None:
+    """Raise ServerFailed where one is taken, before models are loaded for nothing."""
+    for name, port in zip(_PORTS, ports):
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do, to start again at once
+            try:
+                trial.bind((host, port))
+            except OSError as error:
+                raise ServerFailed(
+                    f"can't listen on {host}:{port}: {error.strerror or error}; give another `{name}=`"
+                ) from error
+
+
+def _faults(last: deque[str]) -> tuple[str, ...]:
+    """What the log says of the reason: its errors, or its last lines."""
+    lines = tuple(last)
+    errors = [line for line in lines if line[:1] == "E" and line[1:5].isdigit()] or [
+        line for line in lines if "error" in line.lower()
+    ]
+    return tuple(dict.fromkeys(line[:400] for line in (errors or lines)[-6:]))
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """End what is left: the server, where it wasn't stopped, and models of one that was killed."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,126 @@
+"""A model of Triton's Python backend: trtopt's Session behind Triton's batcher.
+
+Written by `trtopt deploy triton --backend python`; the folder beside it has the engine. Nothing here is specific to one model:
+config.pbtxt names the engine, the runtime, and whether images come instead of arrays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as backend
+
+import trtopt
+
+# Tensors go in and out by DLPack: through `as_numpy` and `Tensor(name, array)`, servers such as release 24.10 lose the bytes
+# where NumPy is 2 or newer. They also rename the capsule as NumPy's destructor doesn't expect, which then complains at each
+# call; who takes a capsule frees what is in it, so it needs no destructor.
+_set_destructor = ctypes.pythonapi.PyCapsule_SetDestructor
+_set_destructor.argtypes = [ctypes.py_object, ctypes.c_void_p]
+_CALLERS = (trtopt.UsageError, trtopt.DataError)  # the request is at fault
+
+
+class TritonPythonModel:
+    """What Triton's Python backend loads: one process and one of these for each instance."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        asked = {name: item["string_value"] for name, item in config["parameters"].items()}
+        self._session = trtopt.Session(
+            Path(__file__).parent / asked["engine"],
+            backend=asked["runtime"],
+            device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
+            trust_host_code=asked.get("trust_host_code") == "true",
+            threads=_share(config["instance_group"]) if asked["runtime"] == "onnxruntime" else None,
+        )
+        self._batches = config["max_batch_size"] > 0
+        self._image = asked.get("image")  # the input that has encoded images
+        self._readers = ThreadPoolExecutor(4) if self._image else None
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        """One response for each request. What is wrong with one is no other one's fault."""
+        responses: dict[int, Any] = {}
+        groups: dict[Any, list[tuple[int, dict[str, Any]]]] = {}
+        for place, request in enumerate(requests):
+            try:
+                arrays = self._inputs(request)
+            except Exception as error:  # noqa: PERF203  (each has its own)
+                responses[place] = _refused(error)
+            else:
+                key = tuple(array.shape[1:] for array in arrays.values()) if self._batches else place
+                groups.setdefault(key, []).append((place, arrays))
+        for group in groups.values():
+            responses.update(self._answers(group, requests))
+        return [responses[place] for place in range(len(requests))]
+
+    def finalize(self) -> None:
+        if self._readers is not None:
+            self._readers.shutdown()
+        self._session.close()
+
+    def _inputs(self, request: Any) -> dict[str, Any]:
+        tensors = {tensor.name(): tensor for tensor in request.inputs()}
+        if self._image is None or self._readers is None:
+            arrays = {info.name: np.from_dlpack(tensors[info.name]) for info in self._session.inputs}
+            return {
+                info.name: arrays[info.name] if info.shape else arrays[info.name].reshape(())
+                for info in self._session.inputs
+            }
+        images = np.from_dlpack(tensors[self._image])
+        samples = list(self._readers.map(self._session.prepare, [row.tobytes() for row in images]))
+        return {self._session.inputs[0].name: np.stack(samples)}
+
+    def _answers(self, group: Sequence[tuple[int, dict[str, Any]]], requests: Sequence[Any]) -> dict[int, Any]:
+        """Responses to requests whose samples fit into one batch, by the requests' places."""
+        try:
+            if len(group) == 1:
+                results = [self._run(group[0][1])]
+            else:
+                whole = self._run({name: np.concatenate([item[name] for _, item in group]) for name in group[0][1]})
+                ends = np.cumsum([len(next(iter(item.values()))) for _, item in group])[:-1]
+                parts = {name: np.split(array, ends) for name, array in whole.items()}
+                results = [{name: arrays[index] for name, arrays in parts.items()} for index in range(len(group))]
+        except Exception as error:
+            if len(group) == 1:
+                return {group[0][0]: _refused(error)}
+            alone = [self._answers([item], requests) for item in group]
+            return {place: response for answer in alone for place, response in answer.items()}
+        return {place: _response(result, requests[place]) for (place, _), result in zip(group, results)}
+
+    def _run(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        return self._session.run_batches(arrays) if self._image else self._session.run(arrays)
+
+
+def _share(groups: Sequence[Mapping[str, Any]]) -> int:
+    """CPU threads for each of the model's instances, which run side by side."""
+    instances: int = sum(group["count"] for group in groups)
+    return max(1, len(os.sched_getaffinity(0)) // instances)
+
+
+def _response(results: Mapping[str, Any], request: Any) -> Any:
+    wanted = set(request.requested_output_names())
+    return backend.InferenceResponse([_tensor(name, array) for name, array in results.items() if name in wanted])
+
+
+def _tensor(name: str, array: Any) -> Any:
+    whole = np.ascontiguousarray(array)  # which also gives what has no dimensions one
+    if not whole.flags.writeable:  # NumPy hands out no such arrays by DLPack
+        whole = whole.copy()
+    capsule = whole.__dlpack__()
+    _set_destructor(capsule, None)
+    return backend.Tensor.from_dlpack(name, capsule)
+
+
+def _refused(error: Exception) -> Any:
+    kind = backend.TritonError.INVALID_ARG if isinstance(error, _CALLERS) else backend.TritonError.INTERNAL
+    known = isinstance(error, trtopt.TrtoptError)
+    return backend.InferenceResponse(
+        error=backend.TritonError(str(error) if known else f"{type(error).__name__}: {error}", kind)
+    )
