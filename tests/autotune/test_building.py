@@ -19,7 +19,15 @@ from trtopt.autotune.selection import Comparison
 from trtopt.builder import construction as engine
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import converted
-from trtopt.core.errors import AccuracyLost, BuildFailed, DeviceError, EngineError, MissingDependency, UsageError
+from trtopt.core.errors import (
+    AccuracyLost,
+    BuildFailed,
+    DeviceError,
+    EngineError,
+    MissingDependency,
+    PrecisionLost,
+    UsageError,
+)
 from trtopt.core.values import LayerInfo, TensorInfo
 from trtopt.cuda.device import DeviceInfo, Probe, probe
 from trtopt.engine.manifest import embedded_by, load_manifest
@@ -618,6 +626,25 @@ def test_int8_everywhere_is_kept_where_what_was_chosen_for_speed_is_slower(
     result = build(min_snr=20, output_kind=["y=other"])
     assert not result.tuning.left_out and not result.kept
     assert build(min_snr=20, output_kind=["y=other"]).cached
+
+
+def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.noise["int8"] = 0.01
+    gpu.layer_ms["int8", "conv2"] = 5.0
+    construct = engine.construct
+
+    def failing(request: BuildRequest) -> Any:
+        if isinstance(request.calib, trtopt.Table) and request.calib.left_out:
+            raise PrecisionLost("conv2 has no kernel")
+        return construct(request)
+
+    monkeypatch.setattr(engine, "construct", failing)
+    heard = Heard()
+    result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
+    assert not result.tuning.left_out and result.comparison["kept"] == "int8"
+    has("\n".join(heard.warnings), "so INT8 is kept everywhere: conv2 has no kernel")
 
 
 def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def tune(request: TuneRequest) -> BuildResult:
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
     check_outputs(request)
-    plain = without(request, *_GOAL)
+    plain = replace(without(request, *_GOAL), save_calib=None)
     not_measured, gpu = "`compare=False` was given", None
     if request.compare:
         try:

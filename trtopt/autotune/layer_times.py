@@ -19,7 +19,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, OutputError, TrtoptError
+from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
@@ -88,7 +88,11 @@ class Engines:
         whole, kept = replace(table, left_out={}), self._kept(table, "faster")
         stored = None if kept is None else _stored(kept, _Faster)
         if stored is None:
-            made = {"chosen": self._quantized(table), "whole": self._quantized(whole)}
+            try:
+                made = {"chosen": self._quantized(table), "whole": self._quantized(whole)}
+            except (BuildFailed, PrecisionLost) as error:
+                self.request.reporter.warn(f"what was chosen can't be built, so INT8 is kept everywhere: {error}")
+                return replace(tuning, table=whole, chosen=tuning.whole)
             with contextlib.ExitStack() as stack:
                 sessions = {
                     name: stack.enter_context(
