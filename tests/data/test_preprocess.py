@@ -339,7 +339,7 @@ def test_the_example_of_the_page_is_the_same_as_a_file_and_as_options(
     monkeypatch.chdir(tmp_path)
     (file,) = re.findall(r"```toml\n(.*?)```", TEXT, re.S)
     Path("detector.toml").write_text(file)
-    (commands,) = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
+    (commands, *_) = re.findall(r"```bash\n(.*?)```", TEXT, re.S)
     for command in commands.replace("\\\n", " ").splitlines():
         program, *arguments = command.split()
         assert program == "trtopt"

@@ -431,7 +431,14 @@ def test_code_that_a_plan_carries_runs_only_by_request(
 
     older = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0" if not spec else "8.6.1"}
     manifest = SimpleNamespace(
-        generation=older, spec=spec, targets=(), preprocess=None, classes=None, check_plan=lambda *_: None, built_for=()
+        generation=older,
+        spec=spec,
+        targets=(),
+        preprocess=None,
+        embedded=None,
+        classes=None,
+        check_plan=lambda *_: None,
+        built_for=(),
     )
     generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
     monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)

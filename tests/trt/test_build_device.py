@@ -16,7 +16,7 @@ from world import Heard, samples
 
 import trtopt
 import trtopt.trt.generation
-from trtopt.autotune import building
+from trtopt.autotune import candidates
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda import device as devices
 from trtopt.cuda.device import Device, DeviceInfo, Probe
@@ -158,7 +158,7 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
     monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(GPUS, (13, 0)))
     monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: runs)
     monkeypatch.setattr("trtopt.runtime.gpu_engine.Device", opened)
-    monkeypatch.setattr(building, "Device", opened)
+    monkeypatch.setattr(candidates, "Device", opened)
     data = {"x": samples(16)}
     options = {**OPTIONS, "int8": True, "data": data, "calibrator": calibrator, "batch": 1}
     result = trtopt.build(model, tmp_path / "m.engine", device=1, **options)

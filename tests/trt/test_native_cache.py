@@ -14,7 +14,7 @@ import pytest
 from standins import Simulation
 
 import trtopt
-from trtopt.autotune import building, selection
+from trtopt.autotune import candidates, selection
 from trtopt.calibration.text_cache import read_cache, write_cache
 from trtopt.core.errors import CalibrationError, UsageError
 from trtopt.core.values import ShapeRange
@@ -85,7 +85,7 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
 ) -> None:
     _, generation = stand_in("8.6.0")
     found = generation.gpu()
-    monkeypatch.setattr(building, "Device", lambda ordinal: SimpleNamespace(info=found.devices[0]))
+    monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=found.devices[0]))
 
     def open_played(engine: Path, device: int, contexts: int, trust_host_code: bool) -> Any:
         assert trust_host_code, "it was built just now"
@@ -98,6 +98,7 @@ def test_best_keeps_the_cache_whichever_engine_it_keeps(
                 inputs=load_model(model).inputs,
                 profiles=({"x": ShapeRange(*[(1, 3, 32, 32)] * 3)},),
                 time=lambda *_: Timing(spread, spread, 1, True),
+                taken=lambda inputs: inputs,
                 run_batches=OnnxRunner(model, optimize=True, threads=1),
             )
         )

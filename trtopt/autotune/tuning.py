@@ -43,6 +43,7 @@ from trtopt.core.version import __version__
 from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
@@ -368,7 +369,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    original = to_proto(to_ir_at(in_memory(folded), OPSET[Precision.INT8]))
+    original = to_proto(to_ir_at(in_memory(fp32_typed(folded)[0]), OPSET[Precision.INT8]))
     judge = Judge(original, judging, goal, kinds, cores())
     key = {
         "trtopt": __version__,
