@@ -36,7 +36,7 @@ from trtopt.core.errors import (
 from trtopt.core.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, parse_profiles, shapes_option
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
@@ -617,7 +617,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         remainder=base if precision.quantized else Precision.FP16,
         io_fp32=request.fp32_io,
         overrides=overrides,
-        profiles=parse_profiles(request.shapes),
+        profiles=profiles_asked(request),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace),
         timing_cache=Path(request.timing_cache) if request.timing_cache else None,

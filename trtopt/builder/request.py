@@ -82,6 +82,9 @@ class BuildRequest:
         False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
     )
     shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    min_shapes: Sequence[str] | str = shared.min_shapes()
+    opt_shapes: Sequence[str] | str = shared.opt_shapes()
+    max_shapes: Sequence[str] | str = shared.max_shapes()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
     device: int = option(0, help="The GPU to build on, and to time engines on.")

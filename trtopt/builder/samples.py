@@ -7,7 +7,7 @@ from typing import Any
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
-from trtopt.core.shapes import parse_profiles
+from trtopt.core.shapes import profiles_asked
 from trtopt.data import SAMPLES, Batches, open_data
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
@@ -21,9 +21,7 @@ def preparation(model: Model, request: BuildRequest) -> Any:
     if preprocess is None and calib is not None:
         table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
         preprocess = table.preprocess if table else None
-    return (
-        None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, parse_profiles(request.shapes))
-    )
+    return None if preprocess is None else Preprocess.load(preprocess).at_opt(model.inputs, profiles_asked(request))
 
 
 def real_samples(model: Model, request: BuildRequest, default: int | None = SAMPLES) -> Batches:

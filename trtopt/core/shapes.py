@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
+
+_ONE = re.compile(rf"(?P<name>[^;,\s][^;\s]*?)\s*:\s*(?P<shape>{SHAPE}|\[[\d,\s]+\])(?:[;,\s]|$)")
 
 
 def parse_profile(text: str) -> dict[str, ShapeRange]:
@@ -71,6 +73,64 @@ def parse_profiles(shapes: str | Profile | Iterable[str | Profile]) -> tuple[Pro
             + shapes_option(whole)
         )
     return tuple(profiles)
+
+
+class AsksForProfiles(Protocol):
+    """A request whose options name profiles."""
+
+    @property
+    def shapes(self) -> str | Profile | Iterable[str | Profile]: ...
+    @property
+    def min_shapes(self) -> str | Iterable[str]: ...
+    @property
+    def opt_shapes(self) -> str | Iterable[str]: ...
+    @property
+    def max_shapes(self) -> str | Iterable[str]: ...
+
+
+def profiles_asked(request: AsksForProfiles) -> tuple[Profile, ...]:
+    """The profiles of a request: by `shapes=`, or one by `opt_shapes=`, with `min_shapes=` and `max_shapes=` where those
+    are others, as other tools take it.
+
+    Raises:
+        UsageError: one can't be read, they don't go together, or name different inputs.
+    """
+    parts = {name: _each(getattr(request, name), name) for name in ("min_shapes", "opt_shapes", "max_shapes")}
+    if not any(parts.values()):
+        return parse_profiles(request.shapes)
+    if request.shapes:
+        raise UsageError("`shapes=` names profiles whole: drop it, or `min_shapes=`, `opt_shapes=` and `max_shapes=`")
+    best = parts["opt_shapes"]
+    if not best:
+        raise UsageError("`opt_shapes=` is missing: the shapes that the engine is tuned for, such as input:8x3x224x224")
+    given = [part or best for part in parts.values()]
+    names = {name for part in given for name in part}
+    if odd := [name for name in sorted(names) if any(name not in part for part in given)]:
+        raise UsageError(
+            f"{', '.join(map(repr, odd))} isn't in each of `min_shapes=`, `opt_shapes=` and `max_shapes=`: name the same "
+            "inputs in all that are given"
+        )
+    return ({name: ShapeRange(*(part[name] for part in given)) for name in best},)
+
+
+def _each(texts: str | Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
+    """Read `NAME:1x3x224x224` or `NAME:[1,3,224,224]`, several with commas, semicolons or spaces between."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in [texts] if isinstance(texts, str) else texts:
+        rest = text.strip(" ,;")
+        while rest:
+            match = _ONE.match(rest)
+            if not match:
+                raise UsageError(
+                    f"`{option}=` {rest!r} can't be read; write NAME:1x3x224x224, of several inputs NAME:…,NAME:…"
+                )
+            if match["name"] in found:
+                raise UsageError(
+                    f"`{option}=` names {match['name']!r} twice; several profiles are written with `shapes=`"
+                )
+            found[match["name"]] = tuple(map(int, re.findall(r"\d+", match["shape"])))
+            rest = rest[match.end() :].strip(" ,;")
+    return found
 
 
 def _stated(profile: Any) -> dict[str, ShapeRange]:

@@ -301,7 +301,7 @@ _CONVERT = "convert the model to ONNX first; from PyTorch: trtopt export my_mode
 _DLA = "trtopt builds for GPUs only"
 _PLUGINS = "trtopt loads no plugins; trtopt check MODEL.onnx names the operators that need one"
 _MEASURED = "trtopt bench measures GPU time, host time and throughput, each by itself"
-_LAYERS = "trtopt doesn't time layers"
+_LAYERS = "trtopt profile ENGINE times each layer (--csv, --trace)"
 _TRTEXEC: dict[str, _Handler] = {
     "onnx": _set("model"),
     "saveEngine": _set("engine"),
@@ -367,8 +367,8 @@ _TRTEXEC: dict[str, _Handler] = {
     "avgRuns": _nothing(_MEASURED),
     "percentile": _nothing("nothing: trtopt bench prints percentiles"),
     "exportTimes": _nothing("trtopt bench --json > TIMES.json"),
-    "dumpProfile": _lacks(_LAYERS),
-    "exportProfile": _lacks(_LAYERS),
+    "dumpProfile": _nothing(_LAYERS),
+    "exportProfile": _nothing(_LAYERS),
     "profilingVerbosity": _nothing("nothing: the layers are read at every build"),
     "nvtxMode": _nothing("nothing: the layers are read at every build", 10),
     "verbose": _nothing("trtopt -v build …"),

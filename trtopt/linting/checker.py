@@ -18,7 +18,7 @@ from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, Mo
 from trtopt.core.files import check_writable
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, parse_profiles, suggested_shapes
+from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
 from trtopt.data import SAMPLES, open_data
@@ -120,7 +120,7 @@ def check(request: CheckRequest) -> CheckReport:
             int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
-        shapes: profiles, as for `build`, to check against the inputs.
+        shapes, min_shapes, opt_shapes, max_shapes: profiles, as for `build`, to check against the inputs.
         images, data, preprocess, limit: real samples (at most 64, or `limit`), as for `build`, to run the model on: what isn't
             finite in it, or wouldn't be in FP16, is named with the value seen.
         nodes: list the nodes too, and what an INT8 build makes of each.
@@ -133,7 +133,7 @@ def check(request: CheckRequest) -> CheckReport:
     reporter = request.reporter
     choice(request.backend, BACKENDS, "`backend=`")
     targets = parse_targets(request.target)
-    profiles = parse_profiles(request.shapes)
+    profiles = profiles_asked(request)
     if request.fix is not None:
         check_writable(request.fix)
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
