@@ -27,9 +27,11 @@ OWNERS = {  # foreign library → the only places that import it
     "PIL": ("data",),
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
+    "networkx": ("autotune.costs",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {
+    "networkx",
     "tensorrt",
     "tensorrt_rtx",
     "cuda",
