@@ -154,6 +154,7 @@ class Judge:
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
         self.expected = self._run(proto, optimize=True)
+        self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
                 f"{goal.name} gives {value:.6g} for the float model itself, at least {goal.least:g} is asked for: quantization "
@@ -183,6 +184,24 @@ class Judge:
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
         return Judged(_worst(agreement), "; ".join(figures), tuple(missed))
+
+    def _doubt(self) -> str:
+        """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
+        feeds = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
+        one, other = iter(self.expected), iter(self.expected)
+        same = verify_all(lambda _: next(one), {"": lambda _: next(other)}, feeds, self.goal.labels, kinds=self.kinds)[
+            ""
+        ]
+        scored = [item.name for item in same.outputs if item.kind is Kind.CLASSES]
+        if same.reference_accuracy is None or not scored:
+            return ""
+        right, chance = same.reference_accuracy.top1, 1 / max(1, self.expected[0][scored[0]][0].size)
+        if right > chance + 2 * math.sqrt(chance * (1 - chance) / self.samples):
+            return ""
+        return (
+            f"the float model gives {right:.1%} of these samples the class of their label, as guessing would: labels in "
+            "another order or numbered otherwise, or images prepared in another way, so that a limit on what is lost says nothing"
+        )
 
     def _missed(self, described: Mapping[str, Any], found: Sequence[Arrays]) -> list[str]:
         """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""

@@ -371,6 +371,8 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     original = to_proto(to_ir_at(in_memory(fp32_typed(folded)[0]), OPSET[Precision.INT8]))
     judge = Judge(original, judging, goal, kinds, cores())
+    if judge.doubt:
+        reporter.warn(judge.doubt)
     key = {
         "trtopt": __version__,
         "onnxruntime": ort_version(PURPOSE),

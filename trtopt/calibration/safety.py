@@ -76,7 +76,9 @@ class Safety:
     def __str__(self) -> str:
         name, count = str(self.base).upper(), len(self.in_fp32)
         kept = (
-            f"{count} node{'s' * (count != 1)} kept in FP32 by what they hold" if count else "nothing to keep in FP32"
+            f"{count} node{'s' * (count != 1)} kept in FP32 by what they hold"
+            if count
+            else "nothing more to keep in FP32"
         )
         if self.safe_db is None or self.plain_db is None:
             return f"{name} on {self.samples} samples: {kept}; the outputs weren't compared: {self.unjudged}"

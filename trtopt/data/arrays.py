@@ -22,6 +22,7 @@ from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import StoredArray, members, readable, stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
+from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import rebatched, samples_in
 
@@ -166,7 +167,9 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
         if os.path.isdir(path):  # noqa: PTH112  (Path's raises errors for names that are too long)
             files = sorted(item for item in path.rglob("*") if item.suffix in (".npz", ".npy") and not item.is_dir())
             if not files:
-                raise DataError(f"there is no .npz or .npy file in {path}")
+                images = any(item.suffix.lower() in EXTENSIONS for item in path.rglob("*"))
+                instead = f": for its images, `images='{path}'` and `preprocess=` instead of `data=`" if images else ""
+                raise DataError(f"there is no .npz or .npy file in {path}{instead}")
         else:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):

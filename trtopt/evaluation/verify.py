@@ -155,7 +155,8 @@ def verify(request: VerifyRequest) -> Agreement:
     if engine is not None and (not on_gpu or request.per_layer):
         graph = kept_graph(engine)
         if graph is None:
-            raise _refused(engine, reference, engine)
+            why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
+            raise _refused(engine, reference, engine, why)
     check_reference(reference, request.candidate)
     old: Any = reference
     if callable(reference):
@@ -221,7 +222,7 @@ def check_reference(reference: Any, candidate: Any) -> None:
         raise _refused(engine, reference, candidate)
 
 
-def _refused(engine: Path, reference: Any, candidate: Any) -> UsageError:
+def _refused(engine: Path, reference: Any, candidate: Any, why: str = "here") -> UsageError:
     """Name the graph that was kept at the engine's build, and what to type."""
     graph = kept_graph(engine)
     first = f"the engine's graph is {graph}, which build kept by `save_onnx=`:"
@@ -234,7 +235,7 @@ def _refused(engine: Path, reference: Any, candidate: Any) -> UsageError:
     )
     typed = " ".join(os.fspath(graph) if path == os.fspath(engine) else path for path in paths)
     return UsageError(
-        f"{engine} is a TensorRT engine, and ONNX graphs are needed here; {first} trtopt verify {typed} …"
+        f"{engine} is a TensorRT engine, and ONNX graphs are needed {why}; {first} trtopt verify {typed} …"
     )
 
 
