@@ -200,7 +200,7 @@ class Judge:
             return ""
         return (
             f"the float model gives {right:.1%} of these samples the class of their label, as guessing would: labels in "
-            "another order or numbered otherwise, or images prepared in another way, so that a limit on what is lost says nothing"
+            "another order or numbered otherwise, or other preprocessing; a limit on what is lost says nothing then"
         )
 
     def _missed(self, described: Mapping[str, Any], found: Sequence[Arrays]) -> list[str]:
