@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -262,3 +264,35 @@ def test_the_command_line_says_what_became_of_each_engine(world: World) -> None:
     has(again.out, "up to date", "failed", "6 jobs: 3 done, 3 failed")
     shown = world.run("jobs", "show", world.folder / "jobs.state")
     has(shown.out, "model.int8.sm120", "2 of 2 convolutions INT8")
+
+
+def test_the_list_of_engines_in_the_documentation_runs(world: World, second: Path) -> None:
+    text = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
+    _, example = re.findall(r"```toml\n(.*?)```", text, re.S)
+    _, commands = re.findall(r"```bash\n(.*?)```", text, re.S)
+    zoo = world.folder / "zoo"
+    zoo.mkdir()
+    second.rename(zoo / "pairs.onnx")
+    world.model.rename(zoo / "small.onnx")
+    (world.folder / "fleet.toml").write_text(example, encoding="utf-8")
+    assert commands.count("trtopt jobs run fleet.toml") == 2
+    done = subprocess.run(
+        ["bash", "-ec", commands.replace("trtopt jobs", f"{shlex.quote(sys.executable)} -m trtopt jobs")],
+        cwd=world.folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    jobs = json.loads(line)["jobs"]
+    built = [job for job in jobs if job["kind"] == "build"]
+    assert [job["name"] for job in built] == [
+        f"{model}.{precision}.{target}"
+        for model in ("pairs", "small")
+        for precision in ("fp16", "int8")
+        for target in ("sm89", "sm120")
+    ] + ["small-tuned.int8.sm89"]
+    assert all(job["cached"] for job in jobs)
+    assert all((world.folder / "engines" / f"{job['name']}.engine").is_file() for job in built)
