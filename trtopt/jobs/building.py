@@ -18,10 +18,11 @@ from trtopt.core.files import check_writable, existing_file, sha256_file, write_
 from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
-from trtopt.cuda.device import probe
+from trtopt.cuda.device import probe, require_gpu
 from trtopt.data.images import EXTENSIONS
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.graph.io import external_files
+from trtopt.jobs.joblist import in_list
 from trtopt.trt import select
 
 Files = Mapping[str, bytes]  # path in a folder of its own → content
@@ -59,8 +60,10 @@ def _refused(request: BuildRequest, here: bool) -> str:
             goal_asked(request)
         if here:
             select(request.backend).refuse(spec_of(request))
+        if here and request.best:
+            require_gpu("`best=True`", request.device)
     except TrtoptError as error:
-        return " ".join(line.strip() for line in error.lines)
+        return in_list(" ".join(line.strip() for line in error.lines))
     return ""
 
 

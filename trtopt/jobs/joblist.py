@@ -45,9 +45,10 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import options
+from trtopt.core.options import keyed, options
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.jobs.request import JobsRequest
 from trtopt.recipes.classnames import load_classes
 
 _TOP = ("output", "engines", "device", "data", "job")
@@ -192,6 +193,11 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
     return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
 
 
+def in_list(text: str) -> str:
+    """A message with the options of calibrations and builds as a list has them."""
+    return re.sub(rf"\b({'|'.join(_FLAGS)}) = true", r'precision = "\1"', keyed(text, options(JobsRequest)))
+
+
 def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str | None, list[Path]]:
     """What names the jobs instead of their models, if anything, and the models."""
     models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
@@ -294,7 +300,7 @@ def _builds(
         try:
             spec_of(request)
         except UsageError as error:
-            raise UsageError(f"{where}: {error}") from None
+            raise UsageError(f"{where}: {in_list(str(error))}") from None
         found.append(BuildJob(name, request, precision, source, calibration, resource, given.get("device")))
     return found
 

@@ -28,7 +28,7 @@ from trtopt.jobs.building import install, make_place
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
-from trtopt.jobs.joblist import BuildJob, Job, load_jobs
+from trtopt.jobs.joblist import BuildJob, Job, in_list, load_jobs
 from trtopt.jobs.loop import BUILD, FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Memory, Steps, result_of
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.request import JobsRequest
@@ -454,15 +454,21 @@ class _Run:
                 self._record(
                     job,
                     "failed",
-                    {"error": {"type": "InternalError" if internal else type(error).__name__, "message": text}},
+                    {
+                        "error": {
+                            "type": "InternalError" if internal else type(error).__name__,
+                            "message": in_list(text),
+                        }
+                    },
                 )
 
     def _record(self, job: Job | BuildJob, state: str, content: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())
         record = {"state": state, **self._origin(job.name), "seconds": round(seconds, 3), **content}
+        record["notes"] = [in_list(note) for note in record.get("notes", ())]
         result = self.results[job.name] = JobResult.of(job, record, cached=record.get("cached", False))
         self.state.record(job.name, record | result.to_json())
-        for note in record.get("notes", ()):
+        for note in record["notes"]:
             self.reporter.warn(f"{job.name}: {note}")
         self._phase.advance()
         (self.reporter.warn if state == "failed" else self.reporter.note)(str(result))
