@@ -349,6 +349,18 @@ def test_job_lists_of_anything(world: World) -> None:
                 "precision_override": ["a=fp32"],
             },
             {"name": "n", "model": "model.onnx", "data": "arrays", "method": "minmax"},
+            {
+                "kind": "build",
+                "model": "model.onnx",
+                "precision": ["fp16", "int8"],
+                "data": "arrays",
+                "target": ["sm89", "sm80,sm120"],
+                "resource": "accelerator_type:H200",
+                "shapes": "x:1x3x32x32,2x3x32x32,4x3x32x32",
+                "workspace": "1GiB",
+                "min_snr": 20.0,
+                "output_kind": {"y": "embedding"},
+            },
         ],
     }
     whole["job"][0]["model"] = ["mod*.onnx"]  # type: ignore[index]

@@ -546,7 +546,7 @@ def run(result: Any, values: _Options) -> Iterator[str]:
 
 
 jobs = typer.Typer(
-    help="Calibrate many models on many data sets, in shards, on all cores or a Ray cluster; resumable.",
+    help="Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -566,7 +566,7 @@ class _RayAlone(TyperCommand):
 @_command(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=_RayAlone)
 def run_jobs(result: Any, values: _Options) -> Iterator[str]:
     """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
-    rows = [(job.name, job.state + (" before" if job.cached else ""), job.outcome) for job in result.jobs]
+    rows = [(job.name, job.status, job.outcome) for job in result.jobs]
     _table(str(values["jobs"]), ("job", "state", "result"), rows)
     yield f"{result.summary}; state in {result.state}"
 

@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from trtopt.core.options import about, named, option, options, spoken, taking, without
+from trtopt.core.options import about, keyed, named, option, options, spoken, taking, without
 
 
 @dataclass(frozen=True)
@@ -120,3 +120,9 @@ def test_names_that_are_variables() -> None:
     assert spoken(named("min_snr"), FLAGS) == "--min-snr"
     assert spoken(named("target", "sm89"), FLAGS) == "--target sm89"
     assert spoken(named("compare", False), FLAGS) == "--no-compare"
+
+
+def test_options_as_keys_of_a_file() -> None:
+    text = "`shapes=` is open: `shapes='x:1x3'`, `best=True` or `compare=False`; `state=` and `x y` stay"
+    told = "shapes is open: shapes = 'x:1x3', best = true or compare = false; `state=` and `x y` stay"
+    assert keyed(text, ("state",)) == told

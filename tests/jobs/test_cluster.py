@@ -14,7 +14,7 @@ from test_runner import LIST, fixed_batch, listed, measured, plain
 from world import World, samples
 
 import trtopt
-from trtopt.core.errors import BackendError, CalibrationError, DeviceError, MissingDependency, WorkerDied
+from trtopt.core.errors import BackendError, CalibrationError, DeviceError, MissingDependency, UsageError, WorkerDied
 from trtopt.core.version import to_install
 from trtopt.jobs import cluster as module
 from trtopt.jobs.cluster import Cluster
@@ -39,6 +39,7 @@ def ray() -> Iterator[Any]:
             address="local",
             num_cpus=2,
             num_gpus=2,  # Ray only counts them
+            resources={"accelerator_type:H200": 1, "edge": 1},
             include_dashboard=False,
             object_store_memory=200 << 20,
             log_to_driver=False,
@@ -181,3 +182,85 @@ def test_the_address_may_be_left_out(
     monkeypatch.setattr(trtopt, "run_jobs", noted, raising=False)
     assert "jobs.toml isn't run" in world.run("jobs", "run", listed(world), *typed).err
     assert asked == [address]
+
+
+ENGINES = """
+[data.arrays]
+data = "data.npz"
+[[job]]
+kind = "build"
+model = "model.onnx"
+precision = ["fp16", "int8"]
+data = "arrays"
+target = "sm89"
+resource = ["accelerator_type:H200", "edge"]
+backend = "rtx"
+"""
+
+
+def test_engines_are_built_where_ray_has_what_they_need(rtx: None, ray: Any, world: World) -> None:
+    path = listed(world, ENGINES)
+    result = trtopt.run_jobs(path, workers=1, ray="auto")
+    assert result.ok, result.jobs
+    engines = [job for job in result.jobs if job.kind == "build"]
+    assert len(result.jobs) == 5  # with the table
+    assert [job.name for job in engines] == [
+        f"model.{precision}.sm89.{kind}" for precision in ("fp16", "int8") for kind in ("H200", "edge")
+    ]
+    for job in engines:
+        manifest = trtopt.inspect(job.output).manifest
+        assert manifest is not None and manifest.source["path"] == str(world.model)
+        assert (job.resource.rpartition(":")[2], job.targets) == (job.name.rpartition(".")[2], ("sm89",))
+    before = {job.output: Path(job.output).stat().st_mtime_ns for job in engines}
+    again = trtopt.run_jobs(path, workers=1, ray="auto")
+    assert all(job.cached for job in again.jobs)
+    # What Ray built is known without it, by its content.
+    local = listed(
+        world,
+        ENGINES.replace('resource = ["accelerator_type:H200", "edge"]', "").replace("[[job]]", "[[job]]\nname = 'm'"),
+    )
+    for engine in engines:
+        name = Path(engine.output).name.replace("model.", "m.").replace(f".{engine.name.rpartition('.')[2]}.", ".")
+        for end in ("", ".json"):
+            Path(engine.output + end).with_name(name + end).write_bytes(Path(engine.output + end).read_bytes())
+    assert [job.cached for job in trtopt.run_jobs(local, workers=1).jobs if job.kind == "build"] == [True, True]
+    assert {path: Path(path).stat().st_mtime_ns for path in before} == before
+
+
+def test_samples_travel_to_builds_that_judge_by_them(rtx: None, ray: Any, world: World) -> None:
+    text = """
+        [data.photos]
+        images = "photos"
+        preprocess = { size = [32, 32], scale = 0.00392156862745098 }
+        [[job]]
+        kind = "build"
+        model = ["model.onnx", "absent.onnx"]
+        precision = "int8"
+        data = "photos"
+        min_snr = 20
+        target = "sm89"
+        backend = "rtx"
+    """
+    result = {job.name: job for job in trtopt.run_jobs(listed(world, text), workers=1, ray="auto").jobs}
+    done, failed = result["model.int8.sm89"], result["absent.int8.sm89"]
+    assert (done.state, done.precision_summary[-4:]) == ("done", "INT8"), done
+    assert failed.error is not None and "its table wasn't made" in failed.error["message"]
+
+
+def test_what_the_cluster_lacks_is_told_before_any_work(
+    ray: Any, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = listed(world, ENGINES.replace("H200", "L4"))
+    with pytest.raises(BackendError, match=r"resource 'accelerator_type:L4'; there is .*accelerator_type:H200, edge"):
+        trtopt.run_jobs(path, workers=1, ray="auto")
+    with pytest.raises(UsageError, match=r"model.fp16.sm89.L4 is to be built on a Ray node.*`ray='auto'`"):
+        trtopt.run_jobs(path, workers=1)
+    for option in ('timing_cache = "t.cache"', "device = 1"):
+        plain = ENGINES.replace('resource = ["accelerator_type:H200", "edge"]', option)
+        with pytest.raises(UsageError, match=f"{option.split()[0]} .*`ray=`"):
+            trtopt.run_jobs(listed(world, plain), workers=1, ray="auto")
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0, "edge": 1.0})
+    text = ENGINES.replace('["accelerator_type:H200", "edge"]', '"edge"').replace('"rtx"', '"tensorrt"')
+    with pytest.raises(BackendError, match="is built on a GPU, and the Ray cluster has none"):
+        trtopt.run_jobs(listed(world, text.replace('target = "sm89"', "")), workers=1, ray="auto")
+    assert not (world.folder / "engines").exists()

@@ -98,7 +98,8 @@ def test_shards_go_to_all_gpus_and_scales_are_those_of_one(world: World, monkeyp
     tables = []
     for count, shard in ((2, 8), (1, 40)):
         calls.clear()
-        monkeypatch.setattr(runner, "_gpus", lambda count=count: Gpus(("stand-in",) * count, identity, "cpu"))
+        found = Gpus(("stand-in",) * count, identity, "cpu")
+        monkeypatch.setattr(runner, "_asked", lambda _, found=found: found)
         options: dict[str, Any] = {"state": world.folder / f"{count}.state", "workers": 1, "threads": 1}
         result = trtopt.run_jobs(listed(world, text), shard=shard, **options)
         assert result.ok, result.jobs

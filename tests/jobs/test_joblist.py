@@ -6,7 +6,7 @@ import pytest
 
 from trtopt.core.errors import UsageError
 from trtopt.data.preprocess import PRESETS
-from trtopt.jobs.joblist import Job, load_jobs
+from trtopt.jobs.joblist import BuildJob, Job, load_jobs
 
 GOOD = """
 output = "tables"
@@ -30,7 +30,12 @@ data = "digits"
 
 def read(folder: Path, text: str) -> tuple[Job, ...]:
     (folder / "jobs.toml").write_text(text, encoding="utf-8")
-    return load_jobs(folder / "jobs.toml")
+    return tuple(job for job in load_jobs(folder / "jobs.toml") if isinstance(job, Job))
+
+
+def builds(folder: Path, text: str) -> dict[str, BuildJob]:
+    (folder / "jobs.toml").write_text(text, encoding="utf-8")
+    return {job.name: job for job in load_jobs(folder / "jobs.toml") if isinstance(job, BuildJob)}
 
 
 def test_every_combination_is_a_job(tmp_path: Path) -> None:
@@ -78,7 +83,7 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
     [
         ('output = "tables"', "output = ", "not TOML"),
         ('output = "tables"', "output = 3", "output is 3; a text is needed"),
-        ('output = "tables"', 'outputs = "tables"', "unknown key outputs; known: output, device, data, job"),
+        ('output = "tables"', 'outputs = "tables"', "unknown key outputs; known: output, engines, device, data, job"),
         ("limit = 5", "limits = 5", r"\[data.photos\]: unknown key limits; known: images, data, preprocess, limit"),
         ("limit = 5", "limit = 0", r"\[data.photos\]: limit is 0; a whole number from 1"),
         ("limit = 5", "limit = true", "limit is True; a whole number"),
@@ -90,7 +95,7 @@ def test_preprocessing_may_be_a_file_beside_the_list_or_a_table(tmp_path: Path) 
         ('data = "digits.npz"', 'data = "digits.npz"\nimages = "photos"', "either images"),
         ('method = ["auto", "entropy"]', 'method = "best"', r"\[\[job\]\] 1: method is 'best'; allowed: auto, entropy"),
         ('method = ["auto", "entropy"]', "method = []", "method is an empty list"),
-        ('method = ["auto", "entropy"]', "methods = []", "unknown key methods; known: name, model, data, method"),
+        ('method = ["auto", "entropy"]', "methods = []", "unknown key methods; known: kind, name, model, data, method"),
         ('data = ["photos", "digits"]', 'data = "foto"', "data is 'foto'; the data sets are photos, digits"),
         ('data = ["photos", "digits"]', "", r"\[\[job\]\] 1: lacks data"),
         ('"head*=fp32"', '"head*"', "`precision_override=` 'head\\*' can't be read"),
@@ -118,3 +123,102 @@ def test_a_list_without_jobs_shows_how_to_write_one(tmp_path: Path) -> None:
         read(tmp_path, GOOD.split("[[job]]", maxsplit=1)[0])
     with pytest.raises(UsageError, match=r"absent\.toml doesn't exist"):
         load_jobs(tmp_path / "absent.toml")
+
+
+# Engines -----------------------------------------------------------------------------------------------------------------
+
+ENGINES = """
+engines = "made"
+[data.photos]
+images = "photos"
+preprocess = "imagenet"
+limit = 5
+[[job]]
+kind = "build"
+model = ["one.onnx", "two.onnx"]
+precision = ["fp32", "fp16", "int8", "int8+bf16"]
+data = "photos"
+target = ["sm89", "sm89,120"]
+workspace = "2GiB"
+backend = "rtx"
+[[job]]
+model = "one.onnx"
+data = "photos"
+precision_override = "head*=fp32"
+"""
+
+
+def test_an_engine_for_each_model_precision_and_target(tmp_path: Path) -> None:
+    jobs = builds(tmp_path, ENGINES)
+    assert list(jobs) == [
+        f"{model}.{precision}.{target}"
+        for model in ("one", "two")
+        for precision in ("fp32", "fp16", "int8", "int8+bf16")
+        for target in ("sm89", "sm89-sm120")
+    ]
+    plain, half, quantized = (jobs[f"one.{name}.sm89"].request for name in ("fp32", "fp16", "int8"))
+    assert plain.output == tmp_path / "made" / "one.fp32.sm89.engine"
+    assert {item.workspace for item in (plain, half, quantized)} == {"2GiB"}
+    assert (plain.fp16, plain.images, plain.calib) == (False, None, None)
+    assert (half.fp16, half.images, half.limit) == (True, tmp_path / "photos", 5)
+    assert (quantized.int8, quantized.images) == (True, None)
+    assert jobs["two.int8+bf16.sm89-sm120"].request.bf16
+    assert jobs["two.int8+bf16.sm89-sm120"].targets == "sm89,sm120"
+
+
+def test_a_quantized_build_takes_the_lists_own_table_or_has_one_made(tmp_path: Path) -> None:
+    jobs = builds(tmp_path, ENGINES)
+    listed = {job.name: job for job in read(tmp_path, ENGINES)}
+    assert list(listed) == ["two.photos.auto", "one.photos.auto"]  # the first is the builds' own
+    own, given = jobs["two.int8.sm89"], jobs["one.int8.sm89"]
+    assert (own.calibration, given.calibration) == (listed["two.photos.auto"], listed["one.photos.auto"])
+    assert given.request.calib == tmp_path / "calibrated" / "one.photos.auto.calib.json"
+    assert given.calibration is not None and given.calibration.precision_override == ("head*=fp32",)
+    assert jobs["one.fp16.sm89"].calibration is None
+    table = builds(
+        tmp_path,
+        ENGINES.replace('data = "photos"\ntarget', 'calib = "t.calib.json"\ntarget', 1).replace('"fp16", ', ""),
+    )
+    assert (table["one.int8.sm89"].calibration, table["one.int8.sm89"].request.calib) == (
+        None,
+        tmp_path / "t.calib.json",
+    )
+    limited = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', "min_snr = 30"))["one.int8.sm89"]
+    assert limited.calibration is not None and limited.request.images == tmp_path / "photos"  # which judge
+
+
+def test_a_resource_is_part_of_the_name(tmp_path: Path) -> None:
+    text = ENGINES.replace('target = ["sm89", "sm89,120"]', 'resource = ["accelerator_type:H200", "edge box"]')
+    jobs = builds(tmp_path, text.replace('backend = "rtx"', 'backend = "tensorrt"'))
+    assert jobs["two.int8.H200"].resource == "accelerator_type:H200"
+    assert jobs["two.int8.edge_box"].resource == "edge box"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('kind = "build"', 'kind = "bild"', "kind is 'bild'; allowed: calibrate, build"),
+        ('kind = "build"', "", 'precision is said of engines: add kind = "build"'),
+        ('precision = ["fp32", "fp16", "int8", "int8+bf16"]', "", "lacks precision, one or several of fp32, fp16"),
+        ('"int8+bf16"]', '"int4"]', "precision is 'int4'; allowed: fp32, fp16"),
+        ('workspace = "2GiB"', 'workspce = "2GiB"', r"\[\[job\]\] 1: unknown key workspce; did you mean workspace\?"),
+        ('workspace = "2GiB"', "workspace = true", "workspace is True; a text or a number is needed"),
+        ('workspace = "2GiB"', 'workspace = "much"', "much"),
+        ('workspace = "2GiB"', 'optimization_level = "5"', "optimization_level is '5'; a whole number is needed"),
+        ('workspace = "2GiB"', "tf32 = 0", "tf32 is 0; true or false is needed"),
+        ('workspace = "2GiB"', 'shapes = ["x"]', "shapes"),
+        ('workspace = "2GiB"', "int8 = true", 'int8 is said by precision = "int8"'),
+        ('workspace = "2GiB"', 'output = "o"', "engines are named by their jobs"),
+        ('workspace = "2GiB"', "limit = 3", r"limit belongs into \[data.photos\]"),
+        ('workspace = "2GiB"', 'save_onnx = "g.onnx"', "save_onnx is one file, and here are 16 engines"),
+        ('workspace = "2GiB"', 'method = "best"', "method is 'best'; allowed: auto, entropy"),
+        ('workspace = "2GiB"', 'classes = "absent.txt"', "absent.txt doesn't exist"),
+        ('"sm89,120"]', '"sm_89"]', "a second job would be named 'one.fp32.sm89'"),
+        ('"sm89,120"]', '"ada"]', "'ada' isn't a compute capability"),
+        ('data = "photos"\ntarget', 'data = ["photos"]\ntarget', "data is \\['photos'\\]; a text is needed"),
+    ],
+)
+def test_builds_that_cant_be_right_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in ENGINES
+    with pytest.raises(UsageError, match=f"jobs.toml.*{said}"):
+        builds(tmp_path, ENGINES.replace(old, new, 1))

@@ -60,7 +60,7 @@ from trtopt.recipes.classnames import load_classes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
 
-_GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
+GOAL = ("max_drop", "labels", "metric", "min", "budget", "min_agreement", "min_snr")
 NO_LIMIT = -1000.0  # dB
 FEW = 32  # below, one sample's class decides too much
 
@@ -131,11 +131,20 @@ def build(request: BuildRequest) -> BuildResult:
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()
-    half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
-    goal = goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
+    goal = goal_asked(request)
     if goal is not None:
         return _tuned(request, goal)
     return _asked_for(request)
+
+
+def goal_asked(request: BuildRequest) -> Goal | None:
+    """What a build that isn't `best` has to look for a choice of layers for; None: nothing.
+
+    Raises:
+        UsageError: the goal can't be right.
+    """
+    half = (request.fp16 or request.bf16) and not (request.int8 or request.fp8)
+    return goal_of(without(request, "min_snr") if half else request)  # there the builder keeps it
 
 
 @taking(TuneRequest)
@@ -158,7 +167,7 @@ def tune(request: TuneRequest) -> BuildResult:
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:
     """Choose what stays out of INT8, then build. On a GPU by its layers' times, and FP16 instead where that is as fast."""
     check_outputs(request)
-    plain = replace(without(request, *_GOAL), save_calib=None)
+    plain = replace(without(request, *GOAL), save_calib=None)
     not_measured, gpu = "`compare=False` was given", None
     if request.compare:
         try:

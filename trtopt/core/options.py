@@ -21,7 +21,7 @@ import difflib
 import functools
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature
 from typing import Any, ParamSpec, TypeVar
@@ -143,6 +143,16 @@ def spoken(text: str, flags: Mapping[str, str]) -> str:
         return forms[-1] if value == "False" else " ".join(f"{yes} {word}" for word in _typed(value))
 
     return _NAMED.sub(flag, text)
+
+
+def keyed(text: str, others: Collection[str]) -> str:
+    """The text with keys of a TOML file for options, but for `others`, which stay as they are."""
+
+    def key(found: re.Match[str]) -> str:
+        value = found[2].lower() if found[2] in ("True", "False") else found[2]
+        return found[0] if found[1] in others else found[1] + (f" = {value}" if value else "")
+
+    return _NAMED.sub(key, text)
 
 
 def _typed(value: str) -> list[str]:

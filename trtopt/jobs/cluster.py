@@ -1,4 +1,4 @@
-"""Shards on a Ray cluster. Only this module imports Ray.
+"""Shards and builds on a Ray cluster. Only this module imports Ray.
 
 The machine that runs the list reads all files and writes all results; workers get models, and the samples of their shards,
 through Ray's object store, so no folder needs to be shared. Images travel encoded and are decoded on the cluster, once for
@@ -7,8 +7,10 @@ all models that take them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,18 @@ from trtopt.core.library_output import Shared, variable
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__, to_install
 from trtopt.data import ImageBatches
+from trtopt.jobs.builders import Lane
+from trtopt.jobs.building import build_sent, model_files, parcel, sample_files
 from trtopt.jobs.gpus import HOST_MEMORY
+from trtopt.jobs.joblist import BuildJob
 from trtopt.jobs.loop import Memory
 from trtopt.jobs.work import OpenModel, Samples, Shard, decode, observe_shard
 
 # Nothing is sent anywhere unless asked for; the processes that Ray starts inherit it.
 _unreported = Shared(lambda: variable("RAY_USAGE_STATS_ENABLED", "0"))
 _RETRIES = 2  # of a task whose worker or node is lost; Ray's own
+_TYPE = "accelerator_type:"  # Ray's resource of a node's kind of GPU
+_TRACE = 0.001  # of a resource that says where a task goes, and isn't used up
 
 
 class Cluster:
@@ -80,7 +87,10 @@ class Cluster:
             with_gpu(engine_identity),
             remote(decode),
         )
+        self._build = self._ray.remote(num_cpus=threads, max_retries=_RETRIES)(build_sent)
+        self._has_gpus, self._there = bool(gpus), resources
         self._models: dict[Path, Any] = {}
+        self._sent: dict[Path, Any] = {}
         self._pending: dict[Future[Any], Any] = {}
 
     def _connect(self, address: str) -> None:
@@ -133,6 +143,10 @@ class Cluster:
         need = min(self._memory.need(model.fingerprint, model.nbytes, self.threads, torch), self._most // 2)
         call = self._observe.options(memory=need) if need else self._observe
         reference = call.remote(self._models[model.folder], model, *source, first, count, self.threads, self._device)
+        return self._future(reference, model.fingerprint)
+
+    def _future(self, reference: Any, measured: str) -> Future[dict[str, Any]]:
+        """A task's result; its "peak" is the memory of the next ones that are called the same."""
         result: Future[dict[str, Any]] = Future()
         self._pending[result] = reference
 
@@ -142,11 +156,59 @@ class Cluster:
             if error is not None:
                 result.set_exception(self._ours(error))
             else:
-                self._memory.measured(model.fingerprint, found.result()["peak"])
+                self._memory.measured(measured, found.result()["peak"])
                 result.set_result(found.result())
 
         reference.future().add_done_callback(arrived)
         return result
+
+    # Engines
+
+    def lanes(self, jobs: Sequence[BuildJob]) -> list[Lane]:
+        """As many for each resource as there are slots: nodes of one kind needn't wait for those of another.
+
+        Raises:
+            BackendError: the cluster has no such resource, or no GPU where a build needs one.
+        """
+        wanted = dict.fromkeys(job.resource for job in jobs)
+        if absent := [name for name in wanted if name and not self._there.get(name)]:
+            own = ("CPU", "GPU", "memory", "object_store_memory")
+            there = sorted(name for name in self._there if name not in own and not name.startswith("node:"))
+            raise BackendError(
+                f"no node of the Ray cluster has the resource {absent[0]!r}; there is {', '.join(there) or 'none by name'}: "
+                f"ray start --resources names further ones"
+            )
+        for job in jobs:
+            if self._gpus_for(job) and not self._has_gpus:
+                raise BackendError(
+                    f'{job.name} is built on a GPU, and the Ray cluster has none: backend = "rtx", or add nodes'
+                )
+
+        def takes(resource: str, job: BuildJob) -> bool:
+            return job.resource == resource
+
+        return [Lane(partial(takes, name), self.build) for name in wanted for _ in range(self.slots)]
+
+    def _gpus_for(self, job: BuildJob) -> int:
+        """How many GPUs a build takes: TensorRT-RTX needs none, and gets the one of a kind that the list names."""
+        backend = job.request.backend
+        return int(backend == "tensorrt" or job.resource.startswith(_TYPE) or (backend == "auto" and self._has_gpus))
+
+    def build(self, job: BuildJob) -> Future[dict[str, Any]]:
+        """See `building.build_sent`."""
+        request, source = job.request, job.request.images or job.request.data
+        model = self._sent_once(job.model, model_files)
+        samples = None if source is None else self._sent_once(Path(source), sample_files)
+        call = self._build.options(
+            num_gpus=self._gpus_for(job), resources={job.resource: _TRACE} if job.resource else None
+        )
+        asked = replace(request, model=str(request.model))
+        return self._future(call.remote(asked, model, samples, parcel(request)), job.name)
+
+    def _sent_once(self, path: Path, read: Callable[[Path], Mapping[str, bytes]]) -> Any:
+        if path not in self._sent:
+            self._sent[path] = self._ray.put(read(path))
+        return self._sent[path]
 
     def _ours(self, error: BaseException) -> BaseException:
         """The exception that the task raised, or what became of its worker."""

@@ -34,9 +34,14 @@ class Gpus:
 
     def places(self) -> list[dict[str, str]]:
         """For each GPU the environment in which a process sees that one alone."""
-        given = [item.strip() for item in os.environ.get(VISIBLE, "").split(",") if item.strip()]
-        chosen = given if len(given) >= len(self.names) else [str(number) for number in range(len(self.names))]
-        return [{VISIBLE: name} for name in chosen[: len(self.names)]]
+        return places(len(self.names))
+
+
+def places(count: int) -> list[dict[str, str]]:
+    """For each of so many GPUs the environment in which a process sees that one alone."""
+    given = [item.strip() for item in os.environ.get(VISIBLE, "").split(",") if item.strip()]
+    chosen = given if len(given) >= count else [str(number) for number in range(count)]
+    return [{VISIBLE: name} for name in chosen[:count]]
 
 
 def find_gpus() -> Gpus:

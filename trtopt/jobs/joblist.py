@@ -1,4 +1,4 @@
-"""jobs.toml: which models are calibrated on which data by which methods.
+"""jobs.toml: which models are calibrated on which data by which methods, and which engines are built of them.
 
     output = "tables"                  # folder of the tables; default "calibrated", beside the file
     # device = "cuda"                  # models run in PyTorch, a worker on each GPU; default "cpu"
@@ -15,28 +15,61 @@
     method = ["auto", "entropy"]       # default "auto"; all of a list come from one pass
     precision_override = ["head*=fp32"]
 
-Every combination of a `[[job]]`'s lists is a job of its own, named MODEL.DATA.METHOD. Paths are relative to the file.
+    [[job]]
+    kind = "build"                     # engines; default "calibrate"
+    model = "zoo/*.onnx"
+    precision = ["fp16", "int8"]       # `PRECISIONS`
+    data = "photos"                    # for the precisions that need any: the list's own table of it, or the samples
+    target = ["sm89", "sm120"]         # an engine for each; "sm89,sm120" is one for both
+    # resource = ["accelerator_type:H200"]  # with Ray: an engine from each kind of node
+    backend = "rtx"                    # and any other option of `BuildRequest`
+
+Every combination of a `[[job]]`'s lists is a job of its own, named MODEL.DATA.METHOD, or MODEL.PRECISION.TARGET.RESOURCE as far
+as these are given. Paths are relative to the file.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+from trtopt.autotune.building import GOAL
+from trtopt.builder.construction import spec_of
+from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import METHODS, Override, choice
+from trtopt.core.options import keyed, options
+from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.jobs.request import JobsRequest
+from trtopt.recipes.classnames import load_classes
 
-_TOP = ("output", "device", "data", "job")
+_TOP = ("output", "engines", "device", "data", "job")
+KINDS = ("calibrate", "build")
+# Each the options of a build that it stands for.
+PRECISIONS = {
+    "fp32": (),
+    "fp16": ("fp16",),
+    "bf16": ("bf16",),
+    "int8": ("int8",),
+    "fp8": ("fp8",),
+    "int8+bf16": ("int8", "bf16"),
+    "fp8+bf16": ("fp8", "bf16"),
+}
+_FLAGS = ("fp16", "bf16", "int8", "fp8")
+_BY_DATA = ("images", "preprocess", "limit")
+SAVED = ("save_onnx", "save_calib", "save_cache")
 DEVICES = ("cpu", "cuda")
 _DATA = ("images", "data", "preprocess", "limit", "allow_unusual_data")
-_JOB = ("name", "model", "data", "method", "precision_override")
+_JOB = ("kind", "name", "model", "data", "method", "precision_override")
+_BUILD = ("kind", "name", "model", "precision", "data", "resource")  # beside the options of a build
 
 
 @dataclass(frozen=True)
@@ -70,12 +103,46 @@ class Job:
     device: str = "cpu"
 
 
-def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
-    """Read a job list.
+@dataclass(frozen=True)
+class BuildJob:
+    """One engine to make.
+
+    Attributes:
+        request: what is asked for; its `calib` may be the table of `calibration`.
+        precision: a key of `PRECISIONS`, or "best".
+        data: what it is calibrated or judged on.
+        calibration: the job of this list whose table it needs.
+        resource: of the Ray node that builds it; "": any node.
+        device: the GPU of this machine that builds it; None: any, where they are all of one kind.
+    """
+
+    name: str
+    request: BuildRequest
+    precision: str
+    data: DataSet | None
+    calibration: Job | None
+    resource: str
+    device: int | None
+
+    @property
+    def model(self) -> Path:
+        return Path(os.fspath(self.request.model))
+
+    @property
+    def output(self) -> Path:
+        return Path(self.request.output)
+
+    @property
+    def targets(self) -> str:
+        return ",".join(f"sm{target}" for target in parse_targets(self.request.target)) if self.request.target else ""
+
+
+def load_jobs(path: str | os.PathLike[str]) -> tuple[Job | BuildJob, ...]:
+    """Read a job list. A calibration that only a build asks for stands before it.
 
     Raises:
         UsageError: no such file, not TOML, an unknown key or a value that isn't allowed (the place is named), a data set that
-            isn't there, or two jobs with one name.
+            isn't there, options of a build that don't go together, or two jobs with one name.
     """
     file = existing_file(path, "the job list")
     try:
@@ -85,35 +152,55 @@ def load_jobs(path: str | os.PathLike[str]) -> tuple[Job, ...]:
     where, root = str(file), file.parent
     _table(content, where, _TOP)
     folder = _path(content.get("output", "calibrated"), root, f"{where}: output")
+    engines = _path(content.get("engines", "engines"), root, f"{where}: engines")
     device = choice(_text(content.get("device", "cpu"), f"{where}: device"), DEVICES, f"{where}: device")
     sets = _table(content.get("data", {}), f"{where}: data")
     data = {name: _data_set(name, value, root, f"{where}: [data.{name}]") for name, value in sets.items()}
     entries = content.get("job", [])
     if not isinstance(entries, list) or not entries:
         raise UsageError(f'{where} has no jobs; write [[job]] with model = "M.onnx" and data = "NAME" below it')
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, Job | BuildJob] = {}
+    order: dict[str, int] = {}
+    saved: dict[Path, str] = {}
+
+    def add(job: Job | BuildJob, number: int) -> None:
+        if job.name in jobs:
+            raise UsageError(
+                f"{where}: [[job]] {number}: a second job would be named {job.name!r} ({jobs[job.name].model} and "
+                f"{job.model}); give one of them a name"
+            )
+        jobs[job.name], order[job.name] = job, number
+
+    building: list[tuple[int, dict[str, Any]]] = []
     for number, entry in enumerate(entries, 1):
-        for job in _jobs(entry, data, root, folder, device, f"{where}: [[job]] {number}"):
-            if job.name in jobs:
-                raise UsageError(
-                    f"{where}: [[job]] {number}: a second job would be named {job.name!r} ({jobs[job.name].model} and "
-                    f"{job.model}); give one of them a name"
-                )
-            jobs[job.name] = job
-    return tuple(jobs.values())
+        at = f"{where}: [[job]] {number}"
+        if choice(_text(_table(entry, at).get("kind", "calibrate"), f"{at}: kind"), KINDS, f"{at}: kind") == "build":
+            building.append((number, entry))
+            continue
+        for job in _jobs(entry, data, root, folder, device, at):
+            add(job, number)
+    for number, entry in building:  # when it is known which tables there will be
+        for build in _builds(entry, data, root, folder, engines, device, jobs, f"{where}: [[job]] {number}"):
+            if build.calibration is not None and jobs.get(build.calibration.name) != build.calibration:
+                add(build.calibration, number)
+            add(build, number)
+            for name in SAVED:
+                kept = getattr(build.request, name)
+                if kept is not None and saved.setdefault(kept, build.name) != build.name:
+                    raise UsageError(
+                        f"{where}: [[job]] {number}: {name} = {str(kept)!r} is written by {saved[kept]}, too: give another"
+                    )
+    return tuple(sorted(jobs.values(), key=lambda job: order[job.name]))
 
 
-def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
-    _table(entry, where, _JOB)
+def in_list(text: str) -> str:
+    """A message with the options of calibrations and builds as a list has them."""
+    return re.sub(rf"\b({'|'.join(_FLAGS)}) = true", r'precision = "\1"', keyed(text, options(JobsRequest)))
+
+
+def _named_models(entry: Mapping[str, Any], root: Path, where: str) -> tuple[str | None, list[Path]]:
+    """What names the jobs instead of their models, if anything, and the models."""
     models = [path for text in _texts(entry, "model", where) for path in _models(text, root, where)]
-    methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
-    for method in methods:
-        choice(method, METHODS, f"{where}: method")
-    overrides = tuple(_texts(entry, "precision_override", where)) if "precision_override" in entry else ()
-    try:
-        _ = [Override.parse(text) for text in overrides]
-    except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
     named = entry.get("name")
     if named is not None and not re.fullmatch(r"[\w.+-]+", _text(named, f"{where}: name")):
         raise UsageError(
@@ -123,17 +210,172 @@ def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, dev
         raise UsageError(
             f"{where}: name is for one model; here are {len(models)}: give each its [[job]], or drop the name"
         )
+    return named, models
+
+
+def _jobs(entry: Any, data: Mapping[str, DataSet], root: Path, folder: Path, device: str, where: str) -> list[Job]:
+    if meant := [
+        name for name in _table(entry, where) if name not in _JOB and name in (*_BUILD, *options(BuildRequest))
+    ]:
+        raise UsageError(f'{where}: {meant[0]} is said of engines: add kind = "build"')
+    _table(entry, where, _JOB)
+    named, models = _named_models(entry, root, where)
+    methods = _texts(entry, "method", where) if "method" in entry else ["auto"]
+    for method in methods:
+        choice(method, METHODS, f"{where}: method")
+    overrides = tuple(_texts(entry, "precision_override", where)) if "precision_override" in entry else ()
+    try:
+        _ = [Override.parse(text) for text in overrides]
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
     found = []
     for model in models:
         for chosen in _texts(entry, "data", where):
-            if chosen not in data:
-                there = ", ".join(data) or "none: write [data.NAME]"
-                raise UsageError(f"{where}: data is {chosen!r}; the data sets are {there}")
+            source = _known(chosen, data, where)
             for method in methods:
                 name = f"{named or model.stem}.{chosen}.{method}"
                 table = _path(f"{name}.calib.json", folder, f"{where}: the table's name")
-                found.append(Job(name, model, data[chosen], method, overrides, table, device))
+                found.append(Job(name, model, source, method, overrides, table, device))
     return found
+
+
+def _known(name: str, data: Mapping[str, DataSet], where: str) -> DataSet:
+    if name not in data:
+        there = ", ".join(data) or "none: write [data.NAME]"
+        raise UsageError(f"{where}: data is {name!r}; the data sets are {there}")
+    return data[name]
+
+
+# Builds -------------------------------------------------------------------------------------------------------------------
+
+
+def _builds(
+    entry: Mapping[str, Any],
+    data: Mapping[str, DataSet],
+    root: Path,
+    folder: Path,
+    engines: Path,
+    device: str,
+    jobs: Mapping[str, Job | BuildJob],
+    where: str,
+) -> list[BuildJob]:
+    given = _options(entry, root, where)
+    named, models = _named_models(entry, root, where)
+    best = given.get("best", False)
+    if not best and "precision" not in entry:
+        raise UsageError(f"{where}: lacks precision, one or several of {', '.join(PRECISIONS)}; or write best = true")
+    precisions = _texts(entry, "precision", where) if "precision" in entry else ["best"]
+    for precision in precisions:
+        if precision != "best" or "precision" in entry:
+            choice(precision, tuple(PRECISIONS), f"{where}: precision")
+    targets = _texts(entry, "target", where) if "target" in entry else [""]
+    resources = _texts(entry, "resource", where) if "resource" in entry else [""]
+    source = _known(_text(entry["data"], f"{where}: data"), data, where) if "data" in entry else None
+    if source is not None and (twice := [name for name in _BY_DATA if name in given]):
+        raise UsageError(f"{where}: {twice[0]} belongs into [data.{source.name}]")
+    if (count := len(models) * len(precisions) * len(targets) * len(resources)) > 1:
+        for name in SAVED:
+            if name in given:
+                raise UsageError(f"{where}: {name} is one file, and here are {count} engines: give each its [[job]]")
+    found = []
+    for model, precision, target, resource in product(models, precisions, targets, resources):
+        try:
+            compiled = "-".join(f"sm{number}" for number in parse_targets(target)) if target else ""
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
+        kind = re.sub(r"[^\w.+-]", "_", resource.rpartition(":")[2])
+        name = ".".join(filter(None, [named or model.stem, precision, compiled, kind]))
+        asked = {**given, **dict.fromkeys(PRECISIONS.get(precision, ()), True)}
+        asked |= {"target": target} if target else {}
+        quantized = best or precision.partition("+")[0] in ("int8", "fp8")
+        own = given.get("calibrator", "trtopt") == "trtopt"
+        calibration = None
+        if quantized and own and source is not None and "calib" not in given:
+            calibration = _calibration(named, model, source, given.get("method", "auto"), folder, device, jobs, where)
+            asked["calib"] = calibration.output
+        judged = best or not own or any(item in given for item in GOAL)
+        if source is not None and (judged if quantized else precision != "fp32"):
+            asked |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
+        request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **asked)
+        try:
+            spec_of(request)
+        except UsageError as error:
+            raise UsageError(f"{where}: {in_list(str(error))}") from None
+        found.append(BuildJob(name, request, precision, source, calibration, resource, given.get("device")))
+    return found
+
+
+def _calibration(
+    named: str | None,
+    model: Path,
+    data: DataSet,
+    method: str,
+    folder: Path,
+    device: str,
+    jobs: Mapping[str, Job | BuildJob],
+    where: str,
+) -> Job:
+    """The list's own job that makes the table, or a new one."""
+    names = [f"{base}.{data.name}.{method}" for base in (named, model.stem) if base]
+    for name in names:
+        job = jobs.get(name)
+        if isinstance(job, Job) and job.model == model:
+            return job
+    table = _path(f"{names[0]}.calib.json", folder, f"{where}: the table's name")
+    return Job(names[0], model, data, method, (), table, device)
+
+
+def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]:
+    """What an entry says of its builds, by the names of `BuildRequest`, each of the kind that this takes."""
+    there, found = options(BuildRequest), dict[str, Any]()
+    own = ("model", "output", "data", "target", "reporter", *_FLAGS)
+    for name in _FLAGS:
+        if name in entry:
+            raise UsageError(f'{where}: {name} is said by precision = "{name}"')
+    if "output" in entry:
+        raise UsageError(
+            f"{where}: output: engines are named by their jobs, in the folder that the list's engines says"
+        )
+    allowed = [*_BUILD, *(name for name in there if name not in own), "target"]
+    for name, value in entry.items():
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, 1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(allowed)}"
+            raise UsageError(f"{where}: unknown key {name}; {hint}")
+        if name in _BUILD or name == "target":
+            continue
+        field, about = there[name]
+        at, typed = f"{where}: {name}", about.typed or type(field.default)
+        if name in ("preprocess", "classes"):
+            known = value in PRESETS if name == "preprocess" else str(value).startswith(("imagenet", "package:"))
+            value = _path(value, root, at) if isinstance(value, str) and not known else value
+            try:
+                found[name] = Preprocess.load(value) if name == "preprocess" else load_classes(value)
+            except UsageError as error:
+                raise UsageError(f"{at}: {error}") from None
+        elif field.default == ():
+            found[name] = value if isinstance(value, dict) and name == "output_kind" else _texts(entry, name, where)
+        elif typed is Path:
+            found[name] = _path(value, root, at)
+        elif typed is bool:
+            found[name] = _kind(value, (bool,), "true or false", at)
+        elif typed is int:
+            found[name] = _kind(value, (int,), "a whole number", at)
+        elif typed is float:
+            found[name] = _kind(value, (int, float), "a number", at)
+        elif about.unit or name in ("max_drop", "budget"):  # "2GiB", "0.5%", "10min", or the bare number
+            found[name] = _kind(value, (str, int, float), "a text or a number", at)
+        else:
+            found[name] = _text(value, at)
+    if "method" in found:
+        choice(found["method"], METHODS, f"{where}: method")
+    return found
+
+
+def _kind(value: Any, kinds: Sequence[type], what: str, where: str) -> Any:
+    if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
+        raise UsageError(f"{where} is {value!r}; {what} is needed")
+    return value
 
 
 def _models(text: str, root: Path, where: str) -> list[Path]:

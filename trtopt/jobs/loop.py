@@ -14,7 +14,7 @@ from typing import Any
 from trtopt.core.errors import WorkerDied
 from trtopt.core.host import free_memory
 
-FINISH, OBSERVE, STAGE, OPEN = range(4)  # what goes first: results, then what is decoded, then more to do
+FINISH, OBSERVE, STAGE, OPEN, BUILD = range(5)  # what goes first: results, then what is decoded, then more to do
 _BASE = 300 << 20  # bytes: Python, NumPy, ONNX Runtime
 _THREAD = 64 << 20  # bytes: one sample's tensors
 _SHARE = 0.9  # of the free memory may be used

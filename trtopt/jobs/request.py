@@ -25,6 +25,6 @@ class JobsRequest:
     )
     shard: int | None = option(None, help="Samples in one piece of work; the result doesn't depend on it.", typed=int)
     ray: str | None = option(
-        None, help="Run the shards on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str
+        None, help="Run shards and builds on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str
     )
     reporter: Reporter = SILENT

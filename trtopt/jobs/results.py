@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trtopt.core.documents import converted
-from trtopt.jobs.joblist import Job
+from trtopt.jobs.joblist import BuildJob, Job
 
 STATES = ("pending", "running", "done", "failed")
+_OF_CALIBRATIONS = ("method", "digest", "samples", "tensors", "shards")
+_OF_BUILDS = ("precision", "precision_summary", "targets", "resource")
+_UP_TO_DATE = "up to date"
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class JobResult:
 
     Attributes:
         state: one of `STATES`; after a run "done" or "failed".
-        output: the table; of a failed job, where it would have been.
+        kind: "calibrate" or "build".
+        output: the table or the engine; of a failed job, where it would have been.
         error: of a failed one, "type" and "message".
         digest: `Table.digest`.
         samples: that the table was made from.
@@ -28,7 +32,11 @@ class JobResult:
         shards: how many pieces its samples were cut into.
         notes: what the user should know about the data.
         seconds: from its first task to its last, beside others.
-        cached: an earlier run had finished it.
+        cached: an earlier run had finished it; an engine was up to date.
+        precision: of an engine, as the list asks for it: a key of `trtopt.jobs.joblist.PRECISIONS`, or "best".
+        precision_summary: what its layers run in, in a line.
+        targets: compute capabilities that an engine is for; none: the GPU that built it.
+        resource: of the Ray node that was to build it.
     """
 
     name: str
@@ -45,21 +53,45 @@ class JobResult:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     cached: bool = False
+    kind: Literal["calibrate", "build"] = "calibrate"
+    precision: str = ""
+    precision_summary: str = ""
+    targets: tuple[str, ...] = ()
+    resource: str = ""
 
     @classmethod
-    def of(cls, job: Job, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
+    def of(cls, job: Job | BuildJob, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
         """As recorded of a job of the list."""
-        own = {"name": job.name, "model": str(job.model), "data": job.data.name, "method": job.method}
-        return cls.recorded({**record, **own, "table": str(job.output)}, cached=cached)
+        own = {"name": job.name, "model": str(job.model), "data": job.data.name if job.data else ""}
+        if isinstance(job, BuildJob):
+            own |= {"kind": "build", "engine": str(job.output), "precision": job.precision, "resource": job.resource}
+        else:
+            own |= {"kind": "calibrate", "table": str(job.output), "method": job.method}
+        return cls.recorded({**record, **own}, cached=cached)
 
     @classmethod
     def recorded(cls, record: Mapping[str, Any], *, cached: bool = False) -> JobResult:
         """As `to_json` gave it; Damaged: it didn't."""
-        return replace(converted({**record, "output": record.get("table", "")}, cls), cached=cached)
+        output = record.get("engine" if record.get("kind") == "build" else "table", "")
+        return replace(converted({**record, "output": output}, cls), cached=cached)
 
     def to_json(self) -> dict[str, Any]:
-        plain = asdict(self) | {"notes": list(self.notes)}
-        return {"table" if name == "output" else name: value for name, value in plain.items()}
+        """Of a calibration what it is about, of a build likewise; `output` is "table" or "engine"."""
+        left_out = _OF_CALIBRATIONS if self.kind == "build" else _OF_BUILDS
+        plain = asdict(self) | {"notes": list(self.notes), "targets": list(self.targets)}
+        names = {"output": "engine" if self.kind == "build" else "table"}
+        return {names.get(name, name): value for name, value in plain.items() if name not in left_out}
+
+    @property
+    def status(self) -> str:
+        """The state, and whether there was anything to do."""
+        return (
+            f"{self.state} before"
+            if self.cached and self.kind == "calibrate"
+            else _UP_TO_DATE
+            if self.cached
+            else self.state
+        )
 
     @property
     def outcome(self) -> str:
@@ -68,11 +100,13 @@ class JobResult:
             return ""
         if self.error is not None:
             return f"{self.error['type']}: {self.error['message']}"
+        if self.kind == "build":
+            return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         taken = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
         return f"{sum(self.tensors.values())} tensors ({taken}) from {self.samples} samples"
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.state}: {self.outcome}"
+        return f"{self.name}: {self.status}: {self.outcome}"
 
 
 @dataclass(frozen=True)

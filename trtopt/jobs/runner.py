@@ -1,4 +1,5 @@
-"""run_jobs(): a job list in, tables out. Models and data are opened, shards observed, merged, and thresholds chosen.
+"""run_jobs(): a job list in, tables and engines out. Models and data are opened, shards observed, merged, thresholds chosen.
+Engines are built when all tables are made: a build times kernels, which calibration beside it would disturb.
 
 One loop hands tasks to workers and takes results back; it alone writes the state. A task that fails ends the jobs that need
 it and no others.
@@ -22,17 +23,20 @@ from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import cores
 from trtopt.core.options import named, taking
 from trtopt.core.progress import Phase, Reporter
+from trtopt.jobs.builders import Lane, check_place, local_lanes
+from trtopt.jobs.building import install, make_place
 from trtopt.jobs.contents import Contents
 from trtopt.jobs.engines import Engine, Local
 from trtopt.jobs.gpus import HOST_MEMORY, Gpus
-from trtopt.jobs.joblist import Job, load_jobs
-from trtopt.jobs.loop import FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Memory, Steps, result_of
+from trtopt.jobs.joblist import BuildJob, Job, in_list, load_jobs
+from trtopt.jobs.loop import BUILD, FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Memory, Steps, result_of
 from trtopt.jobs.pool import Pool
 from trtopt.jobs.request import JobsRequest
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
 
+BUILDER = 1 << 30  # bytes: TensorRT's builder, before it was measured with a model
 SMALLEST, LARGEST = (
     32,
     256,
@@ -41,9 +45,10 @@ SMALLEST, LARGEST = (
 
 @taking(JobsRequest)
 def run_jobs(request: JobsRequest) -> JobsResult:
-    """Calibrate every model of a job list on its data. What an earlier run finished isn't done again.
+    """Calibrate every model of a job list on its data and build its engines. What an earlier run finished isn't done again.
 
-    A table has the same bits as one from `calibrate`, whatever the number of workers and shards.
+    A table has the same bits as one from `calibrate`, whatever the number of workers and shards. Engines are made by `build`,
+    one at a time on each GPU.
 
     Args:
         jobs: the list, `jobs.toml`; `trtopt.jobs.joblist` says what is in it.
@@ -51,10 +56,13 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         workers: processes; None: as many as cores, and fewer where memory is short.
         threads: samples that a worker runs at a time; None: the cores divided among the workers.
         shard: samples in one piece of work, after which a stopped run goes on; None: 32 to 256, by the number of workers.
-        ray: run the shards on a Ray cluster: its address; "auto": the one of $RAY_ADDRESS or this machine, else a new one.
+        ray: run the shards and the builds on a Ray cluster: its address; "auto": the one of $RAY_ADDRESS or this machine, else
+            a new one.
 
     Raises:
         UsageError: the list or an argument can't be right, or another run is at work on the state folder.
+        UnsupportedRequest: this machine can't build what the list asks for; nothing was started.
+        BackendError: the Ray cluster can't be reached, or lacks what the list asks for.
         OutputError: the state can't be written.
         MissingDependency: Ray is asked for and not installed.
     """
@@ -70,11 +78,19 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         reporter.warn(
             f"{workers} workers with {request.threads or 1} threads each share {have} cores: fewer would be faster"
         )
+    building = [job for job in listed if isinstance(job, BuildJob)]
+    calibrating = [job for job in listed if isinstance(job, Job)]
+    check_place(building, request.ray is not None)
+    found: tuple[str, ...] = ()
+    if building:
+        named_requests = [(job.name, job.request) for job in building]
+        found = _asked("trtopt.jobs.building:examine", named_requests, request.ray is None)
     with ExitStack() as stack:
         state = stack.enter_context(State.locked(folder))
         pool = Pool(workers, request.threads or max(1, have // workers))
         stack.callback(pool.close)
-        on_gpu = listed[0].device != "cpu"
+        on_gpu = bool(calibrating) and calibrating[0].device != "cpu"
+        lanes: list[Lane] = []
         identity: Mapping[str, str] | None = None
         engine: Engine
         if request.ray is not None:
@@ -83,8 +99,9 @@ def run_jobs(request: JobsRequest) -> JobsResult:
             cluster = engine = Cluster(request.ray, request.threads or 1, "cuda" if on_gpu else None)
             stack.callback(cluster.close)
             identity = cluster.identity()
+            lanes = cluster.lanes(building)
         elif on_gpu:
-            gpus = _gpus()
+            gpus: Gpus = _asked("trtopt.jobs.gpus:find_gpus")
             identity, places = gpus.identity, gpus.places()
             reporter.note(f"{len(places)} GPUs: {', '.join(gpus.names)}")
             own = Pool(len(places), request.threads or max(1, have // len(places)), places)
@@ -92,20 +109,23 @@ def run_jobs(request: JobsRequest) -> JobsResult:
             engine = Local(pool, request.threads or 1, state.scratch, own, gpus.device)
         else:
             engine = Local(pool, request.threads or 1, state.scratch)
+        if building and request.ray is None:
+            lanes = local_lanes(pool, found, max(1, have // max(1, len(found))), stack)
         shared = have if request.threads is None and request.ray is None else None
-        run = _Run(listed, state, pool, engine, request.shard, reporter, identity, shared)
+        run = _Run(calibrating, building, state, pool, engine, lanes, request.shard, reporter, identity, shared)
         results = run.all()
-    return JobsResult(tuple(results), folder, run.observed, run.reused, time.monotonic() - started)
+    return JobsResult(
+        tuple(results[job.name] for job in listed), folder, run.observed, run.reused, time.monotonic() - started
+    )
 
 
-def _gpus() -> Gpus:
-    """Found by a process that ends then: PyTorch takes memory on the first one."""
+def _asked(function: str, *arguments: Any) -> Any:
+    """Of a process that ends then: PyTorch and TensorRT take memory, on the first GPU too."""
     asking = Pool(1, 1)
     try:
-        found: Gpus = asking.submit("trtopt.jobs.gpus:find_gpus").result()
+        return asking.submit(function, *arguments).result()
     finally:
         asking.close()
-    return found
 
 
 def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
@@ -144,9 +164,11 @@ class _Pass:
 @dataclass(eq=False)
 class _Run:
     jobs: Sequence[Job]
+    builds: Sequence[BuildJob]
     state: State
     pool: Pool
     engine: Engine
+    lanes: Sequence[Lane]
     shard: int | None
     reporter: Reporter
     identity: Mapping[str, str] | None  # of what else than ONNX Runtime on the CPU runs models
@@ -161,21 +183,26 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.loop = Loop(max(self.engine.slots, self.pool.workers), self.memory)
-        self.versions = versions(self.identity)
+        self.versions = versions(self.identity) if self.jobs else {}
         self._phase: Phase
 
-    def all(self) -> list[JobResult]:
-        with self.reporter.phase("jobs", total=len(self.jobs)) as self._phase:
+    def all(self) -> Mapping[str, JobResult]:
+        """By the jobs' names."""
+        with self.reporter.phase("jobs", total=len(self.jobs) + len(self.builds)) as self._phase:
             try:
+                for build in self.builds:
+                    if self.state.job(build.name).get("state") != "done":
+                        self.state.record(build.name, {"state": "pending", "kind": "build"})
                 todo = self._unfinished()
                 passes = self._passes(todo, self._models(todo))
                 self._observe(passes)
                 self._prune(passes)
+                self._build()
             except BaseException:
                 for name in self._running:  # so that nobody takes a stopped run for one at work
                     self.state.record(name, {"state": "pending", **self._origin(name)})
                 raise
-        return [self.results[job.name] for job in self.jobs]
+        return self.results
 
     # The steps, each for all jobs: only when all models are known is it known who shares which images.
 
@@ -341,8 +368,38 @@ class _Run:
             else:
                 self._record(job, "done", outcome | {"shards": len(item.shards)})
 
+    # Engines, by lanes.
+
+    def _build(self) -> None:
+        waiting = list(self.builds)
+        self.loop.slots = max(1, len(self.lanes))
+        for lane in self.lanes:
+            self.loop.add(self._along(lane, waiting))
+        self._work("building")
+
+    async def _along(self, lane: Lane, waiting: list[BuildJob]) -> None:
+        while (job := next((job for job in waiting if lane.takes(job)), None)) is not None:
+            waiting.remove(job)
+            try:
+                await self._build_one(job, lane)
+            except Exception as error:
+                self._fail([job], error)
+
+    async def _build_one(self, job: BuildJob, lane: Lane) -> None:
+        if job.calibration is not None and self.results[job.calibration.name].state != "done":
+            raise CalibrationError(f"its table wasn't made: {self.results[job.calibration.name]}")
+        make_place(job.output)
+        key, nbytes = f"build {job.model}", job.model.stat().st_size if job.model.is_file() else 0
+        built = await self._call(
+            BUILD, [job], partial(lane.build, job), partial(self.memory.need, key, nbytes, unmeasured=BUILDER)
+        )
+        self.memory.measured(key, built.pop("peak"))
+        if "manifest" in built:  # it was built elsewhere
+            install(job.output, built.pop("plan"), built.pop("manifest"))
+        self._record(job, "done", built)
+
     async def _call(
-        self, priority: int, jobs: Sequence[Job], start: Callable[[], Future[Any]], need: Callable[[], int]
+        self, priority: int, jobs: Sequence[Job | BuildJob], start: Callable[[], Future[Any]], need: Callable[[], int]
     ) -> Any:
         """The result of a call for these jobs, which run from its start on; `_Dropped` once none of them needs it."""
 
@@ -372,36 +429,46 @@ class _Run:
 
     # What is said and written of jobs.
 
-    def _mark_running(self, job: Job) -> None:
+    def _mark_running(self, job: Job | BuildJob) -> None:
         if job.name not in self._running and job.name not in self.results:
             self._running[job.name] = time.monotonic()
             self.state.record(job.name, {"state": "running", **self._origin(job.name)})
             self.reporter.note(f"{job.name}: running")
 
     def _origin(self, name: str) -> dict[str, str]:
-        """For a job's record: its key, and the pass that it comes from, as far as that is known."""
+        """For a job's record: its key, and the pass that it comes from, as far as that is known; a build's key is in its
+        engine's manifest."""
+        if name not in self._keys:
+            return {"kind": "build"}
         known = self._pass_of.get(name)
         return {"key": self._keys[name]} | ({"pass": known} if known else {})
 
-    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+    def _fail(self, jobs: Iterable[Job | BuildJob], error: Exception) -> None:
         for job in jobs:
             if job.name not in self.results:
                 internal = not isinstance(error, TrtoptError)
                 if isinstance(error, OutputError) and error.advice:
-                    error = OutputError(error.problem, "make room, change output in the list, or give `state=`")
+                    folder = "engines" if isinstance(job, BuildJob) else "output"
+                    error = OutputError(error.problem, f"make room, change {folder} in the list, or give `state=`")
                 text = f"internal error: {type(error).__name__}: {error}" if internal else str(error)
                 self._record(
                     job,
                     "failed",
-                    {"error": {"type": "InternalError" if internal else type(error).__name__, "message": text}},
+                    {
+                        "error": {
+                            "type": "InternalError" if internal else type(error).__name__,
+                            "message": in_list(text),
+                        }
+                    },
                 )
 
-    def _record(self, job: Job, state: str, content: dict[str, Any]) -> None:
+    def _record(self, job: Job | BuildJob, state: str, content: dict[str, Any]) -> None:
         seconds = time.monotonic() - self._running.pop(job.name, time.monotonic())
         record = {"state": state, **self._origin(job.name), "seconds": round(seconds, 3), **content}
-        result = self.results[job.name] = JobResult.of(job, record)
+        record["notes"] = [in_list(note) for note in record.get("notes", ())]
+        result = self.results[job.name] = JobResult.of(job, record, cached=record.get("cached", False))
         self.state.record(job.name, record | result.to_json())
-        for note in record.get("notes", ()):
+        for note in record["notes"]:
             self.reporter.warn(f"{job.name}: {note}")
         self._phase.advance()
         (self.reporter.warn if state == "failed" else self.reporter.note)(str(result))

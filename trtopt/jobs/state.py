@@ -135,13 +135,17 @@ class State:
         aren't finished and were left out of the list.
 
         Args:
-            jobs: pass of each job of the list; "" if it isn't known.
+            jobs: pass of each calibration of the list; "" if it isn't known.
             complete: passes that were finished, with their shards: others of theirs, cut otherwise, are removed too.
 
         Returns:
             Files removed. What can't be removed stays.
         """
-        left = [item for item in self.jobs() if item["name"] not in jobs and item.get("state") != "done"]
+        left = [
+            item
+            for item in self.jobs()
+            if item["name"] not in jobs and item.get("state") != "done" and item.get("kind") != "build"
+        ]
         waiting = [str(item.get("pass", "")) for item in left]
         if not all([*jobs.values(), *waiting]):
             return 0
