@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from test_profiling_command import LAYERS, PlayedSession
 from typer.testing import CliRunner
 
 import trtopt
 from trtopt import cli
+from trtopt.builder.construction import BuildResult
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.errors import EngineError, MissingDependency, OutputError, UsageError
@@ -239,7 +241,7 @@ def test_shares_of_fused_nodes_are_those_of_their_work(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = page.Graph({"q": "MatMul", "k": "MatMul", "lost": "Conv"}, {"q": 300, "k": 100, "lost": 5})
-    monkeypatch.setattr(page, "_graph", lambda path: graph)
+    monkeypatch.setattr(page, "_graph", lambda *_: graph)
     said = everything(engine, model=tmp_path / "net.onnx")["fusion"]
     shares = [{"node": "q", "estimated_share": 0.75}, {"node": "k", "estimated_share": 0.25}]
     assert said["fused"] == [{"layer": 4, "members": shares}] and said["products_without_layer"] == ["lost"]
@@ -378,7 +380,7 @@ def test_it_can_be_read_by_all(engine: Path) -> None:
     assert all(item.get("role") == "img" and item.get("aria-label") for item in shown.named("svg"))
     assert len(shown.named("svg")) == 7  # shares, order, damage, two histograms, front, latencies
     assert len(shown.named("table")) == len(shown.named("caption")) > 8
-    assert all("scope" in item for item in shown.named("th"))
+    assert all("scope" in item for item in shown.named("th")) and not re.search(r"<th[^>]*></th>", content)
     assert all("tabindex" in item for item in shown.named("div") if item.get("class") == "wide")
     ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
@@ -502,6 +504,21 @@ def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
         trtopt.report(tmp_path / "x.engine", tmp_path / "r.html")
 
 
+@pytest.mark.parametrize("command", [trtopt.build, trtopt.tune])
+def test_builds_write_one_of_all_that_they_know(command: Any, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tuning:
+        def to_json(self) -> dict[str, Any]:
+            return TUNING
+
+    result = BuildResult(engine, engine, {}, "", 1.0, False, table=table(), tuning=Tuning())
+    monkeypatch.setattr("trtopt.autotune.building._tuned", lambda *_: result)
+    target = engine.with_suffix(".html")
+    assert command("m.onnx", engine, int8=True, min_snr=20, report=target) is result
+    shown = "".join(parsed(target).text)
+    assert "3 choices on 24 samples" in shown and "Thresholds" in shown
+    assert command("m.onnx", engine, int8=True, min_snr=20) is result
+
+
 def test_what_draws_it_is_asked_for_first(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     with pytest.raises(MissingDependency, match="writing a report needs matplotlib"):
@@ -509,3 +526,23 @@ def test_what_draws_it_is_asked_for_first(engine: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("trtopt.autotune.building._built", lambda request: pytest.fail("it built"))
     with pytest.raises(MissingDependency):
         trtopt.build("m.onnx", engine, int8=True, report=engine.with_suffix(".html"))
+
+
+def test_work_is_read_of_the_graph_that_was_kept(tmp_path: Path) -> None:
+    shape = ["batch", "length", 8]
+    weights = [onnx.numpy_helper.from_array(np.ones((8, width), np.float32), f"w{width}") for width in (8, 24)]
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w8"], ["a"], "q"),
+        onnx.helper.make_node("MatMul", ["x", "w24"], ["b"], "k"),
+        onnx.helper.make_node("Concat", ["a", "b"], ["y"], "join", axis=2),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    ends = [value("x", 1, shape)], [value("y", 1, ["batch", "length", 32])]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", *ends, weights), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 8
+    onnx.save(model, tmp_path / "kept.onnx")
+    engine = made(tmp_path / "m.engine", graph_file="kept.onnx", profiles=[{"x": "1x1x8,4x16x8,8x32x8"}])
+    [fused] = trtopt.report(engine, tmp_path / "r.html").contents["fusion"]["fused"]
+    assert [(item["node"], item["estimated_share"]) for item in fused["members"]] == [("q", 0.25), ("k", 0.75)]

@@ -35,7 +35,7 @@ class Graph:
     """What of an ONNX graph matters here.
 
     Attributes:
-        ops: node → operator.   macs: node → multiply-accumulates of one sample.
+        ops: node → operator.   macs: node → multiply-accumulates, at the shapes that the first profile is tuned for.
     """
 
     ops: Mapping[str, str]
@@ -86,6 +86,8 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
     layers = _layers(subject)
     if manifest is None:
         unknown.add("how it was made, and which layers run in which precision", "trtopt build MODEL.onnx … -o M.engine")
+    elif not manifest.coverage:
+        unknown.add("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine")
     if not _timed(subject):
         unknown.measured("how long each layer takes", f"profile {name}")
     if measured.sensitivity is None:
@@ -464,7 +466,8 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
     found: list[tuple[str, str | None]] = []
     manifest, measured = subject.manifest, subject.measured
     if manifest is not None:
-        found += [(text, None) for text in manifest.warnings]
+        check = f"trtopt verify MODEL.onnx {name} --images DIR --preprocess PRESET says whether results suffer"
+        found += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
         asked = str(manifest.spec["precision"])
         lost = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (asked, None)]
         if asked in ("int8", "fp8") and lost:

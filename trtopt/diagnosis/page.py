@@ -22,6 +22,7 @@ from trtopt.core.errors import TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
 from trtopt.core.options import taking
 from trtopt.core.terminal import visible
+from trtopt.core.values import ShapeRange
 from trtopt.diagnosis import charts
 from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
 from trtopt.diagnosis.measured import Measured, measurements
@@ -30,7 +31,7 @@ from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import Manifest, kept_graph
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
-from trtopt.graph.work import macs
+from trtopt.graph.work import macs, sizes_in
 
 ROWS = 2000  # of a table on the page; the twin has all
 WORST = 12  # histograms that are drawn
@@ -130,7 +131,7 @@ def _subject(path: Path, measured: Measured, table: Table | None, model: str | o
     place = Path(model) if model is not None else kept_graph(path) or _source(manifest)
     if place is not None:
         try:
-            graph = _graph(place)
+            graph = _graph(place, manifest)
         except TrtoptError:
             if model is not None:
                 raise  # else it isn't what the user named, and without it the shares aren't known
@@ -150,9 +151,12 @@ def _source(manifest: Manifest | None) -> Path | None:
         return None
 
 
-def _graph(path: Path) -> Graph:
+def _graph(path: Path, manifest: Manifest | None) -> Graph:
+    """Operators and work, counted at the shapes that the first profile is tuned for."""
     proto = load_model(path, lazy=True).proto
-    return Graph({node.name: node.op_type for node in all_nodes(proto.graph)}, macs(proto))
+    profile = manifest.profiles[0] if manifest is not None and manifest.profiles else {}
+    sizes = sizes_in(proto, {name: ShapeRange.parse(text).opt for name, text in profile.items()})
+    return Graph({node.name: node.op_type for node in all_nodes(proto.graph)}, macs(proto, sizes))
 
 
 # The page ----------------------------------------------------------------------------------------------------------------
