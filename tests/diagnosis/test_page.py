@@ -490,6 +490,15 @@ def test_results_that_are_none(engine: Path, tmp_path: Path, content: str, said:
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["\ud800", "nul\0nul", "漢字"])
+def test_texts_in_results_may_be_anything(engine: Path, tmp_path: Path, text: str) -> None:
+    rows = [{**row, "runner": text} for row in BENCH["rows"]]  # type: ignore[attr-defined]
+    found = trtopt.report(engine, tmp_path / "r.html", results=[{**BENCH, "engine": text, "rows": rows}])
+    assert found.contents["latency"]["rows"][0]["runner"] == text
+    assert "taken for m.engine" in "".join(parsed(found.page).text)
+
+
 def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="doesn't exist"):
         trtopt.report(tmp_path / "none.engine", tmp_path / "r.html")

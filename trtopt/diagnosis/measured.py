@@ -219,7 +219,7 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
 
 def _home(said: Path, engines: Sequence[Path]) -> int | None:
     """Which of the engines is meant: the one at that place, else the first of that name."""
-    same = [number for number, engine in enumerate(engines) if engine.resolve() == said.resolve()]
+    same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
     named = [number for number, engine in enumerate(engines) if engine.name == said.name]
     return next(iter([*same, *named]), None)
 

@@ -98,7 +98,8 @@ def report(request: ReportRequest) -> Report:
     """
     ready()
     paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
-    read = [*paths, request.calib, request.model, *request.results]
+    files = [item for item in request.results if isinstance(item, (str, os.PathLike))]
+    read = [*paths, request.calib, request.model, *files]
     written = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
     for index, path in enumerate(written):
         check_writable(path, *read, *written[:index])
@@ -269,7 +270,7 @@ def _drawings(said: Mapping[str, Any]) -> dict[str, str]:
 
 def _label(row: Mapping[str, Any]) -> str:
     """In letters that matplotlib's own font has."""
-    return f"{row['runner'][:24].encode('ascii', 'replace').decode()}, {row['batch']}"
+    return f"{visible(row['runner'][:24]).encode('ascii', 'replace').decode()}, {row['batch']}"
 
 
 def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
