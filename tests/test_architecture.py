@@ -15,7 +15,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # Folders in the order of imports: a module may import from its own room and from those before it.
 ROOMS = (
     "core", "recipes", "data", "graph", "ort", "cuda", "trt", "linting", "calibration", "frontend", "engine", "builder",
-    "runtime", "evaluation", "serving", "autotune", "diagnosis", "jobs", "workflow", "cli",
+    "runtime", "evaluation", "serving", "diagnosis", "autotune", "jobs", "workflow", "cli",
 )  # fmt: skip
 OWNERS = {  # foreign library → the only places that import it
     "tensorrt": ("trt",),
@@ -28,6 +28,8 @@ OWNERS = {  # foreign library → the only places that import it
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
     "networkx": ("autotune.costs",),
+    "matplotlib": ("diagnosis.charts",),
+    "jinja2": ("diagnosis.page",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {
@@ -42,6 +44,8 @@ HEAVY = {
     "onnxscript",
     "onnxslim",
     "ray",
+    "matplotlib",
+    "jinja2",
 }
 
 

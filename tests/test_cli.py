@@ -45,7 +45,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 18
+    assert len(COMMANDS) == 19
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -122,7 +122,7 @@ ARGUMENTS = {
     "core.shared_options",
     "serving.server",
 }
-ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands"}
+ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands", "diagnosis.contents"}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [name for name in MODULES if name not in ARGUMENTS and not name.endswith("request")]
 

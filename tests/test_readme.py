@@ -86,6 +86,18 @@ def test_engines_that_take_pixels(folder: Path) -> None:
     assert done[1].stdout.splitlines() == re.findall(r"print\(.*?\)\s+# (.*)", script)
 
 
+def test_the_report_on_the_engine_of_the_walkthrough(folder: Path) -> None:
+    if not (folder / "lite0.engine").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (command,) = _blocks("See inside", "bash")
+    done = subprocess.run(
+        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "49 of 49 convolutions INT8" in done.stdout and "not known: how long each layer takes" in done.stdout
+    assert (folder / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
+
+
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     if not (folder / "lite0.engine").is_file():
         pytest.skip("needs the walkthrough, which comes first")

@@ -23,7 +23,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    first = pipeline("efficientnet-lite0", out, target="sm89")
+    first = pipeline("efficientnet-lite0", out, target="sm89", report=tmp_path / "r.html")
+    assert (
+        "top-1 " in (tmp_path / "r.html").read_text(encoding="utf-8") and first.files["report"] == tmp_path / "r.html"
+    )
     assert first.skipped == ()
     assert first.build.precision_summary == "49 of 49 convolutions INT8; 1 of 1 matrix products INT8"
     assert first.agreement is not None

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from trtopt.data.preprocess import Preprocess as Preprocess
     from trtopt.diagnosis.checks import HostFinding as HostFinding
     from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
+    from trtopt.diagnosis.page import Report as Report, report as report
     from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
     from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
     from trtopt.engine.inspection import (
@@ -169,6 +170,7 @@ _HOMES = {
     "data.preprocess": ("Preprocess",),
     "diagnosis.checks": ("HostFinding",),
     "diagnosis.migration": ("Migration", "Replacement"),
+    "diagnosis.page": ("Report", "report"),
     "diagnosis.profiling": ("EngineProfile", "profile"),
     "diagnosis.report": ("DoctorReport", "doctor"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),

@@ -28,7 +28,7 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
-from trtopt.diagnosis.request import DoctorRequest, ProfileRequest
+from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -598,6 +598,16 @@ def profile(result: Any, values: _Options) -> Iterator[str]:
     yield from result.remarks(values["top"])
     for path in result.files:
         yield f"  {path}"
+
+
+@_command(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")
+def report(result: Any, values: _Options) -> Iterator[str]:
+    """Write one HTML page on an engine: precision, layers, times, accuracy, calibration, and what isn't known yet."""
+    yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
+    if result.json_twin is not None:
+        yield f"  {result.json_twin}"
+    for item in result.unknown:
+        yield f"  not known: {item['what']}: {item['command']}"
 
 
 @_command(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')

@@ -14,7 +14,7 @@ from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
-from trtopt.core.files import existing_file, made_folder, sha256_file, sha256_json, write_json
+from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.values import MIN_AGREEMENT, Precision, choice
@@ -22,6 +22,7 @@ from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
 from trtopt.data.samples import write_crops
+from trtopt.diagnosis import page
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import MIN_SNR, Limits
 from trtopt.evaluation.verify import verify
@@ -171,14 +172,19 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         recipe: its name, or a file.
         precision: "int8", "fp8", "fp16", "bf16" or "fp32".
         method, target, backend: as for `build`.
+        report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
 
     Raises:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
     """
     reporter = request.reporter
+    if request.report is not None:
+        page.ready()
     chosen = Precision(choice(request.precision, [str(item) for item in Precision], "`precision=`"))
     model = load_recipe(request.recipe)
     folder = made_folder(request.output)
+    if request.report is not None:
+        check_writable(request.report)
     ledger, files = _Ledger(folder), dict[str, Path]()
     original = _exported(model, folder, ledger, reporter)
     clean = files["ONNX"] = folder / f"{model.name}.onnx"
@@ -216,7 +222,11 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
     timing, not_run = _timed(model, clean, engine, request.backend)
     sizes = {what: path.stat().st_size for what, path in files.items()}
-    return PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
+    result = PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
+    if request.report is None:
+        return result
+    page.report(engine, request.report, results=[result], calib=files.get("calibration"), reporter=reporter)
+    return replace(result, files={**files, "report": Path(request.report)})
 
 
 def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:

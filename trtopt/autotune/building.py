@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ from trtopt.core.options import taking, without
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
+from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
@@ -113,6 +114,7 @@ def build(request: BuildRequest) -> BuildResult:
         output_kind: what outputs mean, {"NAME": "embedding"} or ["NAME=embedding"]: classes, embedding, boxes, mask, tokens
             or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
             where nothing else changed.
+        report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
         force: build even where `output` is up to date.
 
     Raises:
@@ -121,7 +123,23 @@ def build(request: BuildRequest) -> BuildResult:
         UnsupportedOperator, BuildFailed, BuildCancelled: from TensorRT; nothing is written.
         PrecisionLost: the engine doesn't compute in the precision asked for (see `allow_precision_fallback`).
         AccuracyLost: best, and not even FP32 stays within the limits; nothing is written.
+        MissingDependency: report, and what draws it isn't installed.
     """
+    return _reported(request, _built)
+
+
+def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
+    """Do it, and write the page on it where one is asked for."""
+    if request.report is None:
+        return work(request)
+    page.ready()
+    result = work(request)
+    page.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)
+    request.reporter.note(f"{os.fspath(request.report)} says what is known of the engine")
+    return result
+
+
+def _built(request: BuildRequest) -> BuildResult:
     if request.best:
         if not request.compare:
             raise UsageError(
@@ -161,7 +179,8 @@ def tune(request: TuneRequest) -> BuildResult:
             "there is no limit to tune to: give `min_snr=25` (dB), `min_agreement=0.99`, `max_drop='0.5%'` with `labels=`, "
             "or `metric='module:function'` with `min=`"
         )
-    return _tuned(BuildRequest(**vars(request)), goal)  # whose defaults are those of a build without INT8
+    plain = BuildRequest(**vars(request))  # whose defaults are those of a build without INT8
+    return _reported(plain, lambda request: _tuned(request, goal))
 
 
 def _tuned(request: BuildRequest, goal: Goal) -> BuildResult:

@@ -579,7 +579,7 @@ def check_outputs(request: BuildRequest) -> None:
             "a cache with trtopt calibrate --export-cache"
         )
     read = (request.model, request.data, request.calib, request.preprocess, request.timing_cache)
-    others = (request.save_onnx, request.save_cache, request.save_calib)
+    others = (request.save_onnx, request.save_cache, request.save_calib, request.report)
     written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):
         if path:

@@ -109,5 +109,6 @@ class BuildRequest:
         None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str
     )
     output_kind: Given = shared.output_kind()
+    report: str | os.PathLike[str] | None = shared.report()
     force: bool = option(False, help="Build even if the engine is up to date.")
     reporter: Reporter = SILENT

@@ -39,4 +39,5 @@ output_kind = partial(
     help="What an output is: classes, embedding, boxes, mask, tokens or other; default: a guess. Repeatable.",
     metavar="NAME=KIND",
 )
+report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
 gpu = partial(option, 0, help="The GPU's number.")

@@ -6,11 +6,14 @@ import os
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from trtopt.calibration.table import Table
 
 
 @dataclass(frozen=True)
@@ -56,4 +59,34 @@ class ProfileRequest:
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
+    reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
+class ReportRequest:
+    """The arguments of `trtopt.report`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
+    output: str | os.PathLike[str] = field(metadata=about(help="The page to write.", typed=Path, short="-o"))
+    _: KW_ONLY
+    results: Sequence[Any] = option(
+        (),
+        help="What profile, sensitivity, bench, verify, tune or pipeline printed with --json; repeatable.",
+        metavar="F.json",
+    )
+    calib: str | os.PathLike[str] | Table | None = option(
+        None, help="The calibration table: histograms and thresholds.", metavar="T.calib.json", typed=Path
+    )
+    model: str | os.PathLike[str] | None = option(
+        None,
+        help="The ONNX model, for shares of fused nodes; default: the graph that --save-onnx kept, or the engine's source.",
+        metavar="M.onnx",
+        typed=Path,
+    )
+    against: str | os.PathLike[str] | None = option(
+        None, help="Another engine: what differs.", metavar="OTHER.engine", typed=Path
+    )
+    json_twin: str | os.PathLike[str] | None = option(
+        None, help="Write the same numbers as JSON.", metavar="F.json", typed=Path
+    )
     reporter: Reporter = SILENT

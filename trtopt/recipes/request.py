@@ -25,4 +25,5 @@ class PipelineRequest:
     method: str = shared.method()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
+    report: str | os.PathLike[str] | None = shared.report()
     reporter: Reporter = SILENT

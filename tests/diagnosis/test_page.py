@@ -1,0 +1,557 @@
+"""report: one page on an engine and its JSON twin; by manifests and results that are made up, and by what commands give."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from test_profiling_command import LAYERS, PlayedSession
+from typer.testing import CliRunner
+
+import trtopt
+from trtopt import cli
+from trtopt.builder.construction import BuildResult
+from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.table import Table, TableEntry
+from trtopt.core.errors import EngineError, MissingDependency, OutputError, UsageError
+from trtopt.core.values import Precision
+from trtopt.diagnosis import charts, page
+from trtopt.diagnosis.contents import rounding
+from trtopt.diagnosis.profiling import EngineProfile
+from trtopt.engine.manifest import Manifest
+from trtopt.runtime.profiling import LayerTime, LayerTimes
+from trtopt.runtime.timing import Spread
+
+HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m\"'&$\\frac{1}{2}$"
+VOID = {"meta", "link", "input", "br", "path", "use", "rect"}
+INNER = [  # of a manifest
+    {"name": "reformat", "kind": "other", "precision": "fp16", "nodes": []},
+    {"name": "conv1 + relu1", "kind": "convolution", "precision": "int8", "nodes": ["conv1", "relu1"]},
+    {"name": "mid", "kind": "convolution", "precision": "fp16", "nodes": ["mid"]},
+    {"name": "both", "kind": "matmul", "precision": "int8", "nodes": ["q", "k", "x/QuantizeLinear"]},
+    {"name": "casts", "kind": "other", "precision": "fp16", "nodes": ["y/Cast"]},
+]
+
+
+def made(path: Path, layers: Any = INNER, **changes: Any) -> Path:
+    """An engine's file with a manifest."""
+    path.write_bytes(b"plan of " + path.name.encode())
+    values: dict[str, Any] = {
+        "generation": {
+            "family": "tensorrt10",
+            "product": "TensorRT",
+            "version": "10.16",
+            "gpu": "Played GPU (sm90, 1 GiB)",
+        },
+        "targets": [],
+        "spec": {"precision": "int8", "workspace": 1 << 30},
+        "precision": {"int8": 2, "fp16": 1, "fp32": 0, "total": 3},
+        "precision_summary": "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 matrix products INT8",
+        "layers": layers,
+        "kept": [{"node": "mid", "op": "Conv", "precision": "fp16", "reason": "tuned: it makes 40% of the noise"}],
+        "inputs": [],
+        "outputs": [],
+        "profiles": [{"x": "1x3,8x3,32x3"}],
+        "source": {"path": "somewhere/net.onnx", "sha256": "ab" * 32},
+        "plan": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "bytes": path.stat().st_size},
+        "key": "k",
+        "seconds": 1.5,
+        "trtopt": "0",
+        "calibration": {"method": "entropy", "samples": 8, "digest": "another"},
+        "warnings": ["workspace was too small for a tactic: `workspace='4GiB'`"],
+        "coverage": {"int8": 0.75, "fp16": 0.25},
+    }
+    Manifest(**{**values, **changes}).save(path)
+    return path
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    return made(tmp_path / "m.engine")
+
+
+def spread(ms: float) -> dict[str, float]:
+    return {"median": ms, "p90": 1.1 * ms, "p99": 1.5 * ms, "minimum": 0.9 * ms}
+
+
+def profiled(engine: str = "m.engine") -> dict[str, Any]:
+    """As `trtopt profile --json` has it."""
+    times = [0.05, 0.3, 0.2, 0.4, 0.05]
+    layers = tuple(
+        LayerTime(item["name"], ms, ms, ms, item["kind"], Precision(item["precision"]), tuple(item["nodes"]))
+        for item, ms in zip(INNER, times)
+    )
+    runs = {1: LayerTimes({"x": "1x3"}, layers[:1], Spread(0.1, 0.1, 0.1, 0.1), 5)}
+    runs[8] = LayerTimes({"x": "8x3"}, layers, Spread(0.8, 0.9, 1.0, 0.7), 5)
+    return EngineProfile(Path("elsewhere") / engine, "Played GPU", "synthetic", runs, notes=("a note",)).to_json()
+
+
+SENSITIVITY = {
+    "model": "net",
+    "samples": 4,
+    "output": "logits",
+    "predicted_snr_db": {"logits": 16.0},
+    "measured_snr_db": {"logits": 16.5},
+    "weights_share": 0.5,
+    "summary": "weights make 50%",
+    "sources": [
+        {"kind": "weight", "name": "w", "nodes": ["conv1"], "snr_db": {"logits": 20.0}, "share": 0.5, "macs": 0.5},
+        {"kind": "activation", "name": "x", "nodes": ["q", "k"], "snr_db": {"logits": 30.0}, "share": 0.1, "macs": 0.5},
+        {"kind": "activation", "name": "y", "nodes": ["conv1", "mid"], "snr_db": {"logits": "inf"}, "share": 0.0},
+    ],
+}
+BENCH = {
+    "engine": "m.engine",
+    "gpu": "Played GPU",
+    "inputs": "synthetic",
+    "rows": [
+        {"runner": name, "batch": 8, "gpu": gpu, "host": None, "run": run, "throughput": 10.0, "streams": 1, "note": ""}
+        for name, gpu, run in (
+            ("trtopt", spread(0.8), spread(1.0)),
+            ("onnxruntime", None, spread(50.0)),
+            ("torch", None, None),
+        )
+    ],
+    "memory": {"gpu": 1 << 21, "pinned": 5, "plan": 8, "limit": None, "slots": 2},
+    "notes": ["the GPU is shared: somebody"],
+}
+CHOICE = {"left_out": 0, "share": 1.0, "snr_db": 16.0, "figure": "same class for 95%", "missed": ["logits: 16 dB"]}
+TUNING = {
+    "samples": 24,
+    "before": CHOICE,
+    "whole": CHOICE | {"snr_db": "inf"},
+    "chosen": CHOICE | {"share": 0.9, "snr_db": 26.0, "left_out": 1, "missed": []},
+    "front": [CHOICE, CHOICE | {"share": 0.9, "snr_db": 26.0}],
+    "tried": 3,
+    "cost": "arithmetic",
+    "seconds": 2.0,
+    "left_out": {"mid": "tuned"},
+}
+BUILD = {"engine": "m.engine", "precision_summary": "", "tuning": TUNING}
+VERIFY = {
+    "samples": 64,
+    "snr_db": 26.0,
+    "top1_agreement": 0.97,
+    "reference_accuracy": {"top1": 0.9},
+    "candidate_accuracy": {"top1": 0.85},
+    "outputs": {"logits": {"kind": "classes", "agreement": 0.97, "snr_db": 26.0}},
+}
+
+
+def table() -> Table:
+    seen = Histogram()
+    seen.add(np.linspace(-1, 1, 1000, dtype=np.float32))
+    worse = Histogram()
+    worse.add(np.array([1e-3] * 1000 + [1.0], np.float32))
+    entries = {
+        "fine": TableEntry(1.0, "minmax", seen),
+        HOSTILE: TableEntry(1.0, "mse", worse),
+        "bare": TableEntry(2.0, "imported"),
+    }
+    return Table(entries, (), {"fingerprint": "f"}, {}, "auto", 8)
+
+
+def everything(engine: Path, **options: Any) -> dict[str, Any]:
+    """A report with all that can be known; equal calls write equal bytes."""
+    results = [profiled(), SENSITIVITY, BENCH, BUILD, VERIFY]
+    return dict(trtopt.report(engine, engine.with_suffix(".html"), results=results, calib=table(), **options).contents)
+
+
+class Parsed(HTMLParser):
+    """What is in a page: tags with their attributes, text, and whether what is opened is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: Any) -> None:
+        self.tags.append((tag, dict(attributes)))
+        if tag in ("td", "tr", "th") and self.open and self.open[-1] == "td":
+            self.open.pop()  # its end may be left out
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: Any) -> None:
+        self.tags.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "tr" and self.open[-1] == "td":
+            self.open.pop()
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def parsed(path: Path) -> Parsed:
+    found = Parsed(path.read_text(encoding="utf-8"))
+    assert found.open == []
+    return found
+
+
+# Numbers ------------------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_is_known_is_said(engine: Path) -> None:
+    said = everything(engine)
+    assert said["unknown"] == [{"what": said["unknown"][0]["what"], "command": said["unknown"][0]["command"]}]
+    assert "--model" in said["unknown"][0]["command"]  # neither a graph nor the model is there
+    assert said["verdict"]["asked"] == "int8" and said["verdict"]["for"] == "Played GPU (sm90, 1 GiB)"
+    assert said["verdict"]["accuracy"][:2] == [
+        "logits (classes): 97.0% the same, 26.0 dB on 64 samples",
+        "top-1 90.0% → 85.0%",
+    ]
+    assert said["verdict"]["speed"] == ["batch 8: 1 ms end to end (median), 0.8 ms on the GPU"]
+    assert said["precision"]["counts"] == {"int8": 2, "fp16": 1}
+    assert said["precision"]["by_macs"] == {"int8": 0.75, "fp16": 0.25}
+    assert said["precision"]["by_time"] == pytest.approx({"int8": 0.7, "fp16": 0.3})
+    assert said["times"]["batches"][1] == {"batch": 8, "layers_ms": pytest.approx(1.0), "whole_ms": 0.8}
+    assert said["conversions"]["only"] == [1, 5] and said["conversions"]["ms"] == pytest.approx(0.1)
+    assert said["conversions"]["switches"] == 2
+    assert said["conversions"]["islands"] == [{"precision": "fp16", "layers": [3]}]
+    assert said["fusion"]["nodes"]["q"] == [4] and said["fusion"]["products_without_layer"] is None
+    assert said["memory"]["session"]["slots"] == 2 and said["memory"]["workspace_limit"] == 1 << 30
+    assert said["provenance"]["model"] == "net.onnx"
+
+
+def test_damage_is_the_noise_of_the_layer_that_does_a_nodes_arithmetic(engine: Path) -> None:
+    damage = {layer["name"]: layer["damage_db"] for layer in everything(engine)["layers"]}
+    assert damage["conv1 + relu1"] == pytest.approx(20.0)
+    assert damage["both"] == pytest.approx(30.0)
+    assert damage["mid"] is None and damage["reformat"] is None  # no noise, or nothing known
+
+
+def test_shares_of_fused_nodes_are_those_of_their_work(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = page.Graph({"q": "MatMul", "k": "MatMul", "lost": "Conv"}, {"q": 300, "k": 100, "lost": 5})
+    monkeypatch.setattr(page, "_graph", lambda *_: graph)
+    said = everything(engine, model=tmp_path / "net.onnx")["fusion"]
+    shares = [{"node": "q", "estimated_share": 0.75}, {"node": "k", "estimated_share": 0.25}]
+    assert said["fused"] == [{"layer": 4, "members": shares}] and said["products_without_layer"] == ["lost"]
+    assert "estimated" in engine.with_suffix(".html").read_text()
+
+
+def test_what_a_threshold_loses() -> None:
+    seen = Histogram()
+    seen.add(np.linspace(-1, 1, 100_001, dtype=np.float32))
+    whole, clipped = rounding(seen, 1.0)
+    assert clipped == 0 and whole == pytest.approx(20 * np.log10(127 * 2), abs=0.1)  # a uniform signal over 254 steps
+    values = np.linspace(-1, 1, 100_001)
+    half, clipped = rounding(seen, 0.5)
+    steps = np.clip(np.round(values / 0.5 * 127), -127, 127) * 0.5 / 127
+    assert clipped == pytest.approx(0.5, abs=0.01)
+    assert half == pytest.approx(10 * np.log10((values**2).sum() / ((steps - values) ** 2).sum()), abs=0.1)
+    relu6 = Histogram()
+    relu6.add(np.array([1.0, 6.0, 6.0], np.float32))
+    assert rounding(relu6, 6.0)[1] == 0  # nothing is beyond the largest value
+
+
+def test_the_worst_tensors_come_first(engine: Path) -> None:
+    rows = everything(engine)["calibration"]["tensors"]
+    assert [row["name"] for row in rows] == [HOSTILE, "fine", "bare"]
+    assert sum(rows[1]["counts"]) == 1000 and len(rows[1]["edges"]) == len(rows[1]["counts"]) + 1
+    assert rows[2]["counts"] is None
+
+
+def test_nothing_known_is_nothing_said(engine: Path) -> None:
+    found = trtopt.report(engine, engine.with_suffix(".html"))
+    assert {entry["command"].split()[1] for entry in found.unknown} == {
+        *("profile", "sensitivity", "report", "tune", "bench", "verify"),
+    }
+    assert all(layer["ms"] is layer["damage_db"] is None for layer in found.contents["layers"])
+    assert found.contents["calibration"] is found.contents["latency"] is found.contents["tuning"] is None
+    shown = parsed(found.page)
+    assert "Speed: not known." in "".join(shown.text)
+    assert len(shown.named("svg")) == 2  # precision by count and arithmetic; their order
+
+
+def test_two_builds(engine: Path, tmp_path: Path) -> None:
+    layers = [*INNER[:2], {**INNER[2], "precision": "int8"}, *INNER[3:]]
+    changes = {"spec": {"precision": "int8", "workspace": None}, "coverage": {"int8": 1.0}}
+    other = made(tmp_path / "other.engine", layers, **changes)
+    theirs = profiled("other.engine")
+    said = trtopt.report(engine, tmp_path / "d.html", against=other, results=[theirs]).contents
+    assert said["against"]["nodes"] == [{"node": "mid", "this": "fp16", "other": "int8"}]
+    facts = {row["what"]: (row["this"], row["other"]) for row in said["against"]["facts"]}
+    assert facts["asked: workspace"] == (1 << 30, None) and facts["multiply-accumulates in INT8"] == (0.75, 1.0)
+    assert "seconds to build" not in facts  # equal
+    assert facts["speed"][0] is None and "batch 8: 0.8 ms" in facts["speed"][1]
+    assert said["times"] is None and all("taken for" not in item["text"] for item in said["warnings"])
+
+
+def test_warnings_say_what_does_not_fit(engine: Path) -> None:
+    stranger = profiled("stranger.engine")
+    for layer in stranger["batches"][1]["layers"]:
+        layer["name"] += " of another"
+    del stranger["batches"][0]
+    said = trtopt.report(engine, engine.with_suffix(".html"), results=[stranger, BENCH], calib=table()).contents
+    texts = [item["text"] for item in said["warnings"]]
+    assert texts[0].startswith("workspace was too small")
+    expected = [
+        "layers with products that don't run in INT8: 1",
+        "a result is of stranger.engine, taken for m.engine",
+        "no layer that was timed",
+        "the GPU is shared: somebody",
+        "the calibration table isn't the one",
+    ]
+    for text in expected:
+        assert any(text in each for each in texts), text
+    assert said["times"] is None and len(said["layers"]) == len(INNER)
+
+
+# The page -----------------------------------------------------------------------------------------------------------------
+
+
+def test_equal_input_gives_equal_bytes(engine: Path, tmp_path: Path) -> None:
+    everything(engine, json_twin=tmp_path / "first.json")
+    first = engine.with_suffix(".html").read_bytes()
+    (tmp_path / "sub").mkdir()
+    again = made(tmp_path / "sub" / "m.engine")
+    everything(again, json_twin=tmp_path / "second.json")
+    assert again.with_suffix(".html").read_bytes() == first
+    assert (tmp_path / "first.json").read_bytes() == (tmp_path / "second.json").read_bytes()
+    assert str(tmp_path).encode() not in first and b"somewhere" not in first
+
+
+def test_the_twin_has_the_numbers_of_the_page(engine: Path, tmp_path: Path) -> None:
+    said = everything(engine, json_twin=tmp_path / "t.json")
+    twin = json.loads((tmp_path / "t.json").read_bytes())
+    assert twin == said and twin["format"] == "trtopt.report/1"
+    described = (
+        (Path(__file__).parents[2] / "docs" / "report.md").read_text(encoding="utf-8").partition("## The JSON twin")[2]
+    )
+    assert set(re.findall(r"^\| `(\w+)` \|", described, re.M)) == set(twin)
+
+
+def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
+    layers = [{**item, "name": item["name"] + HOSTILE, "nodes": [HOSTILE, *item["nodes"]]} for item in INNER]
+    layers.append({"name": "", "kind": HOSTILE, "precision": HOSTILE, "nodes": []})
+    kept = [{"node": HOSTILE, "op": HOSTILE, "precision": "fp16", "reason": HOSTILE}]
+    text = {"warnings": [HOSTILE], "precision_summary": HOSTILE, "kept": kept, "key": HOSTILE}
+    engine = made(tmp_path / "<script>.engine", layers, **text)
+    bench = {**BENCH, "rows": [{**row, "runner": HOSTILE, "note": HOSTILE} for row in BENCH["rows"]], "gpu": HOSTILE}  # type: ignore[attr-defined]
+    other = made(tmp_path / "o.engine", layers[1:])
+    results = [profiled(), SENSITIVITY, bench]
+    trtopt.report(engine, tmp_path / "h.html", results=results, calib=table(), against=other)
+    shown = parsed(tmp_path / "h.html")
+    assert len(shown.named("script")) == 1
+    assert not [name for _, attributes in shown.tags for name in attributes if name.startswith("on")]
+    content = (tmp_path / "h.html").read_text(encoding="utf-8")
+    assert "\x1b" not in content and "\u202e" not in content and "alert(1)" in content
+
+
+def test_nothing_is_loaded_and_only_its_own_script_may_run(engine: Path) -> None:
+    everything(engine)
+    content = engine.with_suffix(".html").read_text(encoding="utf-8")
+    shown = parsed(engine.with_suffix(".html"))
+    for tag, attributes in shown.tags:
+        for name in ("src", "href", "xlink:href", "action"):
+            target = attributes.get(name) or "#"
+            assert target.startswith("#") or (tag == "link" and target == "data:,"), (tag, target)
+    assert "@import" not in content and set(re.findall(r"url\((.)", content)) == {"#"}
+    [script] = re.findall(r"<script>(.*?)</script>", content, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    [policy] = [item["content"] for item in shown.named("meta") if "http-equiv" in item]
+    assert policy is not None and f"script-src 'sha256-{digest}'" in policy and policy.startswith("default-src 'none'")
+
+
+def test_it_can_be_read_by_all(engine: Path) -> None:
+    everything(engine)
+    content = engine.with_suffix(".html").read_text(encoding="utf-8")
+    shown = parsed(engine.with_suffix(".html"))
+    assert content.startswith("<!DOCTYPE html>\n") and shown.named("html") == [{"lang": "en"}]
+    assert all(item.get("role") == "img" and item.get("aria-label") for item in shown.named("svg"))
+    assert len(shown.named("svg")) == 7  # shares, order, damage, two histograms, front, latencies
+    assert len(shown.named("table")) == len(shown.named("caption")) > 8
+    assert all("scope" in item for item in shown.named("th")) and not re.search(r"<th[^>]*></th>", content)
+    assert all("tabindex" in item for item in shown.named("div") if item.get("class") == "wide")
+    ids = [attributes["id"] for _, attributes in shown.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {str(item["href"])[1:] for item in shown.named("a")}
+    assert targets <= set(ids)
+    used = {target for _, item in shown.tags if (target := item.get("xlink:href"))} | set(
+        re.findall(r"url\((#\w+)\)", content)
+    )
+    assert {target[1:] for target in used} <= set(ids)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_contrast_in_every_theme() -> None:
+    style = Path(page.__file__).with_name("page.html").read_text(encoding="utf-8")
+    themes = [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)]
+    assert len(themes) == 3  # light, dark, on paper
+    for theme in themes:
+        assert set(theme) == {"page", "panel", "link", "muted", *charts._COLOURS.values()}
+        for name, least in {
+            name: 3.0 if name == "line" else 4.5 for name in set(theme) - {"page", "panel", "faint"}
+        }.items():
+            for ground in ("page", "panel") if name in ("ink", "muted", "link") else ("page",):
+                high, low = sorted((_luminance(theme[name]), _luminance(theme[ground])), reverse=True)
+                assert (high + 0.05) / (low + 0.05) >= least, (name, ground)
+
+
+def test_a_thousand_layers_stay_small(tmp_path: Path) -> None:
+    nodes = [
+        [f"/model/encoder/layers.{number}/attention/self/part_{part}/Mul" for part in range(6)]
+        for number in range(1000)
+    ]
+    layers = [
+        {"name": f"__myl_MulAddReshTranMulReshMove_myl0_{number}", "kind": "matmul" if number % 2 else "other",
+         "precision": ("int8", "fp16")[number // 2 % 2], "nodes": names} for number, names in enumerate(nodes)
+    ]  # fmt: skip
+    engine = made(tmp_path / "big.engine", layers)
+    found = profiled("big.engine")
+    found["batches"] = [
+        {**found["batches"][1], "layers": [{**layer, "ms": 0.01 * place} for place, layer in enumerate(layers, 1)]}
+    ]
+    source = SENSITIVITY["sources"][0]  # type: ignore[index]
+    noise = {**SENSITIVITY, "sources": [{**source, "nodes": names[:1], "snr_db": {"logits": 20.0 + place * 0.1}}  # type: ignore[dict-item]
+                                        for place, names in enumerate(nodes)]}  # fmt: skip
+    written = trtopt.report(engine, tmp_path / "big.html", results=[found, noise], calib=table())
+    assert written.nbytes < 1_500_000
+    assert len(parsed(written.page).named("tr")) > 1000
+    longest = [{**layer, "name": f"{layer['name']}{'x' * 500}", "nodes": ["y" * 500] * 20} for layer in layers]
+    assert trtopt.report(made(engine, longest), tmp_path / "b.html").nbytes < 1_500_000
+
+
+def test_the_host_keeps_its_own_settings_of_matplotlib(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import matplotlib
+
+    monkeypatch.setitem(matplotlib.rcParams, "font.size", 33.0)
+    before = dict(matplotlib.rcParams)
+    everything(engine)
+    assert dict(matplotlib.rcParams) == before
+    ours = engine.with_suffix(".html").read_bytes()
+    monkeypatch.undo()
+    everything(engine)
+    assert engine.with_suffix(".html").read_bytes() == ours
+
+
+# Requests -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command(engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("p.json").write_text(json.dumps(profiled()))
+    Path("v.json").write_text(json.dumps(VERIFY))
+    typed = ["report", "m.engine", "-o", "r.html", "--results", "p.json", "--results", "v.json"]
+    run = CliRunner().invoke(cli.app, typed)
+    assert run.exit_code == 0, run.output
+    assert "r.html: 0." in run.output and "not known: latency" in run.output
+    run = CliRunner().invoke(cli.app, [*typed, "--json-twin", "t.json", "--json"])
+    assert json.loads(run.stdout)["json_twin"] == "t.json" and Path("t.json").is_file()
+    assert json.loads(run.stdout)["verdict"]["accuracy"]
+
+
+def test_what_profile_gives_can_be_given(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = PlayedSession(engine).profile({"x": np.zeros((4, 3))}, 5, 0)
+    found = EngineProfile(engine, "Played GPU", "synthetic", {4: times})
+    layers = trtopt.report(engine, engine.with_suffix(".html"), results=[found]).contents["layers"]
+    assert [layer["name"] for layer in layers[:3]] == [layer.name for layer in LAYERS]
+    assert len(layers) == 3 + 3  # and those of the manifest that weren't timed
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "isn't the JSON of profile"),
+        ("[1]", "isn't the JSON of profile"),
+        ("no", "can't be read"),
+        (json.dumps({**BENCH, "rows": [{"runner": 1}]}), r"r\.json\.rows\[0\]"),
+        (json.dumps({**SENSITIVITY, "sources": 3}), r"r\.json\.sources is 3; a list is needed"),
+    ],
+)
+def test_results_that_are_none(engine: Path, tmp_path: Path, content: str, said: str) -> None:
+    (tmp_path / "r.json").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        trtopt.report(engine, tmp_path / "r.html", results=[tmp_path / "r.json"])
+    assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("text", ["\ud800", "nul\0nul", "漢字"])
+def test_texts_in_results_may_be_anything(engine: Path, tmp_path: Path, text: str) -> None:
+    rows = [{**row, "runner": text} for row in BENCH["rows"]]  # type: ignore[attr-defined]
+    found = trtopt.report(engine, tmp_path / "r.html", results=[{**BENCH, "engine": text, "rows": rows}])
+    assert found.contents["latency"]["rows"][0]["runner"] == text
+    assert "taken for m.engine" in "".join(parsed(found.page).text)
+
+
+def test_requests_that_can_not_be_right(engine: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="doesn't exist"):
+        trtopt.report(tmp_path / "none.engine", tmp_path / "r.html")
+    with pytest.raises(UsageError, match="overwrite"):
+        trtopt.report(engine, engine)
+    with pytest.raises(UsageError, match="overwrite"):
+        trtopt.report(engine, tmp_path / "r.html", json_twin=tmp_path / "r.html")
+    with pytest.raises(OutputError):
+        trtopt.report(engine, tmp_path / "nowhere" / "r.html")
+    with pytest.raises(EngineError):  # neither a plan nor a manifest
+        (tmp_path / "x.engine").write_bytes(b"x")
+        trtopt.report(tmp_path / "x.engine", tmp_path / "r.html")
+
+
+@pytest.mark.parametrize("command", [trtopt.build, trtopt.tune])
+def test_builds_write_one_of_all_that_they_know(command: Any, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tuning:
+        def to_json(self) -> dict[str, Any]:
+            return TUNING
+
+    result = BuildResult(engine, engine, {}, "", 1.0, False, table=table(), tuning=Tuning())
+    monkeypatch.setattr("trtopt.autotune.building._tuned", lambda *_: result)
+    target = engine.with_suffix(".html")
+    assert command("m.onnx", engine, int8=True, min_snr=20, report=target) is result
+    shown = "".join(parsed(target).text)
+    assert "3 choices on 24 samples" in shown and "Thresholds" in shown
+    assert command("m.onnx", engine, int8=True, min_snr=20) is result
+
+
+def test_what_draws_it_is_asked_for_first(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    with pytest.raises(MissingDependency, match="writing a report needs matplotlib"):
+        trtopt.report(engine, engine.with_suffix(".html"))
+    monkeypatch.setattr("trtopt.autotune.building._built", lambda request: pytest.fail("it built"))
+    with pytest.raises(MissingDependency):
+        trtopt.build("m.onnx", engine, int8=True, report=engine.with_suffix(".html"))
+
+
+def test_work_is_read_of_the_graph_that_was_kept(tmp_path: Path) -> None:
+    shape = ["batch", "length", 8]
+    weights = [onnx.numpy_helper.from_array(np.ones((8, width), np.float32), f"w{width}") for width in (8, 24)]
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w8"], ["a"], "q"),
+        onnx.helper.make_node("MatMul", ["x", "w24"], ["b"], "k"),
+        onnx.helper.make_node("Concat", ["a", "b"], ["y"], "join", axis=2),
+    ]
+    value = onnx.helper.make_tensor_value_info
+    ends = [value("x", 1, shape)], [value("y", 1, ["batch", "length", 32])]
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph(nodes, "g", *ends, weights), opset_imports=[onnx.helper.make_opsetid("", 17)]
+    )
+    model.ir_version = 8
+    onnx.save(model, tmp_path / "kept.onnx")
+    engine = made(tmp_path / "m.engine", graph_file="kept.onnx", profiles=[{"x": "1x1x8,4x16x8,8x32x8"}])
+    [fused] = trtopt.report(engine, tmp_path / "r.html").contents["fusion"]["fused"]
+    assert [(item["node"], item["estimated_share"]) for item in fused["members"]] == [("q", 0.25), ("k", 0.75)]

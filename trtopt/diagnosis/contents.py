@@ -1,0 +1,563 @@
+"""What a report says of an engine, as numbers: the page and its JSON twin are made of this alone.
+
+The twin's keys are described in docs/report.md. What isn't known is None there, and stands under "unknown" with what gives it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trtopt.calibration.histogram import Histogram
+from trtopt.calibration.table import Table
+from trtopt.core.documents import Damaged, converted, plain
+from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
+from trtopt.engine.manifest import HEAVY, Manifest
+
+FORMAT = "trtopt.report/1"
+LEVELS = 127  # of INT8, on either side of 0
+BINS = 64  # of a histogram in the twin
+_CONVERTING = ("QuantizeLinear", "DequantizeLinear", "Cast", "CastLike")
+_ISLAND = 3  # layers, at most
+_PRECISIONS = ("int8", "fp8", "fp16", "bf16", "fp32")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What of an ONNX graph matters here.
+
+    Attributes:
+        ops: node → operator.   macs: node → multiply-accumulates, at the shapes that the first profile is tuned for.
+    """
+
+    ops: Mapping[str, str]
+    macs: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An engine and all that is known of it."""
+
+    engine: Path
+    nbytes: int
+    maker: str | None
+    precision_summary: str
+    manifest: Manifest | None
+    measured: Measured
+    table: Table | None = None
+    graph: Graph | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class _Unknown:
+    """What couldn't be said, and what gives it."""
+
+    engine: str
+    entries: list[dict[str, str]] = field(default_factory=list)
+
+    def add(self, what: str, command: str) -> None:
+        self.entries.append({"what": what, "command": command})
+
+    def measured(self, what: str, command: str) -> None:
+        """For what a command of trtopt measures."""
+        file = f"{command.split()[0]}.json"
+        run = f"trtopt {command} --json > {file}"
+        self.add(what, f"{run}; trtopt report {self.engine} -o report.html --results {file}")
+
+
+def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
+    """A report as plain JSON; equal for equal input.
+
+    Args:
+        other: the engine that it is held against.
+    """
+    name = shlex.quote(subject.engine.name)
+    unknown = _Unknown(name)
+    manifest, measured = subject.manifest, subject.measured
+    layers = _layers(subject)
+    if manifest is None:
+        unknown.add("how it was made, and which layers run in which precision", "trtopt build MODEL.onnx … -o M.engine")
+    elif not manifest.coverage:
+        unknown.add("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine")
+    if not _timed(subject):
+        unknown.measured("how long each layer takes", f"profile {name}")
+    if measured.sensitivity is None:
+        what = "what INT8 costs in accuracy, layer by layer"
+        unknown.measured(what, "sensitivity MODEL.onnx --images DIR --preprocess PRESET")
+    if subject.graph is None:
+        unknown.add(
+            "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there",
+            f"trtopt report {name} -o report.html --model MODEL.onnx",
+        )
+    if subject.table is None:
+        unknown.add(
+            "histograms and thresholds of the calibration", f"trtopt report {name} -o report.html --calib T.calib.json"
+        )
+    if measured.tuning is None:
+        unknown.measured(
+            "accuracy against INT8's share",
+            "tune MODEL.onnx --images DIR --preprocess PRESET --min-snr 25 -o tuned.engine",
+        )
+    if measured.bench is None:
+        unknown.measured("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
+    accuracy, speed = _accuracy(subject), _speed(subject)
+    if not accuracy:
+        unknown.measured(
+            "how near the results are to FP32's", f"verify MODEL.onnx {name} --images DIR --preprocess PRESET"
+        )
+    return {
+        "format": FORMAT,
+        "engine": subject.engine.name,
+        "verdict": {
+            "summary": subject.precision_summary,
+            "asked": None if manifest is None else manifest.spec["precision"],
+            "for": _built_for(manifest),
+            "accuracy": accuracy,
+            "speed": speed,
+            "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
+        },
+        "precision": _precision(subject, layers),
+        "layers": layers,
+        "kept": [] if manifest is None else [plain(dict(item)) for item in manifest.kept],
+        "times": _times(subject),
+        "sensitivity": _sensitivity(measured),
+        "fusion": _fusion(subject, layers),
+        "conversions": _conversions(layers),
+        "calibration": _calibration(subject.table),
+        "tuning": None if measured.tuning is None else plain(measured.tuning),
+        "latency": None if measured.bench is None else _latency(measured),
+        "memory": _memory(subject),
+        "warnings": _warnings(subject, layers),
+        "against": None if other is None else _against(subject, other, layers),
+        "provenance": _provenance(subject),
+        "unknown": unknown.entries,
+    }
+
+
+def _built_for(manifest: Manifest | None) -> str | None:
+    if manifest is None:
+        return None
+    return ", ".join(manifest.targets) or manifest.generation["gpu"] or None
+
+
+# Layers ------------------------------------------------------------------------------------------------------------------
+
+
+def _layers(subject: Subject) -> list[dict[str, Any]]:
+    """The layers in the order that they run in, with times and damage where they are known."""
+    known = {} if subject.manifest is None else {str(item["name"]): item for item in subject.manifest.layers}
+    timed = _timed(subject)
+    times = {item["name"]: item["ms"] for item in timed}
+    rows: list[Mapping[str, Any]] = [known.get(item["name"], item) for item in timed]
+    rows += [item for name, item in known.items() if name not in times]
+    total = sum(times.values())
+    layers = []
+    for number, item in enumerate(rows, 1):
+        ms = times.get(item["name"])
+        layers.append(
+            {
+                "number": number,
+                "name": str(item["name"]),
+                "kind": str(item["kind"]),
+                "precision": str(item["precision"]) if item["precision"] in _PRECISIONS else None,
+                "nodes": list(item["nodes"]),
+                "ms": ms,
+                "share": ms / total if ms is not None and total else None,
+                "damage_db": None,
+                "converts": None,
+            }
+        )
+    ops = {} if subject.graph is None else subject.graph.ops
+    for layer in layers:
+        layer["converts"] = _converts(layer, ops)
+    _add_damage(layers, subject.measured)
+    return layers
+
+
+def _timed(subject: Subject) -> Sequence[TimedLayer]:
+    """The layers of the largest batch profiled; none where the profile is another engine's."""
+    profile = subject.measured.profile
+    if profile is None or not profile["batches"]:
+        return ()
+    timed = max(profile["batches"], key=lambda item: item["batch"])["layers"]
+    known = {item["name"] for item in subject.manifest.layers} if subject.manifest is not None else set()
+    return timed if not known or known & {item["name"] for item in timed} else ()
+
+
+def _converts(layer: Mapping[str, Any], ops: Mapping[str, str]) -> str | None:
+    """ "only": it does nothing but change types or formats; "too": beside other work; None: it doesn't, or it isn't known."""
+    inside = [ops.get(node, node.rpartition("/")[2]) in _CONVERTING for node in layer["nodes"]]
+    if layer["kind"] != "other":
+        return None
+    if re.search(r"reformat|copynode", layer["name"], re.I) or (inside and all(inside)):
+        return "only"
+    return "too" if any(inside) else None
+
+
+def _add_damage(layers: Sequence[dict[str, Any]], measured: Measured) -> None:
+    """The signal-to-noise ratio that is left where nothing but what a layer reads and its weights is quantized."""
+    if measured.sensitivity is None:
+        return
+    homes: dict[str, dict[str, Any]] = {}  # node → the layer that does its arithmetic; else the first that names it
+    for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
+        for node in layer["nodes"]:
+            homes.setdefault(node, layer)
+    noise: dict[int, float] = {}
+    for source in measured.sensitivity["sources"]:
+        power = _power(source, measured.sensitivity["output"])
+        nodes = [node for node in source["nodes"] if node in homes]
+        for node in nodes:
+            number = homes[node]["number"]
+            noise[number] = noise.get(number, 0.0) + power / len(source["nodes"])
+    for layer in layers:
+        if (power := noise.get(layer["number"], 0.0)) > 0:
+            layer["damage_db"] = -10 * math.log10(power)
+
+
+def _power(source: NoiseMade, output: str) -> float:
+    """The noise of a source at `output`, as a share of the signal's power."""
+    snr = float(source["snr_db"].get(output, "inf"))
+    return 10 ** (-max(snr, -200.0) / 10) if not math.isnan(snr) else 0.0
+
+
+def _precision(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Shares by precision: of the layers with products, of the multiply-accumulates, of the time."""
+    heavy = Counter(layer["precision"] or "unknown" for layer in layers if layer["kind"] in HEAVY)
+    total = sum(heavy.values())
+    by_time: dict[str, float] = {}
+    for layer in layers:
+        if layer["share"] is not None:
+            key = layer["precision"] or "unknown"
+            by_time[key] = by_time.get(key, 0.0) + layer["share"]
+    coverage = {} if subject.manifest is None else subject.manifest.coverage
+    return {
+        "counts": _ordered(heavy),
+        "by_count": {name: count / total for name, count in _ordered(heavy).items()} or None,
+        "by_macs": _ordered(coverage) or None,
+        "by_time": _ordered(by_time) or None,
+    }
+
+
+def _ordered(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = [*_PRECISIONS, *sorted(set(values) - set(_PRECISIONS))]
+    return {name: values[name] for name in names if values.get(name)}
+
+
+def _fusion(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Nodes and layers: which node is where, and what a fused layer's products have of its arithmetic, by the work alone."""
+    where: dict[str, list[int]] = {}
+    for layer in layers:
+        for node in layer["nodes"]:
+            where.setdefault(node, []).append(layer["number"])
+    heavy = [layer for layer in layers if layer["kind"] in HEAVY]
+    graph, fused, missing = subject.graph, [], None
+    if graph is not None:
+        missing = [node for node in graph.macs if node not in where]
+        for layer in heavy:
+            work = {node: graph.macs[node] for node in layer["nodes"] if node in graph.macs}
+            if len(work) > 1 and (total := sum(work.values())):
+                members = [{"node": node, "estimated_share": count / total} for node, count in work.items()]
+                fused.append({"layer": layer["number"], "members": members})
+    return {
+        "nodes": where,
+        "heavy_layers": len(heavy),
+        "heavy_layers_with_nodes": sum(bool(layer["nodes"]) for layer in heavy),
+        "fused": fused,
+        "products_without_layer": missing,
+    }
+
+
+def _conversions(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Layers that convert, and islands: a few layers with products in one precision between others in another."""
+    only = [layer for layer in layers if layer["converts"] == "only"]
+    times = [layer["ms"] for layer in only]
+    runs: list[dict[str, Any]] = []
+    for layer in layers:
+        if layer["kind"] not in HEAVY:
+            continue
+        if runs and runs[-1]["precision"] == layer["precision"]:
+            runs[-1]["layers"].append(layer["number"])
+        else:
+            runs.append({"precision": layer["precision"], "layers": [layer["number"]]})
+    inner = runs[1:-1]
+    return {
+        "only": [layer["number"] for layer in only],
+        "too": [layer["number"] for layer in layers if layer["converts"] == "too"],
+        "ms": sum(times) if times and None not in times else None,
+        "switches": max(0, len(runs) - 1),
+        "islands": [run for run in inner if len(run["layers"]) <= _ISLAND],
+    }
+
+
+# What was measured -------------------------------------------------------------------------------------------------------
+
+
+def _times(subject: Subject) -> dict[str, Any] | None:
+    found = subject.measured.profile
+    if found is None or not _timed(subject):
+        return None
+    batches = [
+        {"batch": item["batch"], "layers_ms": item["total_ms"], "whole_ms": item["gpu"]["median"]}
+        for item in found["batches"]
+    ]
+    return {"gpu": found["gpu"], "inputs": found["inputs"], "batches": batches}
+
+
+def _sensitivity(measured: Measured) -> dict[str, Any] | None:
+    found = measured.sensitivity
+    if found is None:
+        return None
+    kept = ("samples", "output", "predicted_snr_db", "measured_snr_db", "summary")
+    return {name: plain(found[name]) for name in kept}  # type: ignore[literal-required]
+
+
+def _latency(measured: Measured) -> dict[str, Any]:
+    assert measured.bench is not None
+    names = ("runner", "batch", "gpu", "host", "run", "throughput", "streams", "note")
+    rows = [{name: plain(row[name]) for name in names} for row in measured.bench["rows"]]  # type: ignore[literal-required]
+    return {"gpu": measured.bench["gpu"], "inputs": measured.bench["inputs"], "rows": rows}
+
+
+def _memory(subject: Subject) -> dict[str, Any]:
+    held = None if subject.measured.bench is None else subject.measured.bench["memory"]
+    workspace = None if subject.manifest is None else subject.manifest.spec.get("workspace")
+    return {
+        "plan": subject.nbytes,
+        "workspace_limit": workspace,
+        "session": None if held is None else plain(dict(held)),
+    }
+
+
+def _accuracy(subject: Subject) -> list[str]:
+    """How near the results are to FP32's, by all that measured it."""
+    said = []
+    measured = subject.measured
+    if measured.accuracy is not None:
+        said += _compared(measured.accuracy)
+    if measured.tuning is not None:
+        chosen = measured.tuning["chosen"]
+        figure = f", {chosen['figure']}" if chosen["figure"] else ""
+        said.append(f"tuned on {measured.tuning['samples']} samples: {_db(chosen['snr_db'])}{figure}")
+    if measured.sensitivity is not None:
+        output = measured.sensitivity["output"]
+        whole = measured.sensitivity["measured_snr_db"].get(output)
+        if whole is not None:
+            samples = measured.sensitivity["samples"]
+            said.append(f"all of it in INT8, before any repair: {output} {_db(whole)} on {samples} samples")
+    kept = next((item for item in _candidates(subject) if item["kept"]), None)
+    if measured.accuracy is None and kept is not None and kept["accuracy"] is not None:
+        said += _compared(kept["accuracy"])
+    return said
+
+
+def _candidates(subject: Subject) -> list[dict[str, Any]]:
+    """The precisions that were built and measured, as the manifest says."""
+    comparison = None if subject.manifest is None else subject.manifest.comparison
+    if comparison is None:
+        return []
+    try:
+        found = converted(dict(comparison), Compares)
+    except Damaged:  # of another version: it counts as none
+        return []
+    return [{**item, "kept": item["precision"] == found["kept"]} for item in found["candidates"]]
+
+
+def _compared(found: Compared) -> list[str]:
+    said = []
+    for name, output in found["outputs"].items():
+        figures = [_db(output["snr_db"])]
+        if output["agreement"] is not None:
+            figures.insert(0, f"{output['agreement']:.1%} the same")
+        said.append(f"{name} ({output['kind']}): {', '.join(figures)} on {found['samples']} samples")
+    old, new = found["reference_accuracy"], found["candidate_accuracy"]
+    if old and new:
+        said.append(f"top-1 {old['top1']:.1%} → {new['top1']:.1%}")
+    return said
+
+
+def _db(value: Any) -> str:
+    return f"{float(value):.1f} dB"
+
+
+def _speed(subject: Subject) -> list[str]:
+    said = []
+    measured = subject.measured
+    if measured.bench is not None:
+        for row in measured.bench["rows"]:
+            if row["runner"] == "trtopt" and row["run"] is not None:
+                alone = f", {_ms(row['gpu'])} on the GPU" if row["gpu"] else ""
+                said.append(f"batch {row['batch']}: {_ms(row['run'])} end to end (median){alone}")
+    elif measured.profile is not None and _timed(subject):
+        batches = measured.profile["batches"]
+        said += [f"batch {item['batch']}: {_ms(item['gpu'])} on the GPU (median)" for item in batches]
+    for candidate in _candidates(subject):
+        for times in candidate["times"]:
+            shapes = ", ".join(f"{name} {shape}" for name, shape in times["shapes"].items())
+            kept = " (kept)" if candidate["kept"] else ""
+            said.append(f"{candidate['precision'].upper()}{kept}: {times['gpu_ms']:.4g} ms on the GPU at {shapes}")
+    return said
+
+
+def _ms(spread: Spread) -> str:
+    return f"{spread['median']:.4g} ms"
+
+
+# Calibration -------------------------------------------------------------------------------------------------------------
+
+
+def _calibration(table: Table | None) -> dict[str, Any] | None:
+    if table is None:
+        return None
+    rows = [_tensor(name, entry.amax, entry.method, entry.histogram) for name, entry in table.tensors.items()]
+    rows.sort(key=lambda row: (row["snr_db"] is None, row["snr_db"] or 0.0, row["name"]))
+    return {"method": table.method, "samples": table.samples, "tensors": rows}
+
+
+def _tensor(name: str, amax: float, method: str, seen: Histogram | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "amax": amax, "method": method}
+    if seen is None or not seen.absmax:
+        return row | {"absmax": None, "clipped": None, "snr_db": None, "edges": None, "counts": None}
+    snr, clipped = rounding(seen, amax)
+    used = int(np.flatnonzero(seen.counts)[-1]) + 1
+    step = max(1, math.ceil(used / BINS))
+    padded = np.zeros(step * math.ceil(used / step), np.int64)
+    padded[:used] = seen.counts[:used]
+    counts = padded.reshape(-1, step).sum(1)
+    edges = [seen.width * step * place for place in range(len(counts) + 1)]
+    return row | {
+        "absmax": seen.absmax,
+        "clipped": clipped,
+        "snr_db": snr,
+        "edges": edges,
+        "counts": [int(count) for count in counts],
+    }
+
+
+def rounding(seen: Histogram, amax: float) -> tuple[float | None, float]:
+    """Signal to noise of a tensor in INT8 by its threshold, in dB, and the share of values beyond it; estimated.
+
+    Within the threshold the error is taken for uniform over a step (its square is step²/12 in the mean), and where a bin is
+    wider than a step, no more can be told. Zeros, which lose nothing, are in the first bin with other small values.
+    """
+    middle = (np.arange(len(seen.counts)) + 0.5) * seen.width
+    beyond = np.maximum(np.minimum(middle, seen.absmax) - amax, 0.0)
+    signal = float(seen.counts @ middle**2)
+    inside = float(seen.counts @ (beyond == 0))
+    noise = float(seen.counts @ beyond**2) + inside * (amax / LEVELS) ** 2 / 12
+    clipped = 1 - inside / seen.total
+    return (10 * math.log10(signal / noise) if signal and noise else None), clipped
+
+
+# Warnings ----------------------------------------------------------------------------------------------------------------
+
+
+def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dict[str, str | None]]:
+    """What to know before relying on it, each with what to do; None: the text says it, or there is nothing to do."""
+    name = shlex.quote(subject.engine.name)
+    found: list[tuple[str, str | None]] = []
+    manifest, measured = subject.manifest, subject.measured
+    if manifest is not None:
+        check = f"trtopt verify MODEL.onnx {name} --images DIR --preprocess PRESET says whether results suffer"
+        found += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
+        asked = str(manifest.spec["precision"])
+        lost = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (asked, None)]
+        if asked in ("int8", "fp8") and lost:
+            text = f"layers with products that don't run in {asked.upper()}: {len(lost)}"
+            found.append(
+                (text, "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes")
+            )
+    found += [(text, f"trtopt profile or trtopt bench again, with {name}") for text in measured.strangers]
+    if measured.profile is not None:
+        found += [(text, None) for text in measured.profile["notes"]]
+        if not _timed(subject):
+            text = "no layer that was timed is one of this engine: the times are of another build, and are left out"
+            found.append((text, f"trtopt profile {name} --json > profile.json"))
+    if measured.bench is not None:
+        found += [(text, None) for text in measured.bench["notes"]]
+    table = subject.table
+    digest = None if manifest is None or manifest.calibration is None else manifest.calibration.get("digest")
+    if table is not None and digest and digest != table.digest:
+        found.append(("the calibration table isn't the one that the engine was built with", "give that one"))
+    return [{"text": text, "what_to_do": do} for text, do in dict(found).items()]
+
+
+# Two builds --------------------------------------------------------------------------------------------------------------
+
+
+def _against(subject: Subject, other: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What differs, this engine's value first."""
+    values = [_facts(each) for each in (subject, other)]
+    rows = [
+        {"what": key, "this": values[0].get(key), "other": values[1].get(key)}
+        for key in dict.fromkeys((*values[0], *values[1]))
+        if values[0].get(key) != values[1].get(key)
+    ]
+    mine, theirs = _by_node(layers), _by_node(_layers(other))
+    nodes = [
+        {"node": node, "this": mine.get(node), "other": theirs.get(node)}
+        for node in dict.fromkeys((*mine, *theirs))
+        if mine.get(node) != theirs.get(node)
+    ]
+    return {"engine": other.engine.name, "facts": rows, "nodes": nodes}
+
+
+def _by_node(layers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Of what is in a layer with products: the node and its precision."""
+    found: dict[str, str] = {}
+    for layer in layers:
+        if layer["kind"] in HEAVY:
+            for node in layer["nodes"]:
+                if node.rpartition("/")[2] not in _CONVERTING:
+                    found.setdefault(node, str(layer["precision"]))
+    return found
+
+
+def _facts(subject: Subject) -> dict[str, Any]:
+    """What two builds can be compared by, in words."""
+    manifest = subject.manifest
+    facts: dict[str, Any] = {"bytes of the plan": subject.nbytes, "runs in": subject.precision_summary}
+    if manifest is not None:
+        facts |= {f"asked: {name}": plain(value) for name, value in manifest.spec.items()}
+        facts |= {
+            f"multiply-accumulates in {name.upper()}": share for name, share in _ordered(manifest.coverage).items()
+        }
+        facts |= {
+            "layers": len(manifest.layers),
+            "product": f"{manifest.generation['product']} {manifest.generation['version']}",
+            "built for": _built_for(manifest),
+            "model (sha256)": manifest.source["sha256"],
+            "calibration": (manifest.calibration or {}).get("digest"),
+            "seconds to build": manifest.seconds,
+        }
+    facts["accuracy"] = "; ".join(_accuracy(subject)) or None
+    facts["speed"] = "; ".join(_speed(subject)) or None
+    return facts
+
+
+def _provenance(subject: Subject) -> dict[str, Any]:
+    manifest = subject.manifest
+    facts: dict[str, Any] = {"plan": subject.engine.name, "bytes": subject.nbytes, "made by": subject.maker}
+    if manifest is None:
+        return facts | {"notes": list(subject.notes)}
+    return facts | {
+        "plan sha256": manifest.plan["sha256"],
+        "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
+        "model sha256": manifest.source["sha256"],
+        "graph sha256": manifest.graph,
+        "key": manifest.key,
+        "trtopt": manifest.trtopt,
+        "GPU of the build": manifest.generation["gpu"],
+        "seconds to build": manifest.seconds,
+        "calibration": plain(manifest.calibration),
+        "profiles": [dict(profile) for profile in manifest.profiles],
+        "asked": plain(dict(manifest.spec)),
+    }

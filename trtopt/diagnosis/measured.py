@@ -1,0 +1,254 @@
+"""What other commands measured of an engine, as `report` takes it: their JSON, recognised by its content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.errors import UsageError
+from trtopt.core.files import existing_file
+
+Figure = float | Literal["inf", "-inf", "nan"]
+
+
+class Spread(TypedDict):
+    median: float
+    p90: float
+    p99: float
+    minimum: float
+
+
+class TimedLayer(TypedDict):
+    name: str
+    ms: float
+    kind: str
+    precision: str | None
+    nodes: Sequence[str]
+
+
+class TimedBatch(TypedDict):
+    batch: int
+    total_ms: float
+    gpu: Spread
+    layers: Sequence[TimedLayer]
+
+
+class Profiled(TypedDict):
+    engine: str
+    gpu: str
+    inputs: str
+    batches: Sequence[TimedBatch]
+    notes: Sequence[str]
+
+
+class NoiseMade(TypedDict):
+    kind: str
+    name: str
+    nodes: Sequence[str]
+    snr_db: dict[str, Figure]
+    share: float
+
+
+class Sensitive(TypedDict):
+    samples: int
+    output: str
+    sources: Sequence[NoiseMade]
+    predicted_snr_db: dict[str, Figure]
+    measured_snr_db: dict[str, Figure]
+    summary: str
+
+
+class BenchedRow(TypedDict):
+    runner: str
+    batch: int
+    gpu: Spread | None
+    host: Spread | None
+    run: Spread | None
+    throughput: float | None
+    streams: int
+    note: str
+
+
+class Held(TypedDict):
+    gpu: int
+    pinned: int
+    plan: int
+    limit: int | None
+    slots: int
+
+
+class Benched(TypedDict):
+    engine: str
+    gpu: str
+    inputs: str
+    rows: Sequence[BenchedRow]
+    memory: Held
+    notes: Sequence[str]
+
+
+class Choice(TypedDict):
+    left_out: int
+    share: float
+    snr_db: Figure
+    figure: str
+    missed: Sequence[str]
+
+
+class Tuned(TypedDict):
+    samples: int
+    before: Choice
+    whole: Choice
+    chosen: Choice
+    front: Sequence[Choice]
+    tried: int
+    cost: str
+    seconds: float
+    left_out: dict[str, str]
+
+
+class Built(TypedDict):
+    engine: str
+    tuning: Tuned | None
+
+
+class ComparedOutput(TypedDict):
+    kind: str
+    agreement: float | None
+    snr_db: Figure
+
+
+class Top(TypedDict):
+    top1: float
+
+
+class Compared(TypedDict):
+    samples: int
+    snr_db: Figure
+    top1_agreement: float | None
+    reference_accuracy: Top | None
+    candidate_accuracy: Top | None
+    outputs: dict[str, ComparedOutput]
+
+
+class TimedShape(TypedDict):
+    shapes: dict[str, str]
+    gpu_ms: float
+
+
+class Candidate(TypedDict):
+    precision: str
+    times: Sequence[TimedShape]
+    accuracy: Compared | None
+
+
+class Compares(TypedDict):
+    """Of a manifest's comparison, what a report says."""
+
+    candidates: Sequence[Candidate]
+    kept: str
+
+
+class Chained(TypedDict):
+    build: Built
+    agreement: Compared | None
+
+
+@dataclass
+class Measured:
+    """What is known of one engine besides its manifest.
+
+    Attributes:
+        accuracy: `verify`'s, of the graph or the engine against FP32.
+        strangers: of which engine something says it is, where that is neither this one nor the one beside it.
+    """
+
+    profile: Profiled | None = None
+    sensitivity: Sensitive | None = None
+    bench: Benched | None = None
+    tuning: Tuned | None = None
+    accuracy: Compared | None = None
+    strangers: list[str] = field(default_factory=list)
+
+
+_PROOFS: Mapping[str, tuple[frozenset[str], Any]] = {  # command → keys that only its JSON has together, and its shape
+    "profile": (frozenset({"batches", "engine", "gpu"}), Profiled),
+    "sensitivity": (frozenset({"sources", "predicted_snr_db"}), Sensitive),
+    "bench": (frozenset({"rows", "memory", "engine"}), Benched),
+    "build": (frozenset({"tuning", "engine", "precision_summary"}), Built),
+    "pipeline": (frozenset({"build", "agreement"}), Chained),
+    "verify": (frozenset({"outputs", "snr_db", "samples"}), Compared),
+}
+COMMANDS = "profile, sensitivity, bench, build, tune, pipeline or verify"
+
+
+def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tuple[Measured, Measured]:
+    """What results say of `engine`, and of `other`; of two results of one kind the later counts.
+
+    Args:
+        results: files with the JSON of commands, mappings of it, or results of the functions (with `to_json` or `describe`).
+
+    Raises:
+        UsageError: one of them isn't there, can't be read, or is nothing that a command here prints.
+    """
+    ours, theirs = Measured(), Measured()
+    for result in results:
+        what, content = _content(result)
+        command = next((name for name, (proof, _) in _PROOFS.items() if proof <= set(content)), None)
+        if command is None:
+            raise UsageError(
+                f"{what} isn't the JSON of {COMMANDS}: make such a file by trtopt COMMAND … --json > F.json"
+            )
+        try:
+            found = converted(content, _PROOFS[command][1], what)
+        except Damaged as error:
+            raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
+        said = str((found["build"] if command == "pipeline" else found).get("engine", ""))
+        place = ours
+        if said:
+            home = _home(Path(said), [engine] if other is None else [engine, other])
+            if home is None:
+                ours.strangers.append(f"{what} is of {Path(said).name}, taken for {engine.name}")
+            place = theirs if home == 1 else ours
+        _keep(place, command, found)
+    return ours, theirs
+
+
+def _home(said: Path, engines: Sequence[Path]) -> int | None:
+    """Which of the engines is meant: the one at that place, else the first of that name."""
+    same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
+    named = [number for number, engine in enumerate(engines) if engine.name == said.name]
+    return next(iter([*same, *named]), None)
+
+
+def _content(result: Any) -> tuple[str, Mapping[str, Any]]:
+    """What a result is called in messages, and its JSON."""
+    for name in ("to_json", "describe"):
+        if hasattr(result, name):
+            result = getattr(result, name)()
+            break
+    if isinstance(result, (str, os.PathLike)):
+        path = existing_file(result, "the result")
+        try:
+            content = read_json(path)
+        except Damaged as error:
+            raise UsageError(
+                f"{path} can't be read: {error}; make such a file by trtopt COMMAND … --json > F.json"
+            ) from None
+        what = path.name
+    else:
+        content, what = result, "a result"
+    return what, content if isinstance(content, Mapping) else {}
+
+
+def _keep(place: Measured, command: str, found: Any) -> None:
+    if command == "build":
+        place.tuning = found["tuning"] or place.tuning
+    elif command == "pipeline":
+        place.tuning = found["build"]["tuning"] or place.tuning
+        place.accuracy = found["agreement"] or place.accuracy
+    else:
+        setattr(place, "accuracy" if command == "verify" else command, found)

@@ -1,0 +1,297 @@
+"""report(): one page on an engine that opens anywhere: what it runs in, how fast, how near to FP32, and what isn't known.
+
+The page is one HTML file without a link to anything: its charts are SVG, its script sorts and filters a table. Names come from
+files of others, so that everything is escaped, and the page's own policy lets no other script run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trtopt.calibration.table import Table
+from trtopt.core.documents import plain
+from trtopt.core.errors import TrtoptError, UsageError, require
+from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
+from trtopt.core.options import taking
+from trtopt.core.terminal import visible
+from trtopt.core.values import ShapeRange
+from trtopt.diagnosis import charts
+from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
+from trtopt.diagnosis.measured import Measured, measurements
+from trtopt.diagnosis.request import ReportRequest
+from trtopt.engine.inspection import EngineReport, inspect
+from trtopt.engine.manifest import Manifest, kept_graph
+from trtopt.graph.io import load_model
+from trtopt.graph.proto import all_nodes
+from trtopt.graph.work import macs, sizes_in
+
+ROWS = 2000  # of a table on the page; the twin has all
+WORST = 12  # histograms that are drawn
+_TEXT = 120  # characters of a name
+_NODES = 400  # characters of the nodes of a layer
+_PURPOSE = "writing a report"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `report` wrote.
+
+    Attributes:
+        page, json_twin: the files; nbytes: of the page.
+        contents: what both say, as plain JSON (docs/report.md).
+    """
+
+    page: Path
+    json_twin: Path | None
+    nbytes: int
+    contents: Mapping[str, Any]
+
+    @property
+    def unknown(self) -> Sequence[Mapping[str, str]]:
+        """What it couldn't say, and the command that gives it."""
+        return tuple(self.contents["unknown"])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "page": str(self.page),
+            "json_twin": None if self.json_twin is None else str(self.json_twin),
+            "bytes": self.nbytes,
+            "verdict": self.contents["verdict"],
+            "unknown": list(self.unknown),
+        }
+
+
+@taking(ReportRequest)
+def report(request: ReportRequest) -> Report:
+    """Write a page on an engine: what runs in which precision against what was asked, times, accuracy, layers, calibration,
+    warnings, provenance. Nothing is measured; what isn't known is named, with the command that gives it.
+
+    Equal input gives equal bytes: the page has no time, no path and no random name in it.
+
+    Args:
+        engine: a plan file; most of what is said stands in its manifest.
+        output: the page, one HTML file.
+        results: what commands measured: files with their JSON, such mappings, or results of `profile`, `sensitivity`, `bench`,
+            `verify`, `build`, `tune` and `pipeline`. They are known by their content; those that name another engine
+            are taken for `against` if it has that name.
+        calib: the calibration table (a file or a `Table`), for histograms and thresholds.
+        model: the ONNX model, for shares of fused nodes by their arithmetic; default: the graph that was kept at the build,
+            else the model that the manifest names, where it is still there unchanged.
+        against: another engine, of which the differences are shown.
+        json_twin: where to write the same numbers as JSON; docs/report.md has the keys.
+
+    Raises:
+        UsageError: a file that isn't there, that is nothing of the kind, or that would be overwritten.
+        EngineError, EngineMismatch: as `inspect`.
+        CalibrationError, InvalidModel: of `calib` and `model`.
+        MissingDependency: matplotlib or jinja2 isn't installed.
+        OutputError: a file can't be written; nothing is left behind.
+    """
+    ready()
+    paths = [existing_file(path, "the engine") for path in (request.engine, request.against) if path is not None]
+    files = [item for item in request.results if isinstance(item, (str, os.PathLike))]
+    read = [*paths, request.calib, request.model, *files]
+    written = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
+    for index, path in enumerate(written):
+        check_writable(path, *read, *written[:index])
+    ours, theirs = measurements(request.results, paths[0], paths[1] if len(paths) > 1 else None)
+    table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
+    with request.reporter.phase("reading"):
+        subject = _subject(paths[0], ours, table, request.model)
+        other = _subject(paths[1], theirs, None, None) if len(paths) > 1 else None
+        said = plain(contents(subject, other))
+    with request.reporter.phase("drawing"):
+        page = html(said).encode()
+    with writing_together(*written) as partials:
+        for partial, content in zip(partials, (page, json_bytes(said) if request.json_twin is not None else b"")):
+            partial.write_bytes(content)
+    twin = None if request.json_twin is None else Path(request.json_twin)
+    return Report(Path(request.output), twin, len(page), said)
+
+
+def ready() -> None:
+    """Raise MissingDependency now rather than after the long work."""
+    for module in ("jinja2", "matplotlib"):
+        require(module, charts.EXTRA, _PURPOSE)
+
+
+def _subject(path: Path, measured: Measured, table: Table | None, model: str | os.PathLike[str] | None) -> Subject:
+    found = inspect(path)
+    if not isinstance(found, EngineReport):
+        raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
+    manifest, graph = found.manifest, None
+    place = Path(model) if model is not None else kept_graph(path) or _source(manifest)
+    if place is not None:
+        try:
+            graph = _graph(place, manifest)
+        except TrtoptError:
+            if model is not None:
+                raise  # else it isn't what the user named, and without it the shares aren't known
+    return Subject(
+        path, found.nbytes, found.maker, found.precision_summary, manifest, measured, table, graph, found.notes
+    )
+
+
+def _source(manifest: Manifest | None) -> Path | None:
+    """The model that the engine was built from, if it is still there as it was."""
+    said = None if manifest is None else manifest.source["path"]
+    if manifest is None or not said or not Path(said).is_file():
+        return None
+    try:
+        return Path(said) if load_model(said, lazy=True).fingerprint == manifest.source["sha256"] else None
+    except TrtoptError:
+        return None
+
+
+def _graph(path: Path, manifest: Manifest | None) -> Graph:
+    """Operators and work, counted at the shapes that the first profile is tuned for."""
+    proto = load_model(path, lazy=True).proto
+    profile = manifest.profiles[0] if manifest is not None and manifest.profiles else {}
+    sizes = sizes_in(proto, {name: ShapeRange.parse(text).opt for name, text in profile.items()})
+    return Graph({node.name: node.op_type for node in all_nodes(proto.graph)}, macs(proto, sizes))
+
+
+# The page ----------------------------------------------------------------------------------------------------------------
+
+
+def html(said: Mapping[str, Any]) -> str:
+    """The page of a report's contents."""
+    jinja2 = require("jinja2", charts.EXTRA, _PURPOSE)
+    marked = require("markupsafe", charts.EXTRA, _PURPOSE).Markup
+    source = resources.files("trtopt.diagnosis").joinpath("page.html").read_text(encoding="utf-8")
+    script = re.search(r"<script>(.*?)</script>", source, re.S)
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,  # Markup stays as it is
+    )
+    environment.filters |= {
+        "short": _short,
+        "number": _number,
+        "percent": _percent,
+        "fact": _fact,
+        "nodes": _nodes,
+        "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
+    }
+    drawings = {name: marked(svg) for name, svg in _drawings(said).items()}
+    return str(environment.from_string(source).render(said, charts=drawings, digest=digest, rows=ROWS)) + "\n"
+
+
+def _short(text: Any, length: int = _TEXT) -> str:
+    text = str(text)
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _number(value: Any) -> str:
+    """A figure in four digits; "–" where there is none."""
+    return "–" if value is None else f"{float(value):.4g}"
+
+
+def _percent(value: Any) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def _fact(value: Any) -> str:
+    """A value of a table of facts as text."""
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key}: {_fact(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return "; ".join(map(_fact, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _nodes(names: Sequence[str]) -> str:
+    """The nodes of a layer in a line: conversions, which TensorRT or trtopt put there, are counted alone."""
+    own = [name for name in names if not name.endswith(("/QuantizeLinear", "/DequantizeLinear", "/Cast"))]
+    shown: list[str] = []
+    for name in own:
+        if shown and sum(map(len, shown)) + len(name) > _NODES:
+            break
+        shown.append(_short(name))
+    rest = [f"{len(own) - len(shown)} more" if len(own) > len(shown) else ""]
+    count = len(names) - len(own)
+    rest.append(f"{count} conversion{'s' * (count > 1)}" if count else "")
+    return ", ".join(filter(None, [*shown, *rest]))
+
+
+def _drawings(said: Mapping[str, Any]) -> dict[str, str]:
+    """The charts for which there are numbers."""
+    made: dict[str, str] = {}
+    precision = said["precision"]
+    rows = {"layers": precision["by_count"], "arithmetic": precision["by_macs"], "time": precision["by_time"]}
+    if rows := {name: parts for name, parts in rows.items() if parts}:
+        made["precision"] = charts.shares("precision", "Share of each precision", rows)
+    layers = said["layers"]
+    if layers:
+        made["order"] = charts.strip("order", "Precisions in the order of execution", _runs(layers))
+    points = [
+        (layer["number"], layer["ms"], layer["damage_db"], layer["precision"] or "unknown")
+        for layer in layers
+        if layer["ms"] is not None and layer["damage_db"] is not None
+    ]
+    if points:
+        made["damage"] = charts.damage("damage", "Milliseconds and decibels of each layer", points)
+    if said["calibration"] is not None:
+        drawn = [item for item in said["calibration"]["tensors"] if item["counts"]][:WORST]
+        for number, item in enumerate(drawn):
+            title = f"Histogram of {visible(_short(item['name']))}"
+            made[f"histogram{number}"] = charts.histogram(
+                f"histogram{number}", title, item["edges"], item["counts"], item["amax"]
+            )
+    if (tuning := said["tuning"]) is not None:
+        made |= _front(tuning)
+    if (latency := said["latency"]) is not None:
+        bars = [
+            (_label(row), row["run"]["median"], row["run"]["p90"], row["run"]["p99"])
+            for row in latency["rows"]
+            if row["run"]
+        ]
+        if bars:
+            made["latency"] = charts.latencies("latency", "Latencies: p50, p90 and p99", bars)
+    return made
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """In letters that matplotlib's own font has."""
+    return f"{visible(row['runner'][:24]).encode('ascii', 'replace').decode()}, {row['batch']}"
+
+
+def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
+    def point(choice: Mapping[str, Any]) -> tuple[float, float] | None:
+        snr = float(choice["snr_db"])
+        return (choice["share"], snr) if abs(snr) < 1000 else None  # what isn't finite has no place
+
+    choices = [place for item in tuning["front"] if (place := point(item))]
+    names = {"before": "INT8, nearest codes", "whole": "with repairs", "chosen": "chosen"}
+    marked = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
+    if not (choices or marked):
+        return {}
+    return {"front": charts.front("front", "Accuracy against the share in INT8", choices, marked)}
+
+
+def _runs(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    runs: list[tuple[str, int, int]] = []
+    for place, layer in enumerate(layers):
+        precision = layer["precision"] or "unknown"
+        if runs and runs[-1][0] == precision:
+            runs[-1] = (precision, runs[-1][1], runs[-1][2] + 1)
+        else:
+            runs.append((precision, place, 1))
+    return runs
