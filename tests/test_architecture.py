@@ -27,6 +27,7 @@ OWNERS = {  # foreign library → the only places that import it
     "PIL": ("data",),
     "onnxruntime": ("ort",),
     "ray": ("jobs.cluster",),
+    "fsspec": ("engine.remote",),
     "triton_python_backend_utils": ("serving.triton_model",),
 }
 HEAVY = {

@@ -36,3 +36,10 @@ output_kind = partial(
     metavar="NAME=KIND",
 )
 gpu = partial(option, 0, help="The GPU's number.")
+store = partial(
+    option,
+    None,
+    help="Engine store: local (in the cache folder), a folder, or a URL such as s3://team/engines; default: $TRTOPT_STORE.",
+    metavar="local|FOLDER|URL|none",
+    typed=str,
+)
