@@ -662,7 +662,7 @@ def list_store(result: Any, values: _Options) -> Iterator[str]:
     if rows:
         _table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
     most = _binary(result.max_size)
-    yield f"{result.folder}: {len(rows)} engines, {_binary(result.nbytes)}; a build leaves at most {most}"
+    yield f"{result.folder}: {_engines(len(rows))}, {_binary(result.nbytes)}; a build leaves at most {most}"
     if result.damaged:
         yield f"  {len(result.damaged)} damaged, put aside: the next prune removes them first"
 
@@ -672,7 +672,7 @@ def verify_store(result: Any, values: _Options) -> Iterator[str]:
     """Compare every engine in a store with what was stored; what differs is put aside. Exit status 1 if any does."""
     for digest, problem in result.damaged.items():
         yield f"{digest[:12]}: put aside: {problem}"
-    yield f"{result.folder}: {len(result.whole)} engines are what was stored, {len(result.damaged)} aren't"
+    yield f"{result.folder}: {_engines(len(result.whole))} as stored, {len(result.damaged)} damaged"
 
 
 @_command(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
@@ -681,6 +681,10 @@ def prune_store(result: Any, values: _Options) -> Iterator[str]:
     kept = f", {result.in_use} of them in use" if result.in_use else ""
     count = len(result.removed)
     yield f"{result.folder}: {count} removed, {_binary(result.nbytes)}; {_binary(result.left)} left{kept}"
+
+
+def _engines(count: int) -> str:
+    return f"{count} engine{'s' * (count != 1)}"
 
 
 def _binary(nbytes: int) -> str:

@@ -339,6 +339,32 @@ def test_a_team_has_it_built_once(url: str, tmp_path: Path, monkeypatch: pytest.
     assert again.plan.read_bytes() == b"plan"
 
 
+def test_what_was_there_before_the_url_is_shared_once(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _add(_elsewhere(monkeypatch, tmp_path, "local", "one"))
+    store = Store(url)  # with the same working copy
+    pushes: list[str] = []
+    push = Remote.push
+    monkeypatch.setattr(
+        Remote, "push", lambda self, digest, folder: pushes.append(digest) or push(self, digest, folder)
+    )
+    for _ in range(2):
+        entry = store.find(PARTS)
+        assert entry is not None
+        store.share(entry)
+        entry.close()
+    assert len(pushes) == 1
+    other = _elsewhere(monkeypatch, tmp_path, url, "two")
+    pulled = other.pulled(PARTS)
+    assert pulled is not None
+    other.share(pulled)
+    pulled.close()
+    assert len(pushes) == 1
+    other.prune(0)
+    assert list((other.folder / "shared").iterdir()) == []
+
+
 @pytest.mark.parametrize("place", ["plan", "key"])
 def test_what_is_damaged_there_is_not_taken(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -506,6 +506,7 @@ class _Build:
         request, reporter = self.request, self.request.reporter
         parts = {**self._parts(), "graph": request.save_onnx is not None}
         if not request.force and (entry := store.find(parts)):
+            store.share(entry, reporter)
             return entry, None
         with store.building(digest_of(parts), reporter):
             if not request.force:

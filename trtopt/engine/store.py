@@ -4,6 +4,7 @@
     FOLDER/locks/             who builds what now
     FOLDER/damaged/           entries that weren't what key.json says, out of the way
     FOLDER/known/             which entry a file on this machine led to, so that it needn't be read to know
+    FOLDER/shared/            which entries are behind which URL
 
 DIGEST is that of the key: the parts that an engine depends on (`key.json` has them, with each file's digest). An entry is
 written beside its place and renamed there, and never changed. Who reads one holds a shared lock on its folder; who removes one
@@ -72,15 +73,7 @@ class Entry:
 
     def check(self, *names: str) -> None:
         """Raise Damaged unless these files, or else all, are what was recorded."""
-        for name, about in self.files.items():
-            if names and name not in names:
-                continue
-            try:
-                digest = sha256_file(self.folder / name)
-            except OSError as error:
-                raise Damaged(f"{name}: {error.strerror or error}") from None
-            if digest != about["sha256"]:
-                raise Damaged(f"{name} isn't what was stored: sha256 {digest[:16]}…, not {str(about['sha256'])[:16]}…")
+        _check_files(self.folder, {name: self.files[name] for name in names or self.files})
 
     def copy(self, name: str, target: Path) -> None:
         """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
@@ -206,9 +199,10 @@ class Store:
             with self._making(digest) as folder, reporter.phase(f"asking {self.url} for the engine"):
                 if not remote.pull(digest, folder):
                     return None
-                key = _key_in(folder, digest)
-                _check_files(folder, key)
-                return self._installed(folder, digest)
+                _check_files(folder, _key_in(folder, digest)["files"])
+                entry = self._installed(folder, digest)
+            self._mark_shared(digest)
+            return entry
         except (RemoteFailed, Damaged) as error:
             reporter.warn(f"not taken from the store {self.url}: {error}")
             return None
@@ -234,18 +228,32 @@ class Store:
             key = {"format": FORMAT, "parts": dict(parts), "files": recorded}
             (folder / KEY).write_bytes(json_bytes(key))
             entry = self._installed(folder, digest)
-        if self.url is not None:
-            try:
-                with reporter.phase(f"giving the engine to {self.url}"):
-                    self._behind(self.url).push(digest, entry.folder)
-            except RemoteFailed as error:
-                reporter.warn(f"the engine isn't in the store {self.url}: {error}")
+        self.share(entry, reporter)
         try:
             if removed := self.prune(self.max_size)[0]:
                 reporter.note(f"{len(removed)} engines that were used longest ago left the store {self.folder}")
         except OSError as error:
             reporter.warn(f"the store {self.folder} couldn't be pruned: {error.strerror or error}")
         return entry
+
+    def share(self, entry: Entry, reporter: Reporter = SILENT) -> None:
+        """Push an entry to the URL, unless it came from there or went there before. What fails is a warning."""
+        if self.url is None or self._shared(entry.digest).exists():
+            return
+        try:
+            with reporter.phase(f"giving the engine to {self.url}"):
+                self._behind(self.url).push(entry.digest, entry.folder)
+            self._mark_shared(entry.digest)
+        except RemoteFailed as error:
+            reporter.warn(f"the engine isn't in the store {self.url}: {error}")
+
+    def _shared(self, digest: str) -> Path:
+        return self.folder / "shared" / f"{digest}.{hashlib.sha256(str(self.url).encode()).hexdigest()[:16]}"
+
+    def _mark_shared(self, digest: str) -> None:
+        with contextlib.suppress(OutputError, OSError):  # else it is pushed again, which changes nothing
+            made_folder(self.folder / "shared")
+            self._shared(digest).touch()
 
     def explained(self, parts: Mapping[str, Any]) -> str:
         """Why there is no entry with this key: in which parts the nearest one differs."""
@@ -343,6 +351,10 @@ class Store:
     def _forget(self) -> None:
         """Drop what leads to entries that are gone."""
         with contextlib.suppress(OSError):
+            for path in (self.folder / "shared").iterdir():
+                if not (self.folder / "entries" / path.stem).is_dir():
+                    path.unlink()
+        with contextlib.suppress(OSError):
             for path in (self.folder / "known").iterdir():
                 with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
                     if not (self.folder / "entries" / str(read_json(path)["entry"])).is_dir():
@@ -357,7 +369,7 @@ class Store:
     def _clear(self, folder: Path, whole: Path | None = None) -> str:
         """Move an entry to `damaged/`, and say what is wrong with it; if nothing is, to `whole`."""
         try:
-            _check_files(folder, _key_in(folder))
+            _check_files(folder, _key_in(folder)["files"])
         except Damaged as error:
             aside = made_folder(self.folder / "damaged", "the store", "give another `store=`")
             folder.rename(aside / f"{folder.name}.{time.time_ns()}")
@@ -442,8 +454,14 @@ def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:
     return key
 
 
-def _check_files(folder: Path, key: Mapping[str, Any]) -> None:
-    Entry(folder, key, Lock(os.open(os.devnull, os.O_RDONLY))).check()
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, about in files.items():
+        try:
+            digest = sha256_file(folder / name)
+        except OSError as error:
+            raise Damaged(f"{name}: {error.strerror or error}") from None
+        if digest != about["sha256"]:
+            raise Damaged(f"{name} isn't what was stored: sha256 {digest[:16]}…, not {str(about['sha256'])[:16]}…")
 
 
 def _told(folder: Path, key: Mapping[str, Any]) -> StoredEngine:
