@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from trtopt.builder import construction
@@ -70,3 +71,6 @@ if __name__ == "__main__":
     except EngineError as error:
         print("corrupted", error, flush=True)
         sys.exit(9)
+    except Exception:
+        traceback.print_exc(file=sys.stdout)  # its native libraries' output isn't of interest
+        sys.exit(1)

@@ -159,6 +159,14 @@ def test_prune_takes_what_was_used_longest_ago_and_leaves_what_is_read(store: St
     assert store.engines() == []
 
 
+def test_prune_leaves_what_is_being_replaced(store: Store) -> None:
+    digest = _add(store)
+    with store.building(digest):  # as a forced build does, for whose engine the old one makes room
+        assert store.prune(0)[0] == []
+    assert store.prune(0)[0] == [digest]
+    assert list((store.folder / "locks").iterdir()) == []
+
+
 def test_what_was_put_aside_leaves_first(store: Store) -> None:
     bad, good = _add(store, bytes(1000), gpu="a"), _add(store, bytes(1000), gpu="b")
     _spoil(store.folder / "entries" / bad / PLAN, b"x")

@@ -525,7 +525,7 @@ class _Build:
     def through(self, store: Store, make: Callable[[], Manifest]) -> tuple[Manifest, bool]:
         """The manifest of the engine that now is at `output`, and whether it came from the store."""
         reporter = self.request.reporter
-        for last in (False, True):
+        for _ in range(2):
             entry, manifest = self.obtained(store, make)
             if manifest is not None:
                 if entry is not None:
@@ -539,10 +539,8 @@ class _Build:
                     return manifest, True
                 except Damaged as error:
                     damage = str(error)
-            if last:
-                break
-            reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {damage}")
-            store.set_aside(entry.digest, reporter)
+            if store.set_aside(entry.digest, reporter):  # else another has replaced it meanwhile
+                reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {damage}")
         return make(), False
 
     def _to_store(self, manifest: Manifest) -> dict[str, Path | bytes]:

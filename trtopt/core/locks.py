@@ -98,6 +98,18 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting") -> 
         yield
 
 
+def alone_now(path: Path) -> Lock | None:
+    """As `alone`, without waiting: the lock, or None where another holds it.
+
+    Raises:
+        OutputError: as `alone`.
+    """
+    try:
+        return _taken(path)
+    except OSError as error:
+        raise OutputError(f"can't lock {path}: {error.strerror or error}") from error
+
+
 def _taken(path: Path) -> Lock | None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     if not _held(descriptor, path, shared=False):

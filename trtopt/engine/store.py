@@ -28,7 +28,7 @@ from typing import Any
 from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, write_json
-from trtopt.core.locks import Lock, alone, lock_folder
+from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import SUFFIX, folder_in
 from trtopt.core.values import parse_size
@@ -313,19 +313,30 @@ class Store:
         for folder in folders:
             if left <= max_size:
                 break
-            lock = lock_folder(folder, shared=False)
-            if lock is None:
+            if not self._removed(folder):
                 if not folder.exists():  # another has pruned it
                     left -= sizes[folder]
                 continue
-            with lock, folder_in(self.folder, ".pruned.") as trash:
-                folder.rename(trash / folder.name)  # a reader finds it whole, or not at all
             removed.append(folder.name)
             nbytes += sizes[folder]
             left -= sizes[folder]
         if removed:
             self._forget()
         return removed, nbytes, left
+
+    def _removed(self, folder: Path) -> bool:
+        """Remove an entry that nobody reads and nobody replaces now."""
+        locks = made_folder(self.folder / "locks", "the store's locks", "give another `store=`")
+        making = alone_now(locks / f"{folder.name}.lock")
+        if making is None:
+            return False
+        with making:
+            reading = lock_folder(folder, shared=False)
+            if reading is None:
+                return False
+            with reading, folder_in(self.folder, ".pruned.") as trash:
+                folder.rename(trash / folder.name)  # a reader finds it whole, or not at all
+                return True
 
     # Which entry a request led to
 
