@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # tests import ONNX Runtime themselves
 
+os.environ.pop("TRTOPT_STORE", None)  # the user's own: builds here are builds
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs; tests of Ctrl-C need it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup

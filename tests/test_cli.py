@@ -23,10 +23,18 @@ from trtopt.core.progress import Reporter
 from trtopt.linting.checker import CheckReport
 from trtopt.linting.rules import Finding
 
-REGISTERED = [*cli.app.registered_commands, *cli.jobs.registered_commands, *cli.deploy.registered_commands]
+GROUPS = (cli.app, cli.jobs, cli.deploy, cli.store)
+REGISTERED = [command for group in GROUPS for command in group.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
 # What is typed for the others is their name.
-TYPED = {"run_jobs": ["jobs", "run"], "show_jobs": ["jobs", "show"], "deploy_triton": ["deploy", "triton"]}
+TYPED = {
+    "run_jobs": ["jobs", "run"],
+    "show_jobs": ["jobs", "show"],
+    "deploy_triton": ["deploy", "triton"],
+    "list_store": ["store", "list"],
+    "verify_store": ["store", "verify"],
+    "prune_store": ["store", "prune"],
+}
 # API parameters that the command line gives in its own way.
 ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
@@ -45,7 +53,7 @@ def _parameters(function: Any) -> dict[str, Any]:
 def test_every_public_function_has_its_command() -> None:
     functions = {name for name in trtopt.__all__ if inspect.isfunction(getattr(trtopt, name))}
     assert set(COMMANDS) == functions - {"load_manifest"}
-    assert len(COMMANDS) == 19
+    assert len(COMMANDS) == 22
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

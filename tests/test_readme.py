@@ -98,6 +98,19 @@ def test_the_report_on_the_engine_of_the_walkthrough(folder: Path) -> None:
     assert (folder / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
 
 
+def test_an_engine_is_built_once(folder: Path) -> None:
+    if not (folder / "lite0.clean.onnx").is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+    (commands,) = _blocks("Build once", "bash")
+    done = subprocess.run(
+        ["bash", "-ec", commands], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("building with TensorRT-RTX") == 1
+    assert (folder / "first.engine").read_bytes() == (folder / "second.engine").read_bytes()
+    assert "store: 1 engine, " in done.stdout
+
+
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
     if not (folder / "lite0.engine").is_file():
         pytest.skip("needs the walkthrough, which comes first")

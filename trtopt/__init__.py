@@ -5,9 +5,9 @@
     trtopt.build("resnet50.onnx", "resnet50.engine", int8=True, images="photos/", preprocess="imagenet")
 
 Each function is also a command: `trtopt build --help`; `run_jobs` and `show_jobs` are `trtopt jobs run` and `jobs show`,
-`deploy_triton` is `trtopt deploy triton`. Beside the functions stand what they take and give, and their errors, of which
-`TrtoptError` is the base. Names load when they are first used, so that `import trtopt` is fast and needs nothing but the base
-install.
+`deploy_triton` is `trtopt deploy triton`, `list_store` is `trtopt store list` and so on. Beside the functions stand what they
+take and give, and their errors, of which `TrtoptError` is the base. Names load when they are first used, so that
+`import trtopt` is fast and needs nothing but the base install.
 """
 
 from __future__ import annotations
@@ -81,6 +81,15 @@ if TYPE_CHECKING:
         version as version,
     )
     from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
+    from trtopt.engine.store import StoredEngine as StoredEngine
+    from trtopt.engine.storekeeping import (
+        StoreListing as StoreListing,
+        StorePruning as StorePruning,
+        StoreVerification as StoreVerification,
+        list_store as list_store,
+        prune_store as prune_store,
+        verify_store as verify_store,
+    )
     from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
     from trtopt.evaluation.limits import Limits as Limits
     from trtopt.evaluation.outputs import (
@@ -175,6 +184,15 @@ _HOMES = {
     "diagnosis.report": ("DoctorReport", "doctor"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
+    "engine.store": ("StoredEngine",),
+    "engine.storekeeping": (
+        "StoreListing",
+        "StorePruning",
+        "StoreVerification",
+        "list_store",
+        "prune_store",
+        "verify_store",
+    ),
     "evaluation.benchmark": ("BenchReport", "BenchRow", "bench"),
     "evaluation.limits": ("Limits",),
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),

@@ -29,6 +29,7 @@ from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
+from trtopt.engine.request import PruneStoreRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -641,6 +642,63 @@ def deploy_triton(result: Any, values: _Options) -> Iterator[str]:
         for note in model.notes:
             yield f"  {note}"
     yield f"trtopt serve {result.repo} serves it here"
+
+
+store = typer.Typer(
+    help="Look after an engine store (trtopt build --store): list it, verify it, prune it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(store, name="store")
+
+
+@_command(StoreRequest, "trtopt store list", group=store, name="list")
+def list_store(result: Any, values: _Options) -> Iterator[str]:
+    """List the engines in a store, the last used first."""
+    import time
+
+    rows = [
+        (
+            item.digest[:12],
+            Path(item.model).name,
+            item.precision,
+            item.made_for,
+            item.generation,
+            _binary(item.nbytes),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)) + (", in use" if item.in_use else ""),
+        )
+        for item in result.engines
+    ]
+    if rows:
+        _table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
+    most = _binary(result.max_size)
+    yield f"{result.folder}: {_engines(len(rows))}, {_binary(result.nbytes)}; a build leaves at most {most}"
+    if result.damaged:
+        yield f"  {len(result.damaged)} damaged, put aside: the next prune removes them first"
+
+
+@_command(StoreRequest, "trtopt store verify", group=store, name="verify")
+def verify_store(result: Any, values: _Options) -> Iterator[str]:
+    """Compare every engine in a store with what was stored; what differs is put aside. Exit status 1 if any does."""
+    for digest, problem in result.damaged.items():
+        yield f"{digest[:12]}: put aside: {problem}"
+    yield f"{result.folder}: {_engines(len(result.whole))} as stored, {len(result.damaged)} damaged"
+
+
+@_command(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
+def prune_store(result: Any, values: _Options) -> Iterator[str]:
+    """Remove what was put aside, then what was used longest ago. What a process reads stays."""
+    kept = f", {result.in_use} of them in use" if result.in_use else ""
+    count = len(result.removed)
+    yield f"{result.folder}: {count} removed, {_binary(result.nbytes)}; {_binary(result.left)} left{kept}"
+
+
+def _engines(count: int) -> str:
+    return f"{count} engine{'s' * (count != 1)}"
+
+
+def _binary(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes < 1 << 30 else f"{nbytes / 2**30:.1f} GiB"
 
 
 def _serve(values: _Options, reporter: Reporter) -> Any:

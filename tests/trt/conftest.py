@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from standins import Simulation
@@ -26,9 +27,10 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
 
 @pytest.fixture
 def stand_in(
-    monkeypatch: pytest.MonkeyPatch, with_gpu: Callable[[int | None], None]
+    monkeypatch: pytest.MonkeyPatch, with_gpu: Callable[[int | None], None], tmp_path: Path
 ) -> Callable[[str], tuple[Simulation, trtopt.trt.Generation]]:
     """Install a stand-in of a version as `tensorrt`, with a GPU to build on; give it and what the door makes of it."""
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))  # its timings are nobody else's
 
     def install(version: str) -> tuple[Simulation, trtopt.trt.Generation]:
         sim = Simulation(version)

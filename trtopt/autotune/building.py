@@ -115,7 +115,12 @@ def build(request: BuildRequest) -> BuildResult:
             or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
             where nothing else changed.
         report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
-        force: build even where `output` is up to date.
+        force: build even where `output` is up to date, or the store has the engine.
+        timing_cache: a file of kernels' times to read and update; None: one for this GPU and TensorRT in the cache folder,
+            where there is such a thing; "none": times are measured anew.
+        store: where engines are kept by all that they depend on: one that is there is copied, else it is built and stored,
+            by one process at a time. "local" (in the cache folder), a folder, or a URL of fsspec's, of which that folder is
+            then the working copy; None: $TRTOPT_STORE, or no store; "none": no store.
 
     Raises:
         UsageError, DataError, InvalidModel, UnsupportedRequest: before any long work.
@@ -401,7 +406,8 @@ class _Best:
         manifest = load_manifest(self.output)
         if comparison.kept != stored.kept or manifest is None or sha256_file(self.output) != manifest.plan["sha256"]:
             return None
-        result = engine.construct(self._chosen(Precision(comparison.kept), manifest.model_preprocess))
+        chosen = self._chosen(Precision(comparison.kept), manifest.model_preprocess)
+        result = engine.construct(replace(chosen, store="none"))
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")

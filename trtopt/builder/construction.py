@@ -6,13 +6,16 @@ Precision is decided once and lowered in one of two ways, as the generation want
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import os
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import onnx
 
@@ -23,17 +26,26 @@ from trtopt.builder.samples import real_samples
 from trtopt.calibration.safety import Safety, find_unsafe
 from trtopt.calibration.scales import Scales
 from trtopt.calibration.table import Table
-from trtopt.core.documents import converted, plain
+from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
     BackendError,
     EngineError,
     InvalidModel,
+    OutputError,
     PrecisionLost,
     TrtoptError,
     UnsupportedOperator,
     UsageError,
 )
-from trtopt.core.files import check_writable, json_bytes, sha256_file, sha256_json, write_bytes, writing_together
+from trtopt.core.files import (
+    cache_folder,
+    check_writable,
+    json_bytes,
+    sha256_file,
+    sha256_json,
+    write_bytes,
+    writing_together,
+)
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
@@ -52,12 +64,14 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
+from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
-from trtopt.graph.io import load_model, save_model
+from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
+from trtopt.graph.io import external_files, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
@@ -70,9 +84,10 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import HEAVY_OPS, BuiltPlan, refusal, select, validate_profiles
+from trtopt.trt import HEAVY_OPS, BuiltPlan, Generation, refusal, select, validate_profiles
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
+MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
 _OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 _CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
 MEASURED = "by what the samples show"
@@ -88,7 +103,7 @@ class BuildResult:
         precision_summary: the same in a line.
         coverage: precision → share of the multiply-accumulates of convolutions and matrix products that run in it.
         targets: compute capabilities it is for ("sm89"); empty: the GPU it was built on.
-        cached: the engine was up to date and wasn't built again.
+        cached: the engine was up to date, or in the store, and wasn't built again.
         kept: nodes that stay in a higher precision than asked for, with the reason.
         onnx: the graph that TensorRT was given, where it was asked for.
         table: the calibration it was quantized with.
@@ -133,6 +148,18 @@ def construct(request: BuildRequest) -> BuildResult:
     if not request.force and (manifest := work.up_to_date()):
         reporter.note(f"{work.output} is up to date")
         return work.result(work.described(manifest), time.monotonic() - started, cached=True)
+    where = named_store(request.store)
+    if where is not None and request.save_cache:
+        reporter.note("`save_cache=` needs TensorRT's own calibration, so the store isn't asked")
+    elif where is not None:
+        manifest, cached = work.through(Store(where), lambda: _made(work))
+        return work.result(manifest, time.monotonic() - started, cached=cached)
+    return work.result(_made(work), time.monotonic() - started, cached=False)
+
+
+def _made(work: _Build) -> Manifest:
+    """Build the engine and write it."""
+    request, reporter, started = work.request, work.request.reporter, time.monotonic()
     folded, folding = fold(work.model.proto, reporter=reporter)
     if folding.problem:
         reporter.warn(folding.warning)
@@ -151,11 +178,20 @@ def construct(request: BuildRequest) -> BuildResult:
         )
     for warning in [*built.warnings, *_hazards(folded, work.spec, lowered)]:
         reporter.warn(warning)
-    manifest = work.write(lowered, built, report, time.monotonic() - started)
-    return work.result(manifest, time.monotonic() - started, cached=False)
+    return work.write(lowered, built, report, time.monotonic() - started)
 
 
 build = taking(BuildRequest)(construct)  # by keywords
+
+
+def stored_engine(request: BuildRequest, store: Store) -> Entry:
+    """The engine in the store, built if it isn't there; `output` stays unwritten. Raises as `trtopt.build`."""
+    with scratch() as folder:
+        graph = folder / GRAPH if request.save_onnx else None
+        work = _Build(replace(request, output=folder / PLAN, save_onnx=graph))
+        entry, _ = work.obtained(store, lambda: _made(work), must_store=True)
+        assert entry is not None
+        return entry
 
 
 def _hazards(folded: onnx.ModelProto, spec: BuildSpec, lowered: Lowered) -> list[str]:
@@ -354,7 +390,8 @@ class _Build:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
         spec, generation, path = self.spec, self.generation, folder / "model.onnx"
         if spec.timing_cache is None and generation.capabilities.timing_cache:
-            spec = replace(spec, timing_cache=folder / "timing.cache")  # a second build is then much faster
+            kept = None if _none(self.request.timing_cache) else _kept_timing(generation, generation.device(spec))
+            spec = replace(spec, timing_cache=kept or folder / "timing.cache")  # a second build is then much faster
         try:
             if issues := generation.limits(graph):
                 raise refusal(self.name, issues)
@@ -430,25 +467,116 @@ class _Build:
 
     # Engines that are there
 
-    def _key(self) -> str:
-        """What a plan depends on; equal keys mean that a rebuild would give the same engine."""
+    def _parts(self) -> dict[str, Any]:
+        """What a plan depends on, as JSON has it; equal parts mean that a rebuild would give the same engine.
+
+        Not how TensorRT was named, and which file kept its timings.
+        """
         device = self.generation.device(self.spec)
         needs_gpu = not self.generation.capabilities.builds_without_gpu
-        return sha256_json(
-            {
-                "model": self.model.fingerprint,
-                "spec": self.spec.describe(),
-                "generation": [self.generation.family, self.generation.version],
-                "targets": list(self.generation.targets(self.spec)),
-                "gpu": str(device) if device and needs_gpu else None,
-                "scales": self.table.digest if self.table else None,
-                "native": self.native.describe() if self.native else None,
-                "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
-                "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
-                "trtopt": __version__,
-                **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
-            }
+        spec = self.spec.describe()
+        for name in ("backend", "timing_cache", "targets"):
+            del spec[name]
+        parts = {
+            "model": self.model.fingerprint,
+            "spec": spec,
+            "generation": [self.generation.family, self.generation.version],
+            "targets": list(self.generation.targets(self.spec)),
+            "gpu": str(device) if device and needs_gpu else None,
+            "scales": self.table.digest if self.table else None,
+            "native": self.native.describe() if self.native else None,
+            "cache": hashlib.sha256(self.cache).hexdigest() if self.cache else None,
+            "preprocess": self.preprocessing if self.embedded is None else self.embedded.describe(),
+            "trtopt": __version__,
+            **({} if self.samples is None else {"samples": self.samples.describe(), "limit": self.request.min_snr}),
+        }
+        return cast("dict[str, Any]", json.loads(json.dumps(parts, default=str)))
+
+    def _key(self) -> str:
+        return sha256_json(self._parts())
+
+    def obtained(
+        self, store: Store, make: Callable[[], Manifest], *, must_store: bool = False
+    ) -> tuple[Entry | None, Manifest | None]:
+        """The entry of the store, and the manifest where it had to be built by `make`; of those that ask at once, one builds.
+
+        Args:
+            must_store: that it can't be stored is an error; else there is no entry then.
+        """
+        request, reporter = self.request, self.request.reporter
+        parts = {**self._parts(), "graph": request.save_onnx is not None}
+        if not request.force and (entry := store.find(parts)):
+            store.share(entry, reporter)
+            return entry, None
+        with store.building(digest_of(parts), reporter):
+            if not request.force:
+                if entry := store.find(parts) or store.pulled(parts, reporter):
+                    return entry, None
+                reporter.note(store.explained(parts))
+            manifest = make()
+            try:
+                return store.add(parts, self._to_store(manifest), reporter), manifest
+            except OutputError as error:
+                if must_store:
+                    raise
+                reporter.warn(f"the engine isn't in the store: {error}")
+                return None, manifest
+
+    def through(self, store: Store, make: Callable[[], Manifest]) -> tuple[Manifest, bool]:
+        """The manifest of the engine that now is at `output`, and whether it came from the store."""
+        reporter = self.request.reporter
+        for _ in range(2):
+            entry, manifest = self.obtained(store, make)
+            if manifest is not None:
+                if entry is not None:
+                    entry.close()
+                return manifest, False
+            assert entry is not None
+            with entry:
+                try:
+                    manifest = self._taken(entry)
+                    reporter.note(f"{self.output} is the engine {entry.digest[:12]} of {store}")
+                    return manifest, True
+                except Damaged as error:
+                    damage = str(error)
+            if store.set_aside(entry.digest, reporter):  # else another has replaced it meanwhile
+                reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {damage}")
+        return make(), False
+
+    def _to_store(self, manifest: Manifest) -> dict[str, Path | bytes]:
+        """Name in an entry → what is to be in it, of the engine at `output`."""
+        graph = self.request.save_onnx
+        inside = replace(manifest, graph_file=GRAPH if graph else None)
+        files: dict[str, Path | bytes] = {PLAN: self.output, manifest_path(PLAN).name: json_bytes(asdict(inside))}
+        if graph:
+            bare = onnx.load(graph, load_external_data=False)
+            files |= {GRAPH: Path(graph)} | {path.name: path for path in external_files(bare, Path(graph))}
+        return files
+
+    def _taken(self, entry: Entry) -> Manifest:
+        """Write the engine of an entry to `output`, with what this request says of it; Damaged if the entry is."""
+        graph, source = self.request.save_onnx, self.model.path
+        try:
+            entry.check(*(name for name in entry.files if name != PLAN))
+            stored = load_manifest(entry.plan)
+        except TrtoptError as error:
+            raise Damaged(str(error)) from None
+        if stored is None:
+            raise Damaged("it has no manifest")
+        tell_cut_off(self.request)
+        manifest = replace(
+            stored,
+            source={**stored.source, "path": str(source) if source else None},
+            graph_file=beside(self.output, graph) if graph else None,
+            classes=self.classes,
+            output_kinds=self._kinds(self.classes),
         )
+        with writing_together(self.output, manifest_path(self.output)) as (plan, described):
+            entry.copy(PLAN, plan)
+            described.write_bytes(json_bytes(asdict(manifest)))
+            if graph:
+                save_model(load_model(entry.folder / GRAPH).proto, graph)
+        return manifest
 
     def up_to_date(self) -> Manifest | None:
         """The manifest of the engine at `output`, if a build now would make the same one."""
@@ -548,6 +676,24 @@ class _Build:
         )
 
 
+def _none(given: Any) -> bool:
+    return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"
+
+
+def _kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
+    """The timing cache that builds on this GPU by this TensorRT share; None where the cache folder can't be written."""
+    gpu = re.sub(r"[^\w]+", "-", str(device)).strip("-")
+    try:
+        path = cache_folder("timing") / f"{generation.family}-{generation.version}-{gpu}.cache"
+        check_writable(path)
+    except OutputError:
+        return None
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > MOST_TIMINGS:
+            path.unlink()  # nobody knows which of them are still of use
+    return path
+
+
 def _opt_shapes(inputs: Sequence[TensorInfo], profiles: Sequence[Profile]) -> list[dict[str, tuple[int, ...]]]:
     """Of all inputs, what each profile is tuned for."""
     static = {item.name: item.shape for item in inputs}
@@ -578,7 +724,8 @@ def check_outputs(request: BuildRequest) -> None:
             "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
         )
-    read = (request.model, request.data, request.calib, request.preprocess, request.timing_cache)
+    timings = None if _none(request.timing_cache) else request.timing_cache
+    read = (request.model, request.data, request.calib, request.preprocess, timings)
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report)
     written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):
@@ -620,7 +767,7 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         profiles=profiles_asked(request),
         targets=parse_targets(request.target),
         workspace=None if request.workspace is None else parse_size(request.workspace),
-        timing_cache=Path(request.timing_cache) if request.timing_cache else None,
+        timing_cache=Path(request.timing_cache) if request.timing_cache and not _none(request.timing_cache) else None,
     )
 
 

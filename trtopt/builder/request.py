@@ -90,7 +90,12 @@ class BuildRequest:
     device: int = option(0, help="The GPU to build on, and to time engines on.")
     workspace: str | int | None = option(None, help="Most scratch memory.", unit="bytes", metavar="2GiB", typed=str)
     optimization_level: int | None = option(None, help="0 (fast build) to 5.", typed=int)
-    timing_cache: str | os.PathLike[str] | None = option(None, help="Read and update this file.", typed=Path)
+    timing_cache: str | os.PathLike[str] | None = option(
+        None,
+        help="Read and update this file; default: one for this GPU and TensorRT in the cache folder; none: neither.",
+        metavar="FILE|none",
+        typed=str,
+    )
     hardware_compatibility: str = option("none", help="none, ampere_plus or same_compute_capability.")
     version_compatible: bool = option(False, help="Runs on later versions.")
     exclude_lean_runtime: bool = option(False, help="Leave it out.")
@@ -110,5 +115,6 @@ class BuildRequest:
     )
     output_kind: Given = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
-    force: bool = option(False, help="Build even if the engine is up to date.")
+    force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
+    store: str | os.PathLike[str] | None = shared.store()
     reporter: Reporter = SILENT

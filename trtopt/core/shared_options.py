@@ -41,3 +41,10 @@ output_kind = partial(
 )
 report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
 gpu = partial(option, 0, help="The GPU's number.")
+store = partial(
+    option,
+    None,
+    help="Engine store: local (in the cache folder), a folder, or a URL such as s3://team/engines; default: $TRTOPT_STORE.",
+    metavar="local|FOLDER|URL|none",
+    typed=str,
+)

@@ -34,6 +34,7 @@ from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, embedded_by, load_manifest
+from trtopt.engine.store import Entry
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
@@ -202,6 +203,70 @@ class Session:
         self._places: SlotPool[int] | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
+        self._entry: Entry | None = None  # of the store, where it stays while this is open
+
+    @classmethod
+    def for_model(
+        cls,
+        model: str | os.PathLike[str] | Any,
+        *,
+        device: int = 0,
+        devices: str | Sequence[int] | None = None,
+        backend: str = "auto",
+        contexts: int = 16,
+        queue: int = 64,
+        graphs: int = 16,
+        memory: str | int | None = None,
+        trust_host_code: bool = False,
+        threads: int | None = None,
+        **build: Any,
+    ) -> Session:
+        """A session on an ONNX model's engine, which is taken from the engine store, or built and stored first.
+
+            with trtopt.Session.for_model("resnet50.onnx", int8=True, calib="resnet50.calib.json") as session: ...
+
+        One engine, of the precision that is named: nothing is measured. It stays in the store while the session is open.
+        Processes that ask at once build it once. With several `devices` it is the first one's.
+
+        Args:
+            model: an ONNX file or model.
+            device, devices, backend, contexts, queue, graphs, memory, trust_host_code, threads: as of `Session`; with backend
+                "onnxruntime" the graph that TensorRT was given runs on the CPU.
+            build: as of `trtopt.build`, but `output`: precision, `calib`, `shapes`, `reporter`, `store` (None:
+                $TRTOPT_STORE, or "local"), ….
+
+        Raises: as `trtopt.build` without comparing, and as `Session`.
+        """
+        from trtopt.builder.request import BuildRequest
+        from trtopt.core.options import taking
+        from trtopt.runtime.stored import opened
+
+        choice(backend, BACKENDS, "backend")
+        first = device if devices is None else ordinals(devices)[0]
+        beside = {"save_onnx": True} if backend == "onnxruntime" else {"backend": backend}
+        asked = {"output": "", "device": first, **beside, **build}
+
+        @taking(BuildRequest)
+        def for_model(request: BuildRequest) -> Session:
+            return opened(request, of_entry)
+
+        def of_entry(entry: Entry) -> Session:
+            session = cls(
+                entry.plan,
+                device=device,
+                devices=devices,
+                backend=backend,
+                contexts=contexts,
+                queue=queue,
+                graphs=graphs,
+                memory=memory,
+                trust_host_code=trust_host_code,
+                threads=threads,
+            )
+            session._entry = entry
+            return session
+
+        return for_model(model, **asked)
 
     def _open_onnx(self, threads: int | None) -> None:
         self.backend = "onnxruntime"
@@ -679,6 +744,8 @@ class Session:
             slots.pop().close()
         for gpu in self._gpus:  # only these have the engine now, so that it goes while its GPU is current
             self.notes += gpu.close()
+        if self._entry is not None:
+            self._entry.close()
 
     def __enter__(self) -> Session:
         return self

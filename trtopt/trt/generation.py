@@ -27,6 +27,7 @@ from trtopt.core.errors import (
     UsageError,
 )
 from trtopt.core.files import check_writable, existing_file, write_bytes
+from trtopt.core.locks import alone
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
@@ -419,7 +420,10 @@ class Generation:
             if plan is None:
                 raise translate(messages.errors, f"{self} can't build {name}", BuildFailed)
             if spec.timing_cache is not None:
-                _save_timing_cache(held.config, spec.timing_cache)
+                try:
+                    _save_timing_cache(held.config, spec.timing_cache)
+                except OutputError as error:  # the engine is what was wanted
+                    warnings.append(f"the timing cache isn't kept: {error}")
         finally:
             held.close()
         view = memoryview(plan).cast("B")
@@ -496,9 +500,10 @@ def _save_timing_cache(config: Any, path: Path) -> None:
     """Write the cache back, together with what another build wrote there meanwhile."""
     if (cache := config.get_timing_cache()) is None:
         return
-    if (content := _read_timing_cache(path)) and (other := _timing_cache(config, content)) is not None:
-        cache.combine(other, False)  # a cache of another GPU is refused here and replaced
-    write_bytes(path, memoryview(cache.serialize()).cast("B"))
+    with alone(path.with_name(f".{path.name}.lock")):  # else of two that end at once one's timings are lost
+        if (content := _read_timing_cache(path)) and (other := _timing_cache(config, content)) is not None:
+            cache.combine(other, False)  # a cache of another GPU is refused here and replaced
+        write_bytes(path, memoryview(cache.serialize()).cast("B"))
 
 
 def _timing_cache(config: Any, content: bytes) -> Any:

@@ -1,0 +1,147 @@
+"""Locks between processes and between threads: on a folder, or by a file that is there while the lock is held.
+
+The system drops them however their process ends, so that a killed one leaves none behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from trtopt.core.documents import Damaged, parsed_json
+from trtopt.core.errors import OutputError
+from trtopt.core.progress import SILENT, Reporter
+
+if sys.platform != "win32":
+    import fcntl
+
+POLL = 0.05  # seconds between tries: a wait of the system's couldn't be ended by Ctrl-C in every thread
+
+
+class Lock:
+    """A lock that is held until it is closed, or collected."""
+
+    def __init__(self, descriptor: int, remove: Path | None = None) -> None:
+        self._descriptor: int | None = descriptor
+        self._remove = remove
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            if (
+                self._remove is not None
+            ):  # while it is held: who has it open then finds that it is no longer the one there
+                with contextlib.suppress(OSError):
+                    self._remove.unlink()
+            os.close(descriptor)
+
+    def __enter__(self) -> Lock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
+    """Lock a folder. None where it is gone; without `shared`, also where another process or thread has a lock on it.
+
+    With `shared`, one who has it without is waited for: who holds such a lock renames the folder, or lets go at once.
+
+    Raises:
+        OutputError: it can't be opened, or its file system has no locks.
+    """
+    while True:
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            held = _held(descriptor, folder, shared)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise OutputError(f"can't lock {folder}: {error.strerror or error}") from error
+        if held:
+            return Lock(descriptor)
+        if not shared:
+            return None
+        time.sleep(POLL / 50)
+
+
+@contextlib.contextmanager
+def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting") -> Iterator[None]:
+    """Hold the lock file `path`. While another holds it, wait, in a phase named `waiting` that says for whom.
+
+    Raises:
+        OutputError: the file can't be made, or its file system has no locks.
+    """
+    try:
+        lock = _taken(path)
+        if lock is None:
+            with reporter.phase(waiting) as phase:
+                while lock is None:
+                    phase.detail(_holder(path))
+                    time.sleep(POLL)
+                    lock = _taken(path)
+    except OSError as error:
+        raise OutputError(f"can't lock {path}: {error.strerror or error}") from error
+    with lock:
+        yield
+
+
+def alone_now(path: Path) -> Lock | None:
+    """As `alone`, without waiting: the lock, or None where another holds it.
+
+    Raises:
+        OutputError: as `alone`.
+    """
+    try:
+        return _taken(path)
+    except OSError as error:
+        raise OutputError(f"can't lock {path}: {error.strerror or error}") from error
+
+
+def _taken(path: Path) -> Lock | None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    if not _held(descriptor, path, shared=False):
+        return None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, json.dumps({"process": os.getpid(), "host": socket.gethostname()}).encode())
+    return Lock(descriptor, path)
+
+
+def _holder(path: Path) -> str:
+    try:
+        told = parsed_json(path.read_bytes())
+        return f"process {int(told['process'])} on {told['host']} has it"
+    except (OSError, Damaged, KeyError, TypeError, ValueError):
+        return "another process has it"  # and hasn't written yet, or just let go
+
+
+def _held(descriptor: int, path: Path, shared: bool) -> bool:
+    """Lock what is open, if `path` is still it; else close it.
+
+    Raises:
+        OSError: its file system has no locks.
+    """
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return True
+    except (BlockingIOError, FileNotFoundError, NotADirectoryError):
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return False

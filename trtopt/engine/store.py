@@ -1,0 +1,578 @@
+"""The engine store: engines by all that they depend on, so that the same one is built once and copied from then on.
+
+    FOLDER/entries/DIGEST/    one engine: model.engine, its manifest, the graph if it was kept, and key.json
+    FOLDER/locks/             who builds what now
+    FOLDER/damaged/           entries that weren't what key.json says, out of the way
+    FOLDER/known/             which entry a file on this machine led to, so that it needn't be read to know
+    FOLDER/shared/            which entries are behind which URL
+
+DIGEST is that of the key: the parts that an engine depends on (`key.json` has them, with each file's digest). An entry is
+written beside its place and renamed there, and never changed. Who reads one holds a shared lock on its folder; who removes one
+takes that lock alone. A store at a URL has such a folder as its working copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from trtopt.core.documents import Damaged, read_json
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, write_json
+from trtopt.core.locks import Lock, alone, alone_now, lock_folder
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.temporary import SUFFIX, folder_in
+from trtopt.core.values import parse_size
+from trtopt.engine.remote import KEY, Remote, RemoteFailed
+
+FORMAT = "trtopt-store-1"
+PLAN, GRAPH = "model.engine", "model.onnx"
+VARIABLE, SIZE_VARIABLE = "TRTOPT_STORE", "TRTOPT_STORE_MAX_SIZE"
+MAX_SIZE = 20 << 30  # bytes
+SETTLED = 2.0  # seconds: a file that was written more recently may be written again without its times telling
+_NEAR = 500  # entries that an explanation looks at, the last used first
+
+
+def named_store(store: str | os.PathLike[str] | None, default: str | None = None) -> str | None:
+    """What `store=` stands for: None is $TRTOPT_STORE, or else `default`; "none" is no store."""
+    said = os.fspath(store) if store is not None else os.environ.get(VARIABLE) or default
+    if said == "":
+        raise UsageError("`store=` is empty; write a folder, a URL, local or none")
+    return None if said in (None, "none") else said
+
+
+class Entry:
+    """An engine in the store, which nobody removes until this is closed, or collected.
+
+    Attributes:
+        parts: what it depends on.  files: name → sha256 and bytes.
+    """
+
+    def __init__(self, folder: Path, key: Mapping[str, Any], lock: Lock) -> None:
+        self.folder, self.digest = folder, folder.name
+        self.parts: Mapping[str, Any] = key["parts"]
+        self.files: Mapping[str, Mapping[str, Any]] = key["files"]
+        self._lock = lock
+
+    @property
+    def plan(self) -> Path:
+        return self.folder / PLAN
+
+    @property
+    def nbytes(self) -> int:
+        return sum(int(about["bytes"]) for about in self.files.values())
+
+    def check(self, *names: str) -> None:
+        """Raise Damaged unless these files, or else all, are what was recorded."""
+        _check_files(self.folder, {name: self.files[name] for name in names or self.files})
+
+    def copy(self, name: str, target: Path) -> None:
+        """Write one of its files to `target`; Damaged if what was read isn't what was stored."""
+        digest = hashlib.sha256()
+        try:
+            source = open(self.folder / name, "rb")  # noqa: SIM115  (only its own faults are the entry's)
+        except OSError as error:
+            raise Damaged(f"{name}: {error.strerror or error}") from None
+        with source, open(target, "wb") as made:
+            while block := source.read(1 << 20):
+                digest.update(block)
+                made.write(block)
+        if digest.hexdigest() != self.files[name]["sha256"]:
+            raise Damaged(f"{name} isn't what was stored: sha256 {digest.hexdigest()[:16]}…")
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> Entry:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class StoredEngine:
+    """An entry, as `list_store` tells of it.
+
+    Attributes:
+        digest: of its key; the folder's name.
+        model: the file it was built from, where it was one.
+        made_for: the GPU it was built on, or the compute capabilities.
+        nbytes: of its files.
+        used: seconds since 1970 when it was last fetched or built.
+        in_use: a process reads it now.
+        parts: the key.
+    """
+
+    digest: str
+    model: str
+    precision: str
+    made_for: str
+    generation: str
+    nbytes: int
+    used: float
+    in_use: bool
+    parts: Mapping[str, Any]
+
+
+class Store:
+    """Engines in a folder, perhaps the working copy of a URL.
+
+    Args:
+        where: a folder, "local" (in the cache folder), or a URL of fsspec's.
+        max_size: bytes that the folder may hold, beyond which what was used longest ago goes; None: $TRTOPT_STORE_MAX_SIZE,
+            or 20 GiB.
+
+    Raises:
+        OutputError: the folder can't be made.
+        UsageError, MissingDependency, RemoteFailed: the URL can't be used.
+    """
+
+    def __init__(self, where: str, max_size: int | None = None) -> None:
+        self.where = where
+        if where == "local" or "://" in where:
+            self.folder = cache_folder("store")
+        else:
+            self.folder = made_folder(Path(where).expanduser(), "the store", "give another `store=`").absolute()
+        self.url = where if "://" in where else None
+        self.max_size = _max_size() if max_size is None else max_size
+        self._remote: Remote | None = None
+
+    def __str__(self) -> str:
+        return "the store" if self.where == "local" else f"the store {self.where}"
+
+    def _behind(self, url: str) -> Remote:
+        """What lies behind the URL, opened when it is first needed: a hit in the working copy needs none of it."""
+        if self._remote is None:
+            self._remote = Remote(url)
+        return self._remote
+
+    # Fetching
+
+    def find(self, parts: Mapping[str, Any]) -> Entry | None:
+        """The entry with this key in the folder. Its plan isn't read: by `check`, `copy` or a session's own check."""
+        return self.opened(digest_of(parts))
+
+    def opened(self, digest: str) -> Entry | None:
+        """The entry of this name; None where there is none, or where what is there can't be one."""
+        folder = self.folder / "entries" / digest
+        lock = lock_folder(folder, shared=True)
+        if lock is None:
+            return None
+        try:
+            entry = Entry(folder, _key_in(folder), lock)
+        except Damaged:
+            lock.close()
+            return None
+        with contextlib.suppress(OSError):  # such as in a folder of others'
+            os.utime(folder)  # what prune goes by
+        return entry
+
+    @contextlib.contextmanager
+    def building(self, digest: str, reporter: Reporter = SILENT) -> Iterator[None]:
+        """Be the only one who makes this entry: waits, in a phase, for another who does."""
+        locks = made_folder(self.folder / "locks", "the store's locks", "give another `store=`")
+        with alone(locks / f"{digest}.lock", reporter, "waiting for the same engine, which is being built"):
+            yield
+
+    def pulled(self, parts: Mapping[str, Any], reporter: Reporter = SILENT) -> Entry | None:
+        """The entry from behind the URL, which is now in the folder; within `building`.
+
+        What can't be had from there isn't an error: the engine is built instead, and why is said.
+        """
+        if self.url is None:
+            return None
+        digest = digest_of(parts)
+        try:
+            remote = self._behind(self.url)
+            with self._making(digest) as folder, reporter.phase(f"asking {self.url} for the engine"):
+                if not remote.pull(digest, folder):
+                    return None
+                _check_files(folder, _key_in(folder, digest)["files"])
+                entry = self._installed(folder, digest)
+            self._mark_shared(digest)
+            return entry
+        except (RemoteFailed, Damaged) as error:
+            reporter.warn(f"not taken from the store {self.url}: {error}")
+            return None
+
+    def add(self, parts: Mapping[str, Any], files: Mapping[str, Path | bytes], reporter: Reporter = SILENT) -> Entry:
+        """Store an engine, in place of one with this key; within `building`. Then prune, and push it to the URL.
+
+        Args:
+            files: name in the entry → file to copy, or content.
+
+        Raises:
+            OutputError: it can't be written.
+        """
+        digest = digest_of(parts)
+        with self._making(digest) as folder:
+            recorded = {}
+            for name, content in files.items():
+                if isinstance(content, bytes):
+                    (folder / name).write_bytes(content)
+                else:
+                    shutil.copyfile(content, folder / name)
+                recorded[name] = {"sha256": sha256_file(folder / name), "bytes": (folder / name).stat().st_size}
+            key = {"format": FORMAT, "parts": dict(parts), "files": recorded}
+            (folder / KEY).write_bytes(json_bytes(key))
+            entry = self._installed(folder, digest)
+        self.share(entry, reporter)
+        try:
+            if removed := self.prune(self.max_size)[0]:
+                reporter.note(f"{len(removed)} engines that were used longest ago left the store {self.folder}")
+        except OSError as error:
+            reporter.warn(f"the store {self.folder} couldn't be pruned: {error.strerror or error}")
+        return entry
+
+    def share(self, entry: Entry, reporter: Reporter = SILENT) -> None:
+        """Push an entry to the URL, unless it came from there or went there before. What fails is a warning."""
+        if self.url is None or self._shared(entry.digest).exists():
+            return
+        try:
+            with reporter.phase(f"giving the engine to {self.url}"):
+                self._behind(self.url).push(entry.digest, entry.folder)
+            self._mark_shared(entry.digest)
+        except RemoteFailed as error:
+            reporter.warn(f"the engine isn't in the store {self.url}: {error}")
+
+    def _shared(self, digest: str) -> Path:
+        return self.folder / "shared" / f"{digest}.{hashlib.sha256(str(self.url).encode()).hexdigest()[:16]}"
+
+    def _mark_shared(self, digest: str) -> None:
+        with contextlib.suppress(OutputError, OSError):  # else it is pushed again, which changes nothing
+            made_folder(self.folder / "shared")
+            self._shared(digest).touch()
+
+    def explained(self, parts: Mapping[str, Any]) -> str:
+        """Why there is no entry with this key: in which parts the nearest one differs."""
+        mine, nearest = _flat(parts), None
+        for folder in sorted(self.folders(), key=_last_used, reverse=True)[:_NEAR]:
+            with contextlib.suppress(Damaged):
+                other = _flat(_key_in(folder)["parts"])
+                differing = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
+                rank = ("model" in differing, len(differing))
+                if differing and (nearest is None or rank < nearest[0]):
+                    nearest = rank, differing, other, folder.name
+        if nearest is None:
+            return f"{self} has no engine yet"
+        (other_model, _), differing, other, name = nearest
+        if other_model:
+            return f"{self} has no engine of this model"
+        told = [f"{_label(part)} ({_shown(other.get(part))} there, {_shown(mine.get(part))} now)" for part in differing]
+        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+        return f"not in {self}: its nearest engine ({name[:12]}) differs in {', '.join(told[:5])}{more}"
+
+    # Looking after it
+
+    def engines(self) -> list[StoredEngine]:
+        """All entries that can be read, the last used first."""
+        found = []
+        for folder in sorted(self.folders(), key=_last_used, reverse=True):
+            with contextlib.suppress(Damaged, OSError):
+                key = _key_in(folder)
+                found.append(_told(folder, key))
+        return found
+
+    def damaged(self) -> list[Path]:
+        """What was put out of the way."""
+        return _subfolders(self.folder / "damaged")
+
+    def set_aside(self, digest: str, reporter: Reporter = SILENT) -> str:
+        """Put an entry that isn't what was stored out of the way; what is wrong with it, or "" where nothing is."""
+        with self.building(digest, reporter):
+            folder = self.folder / "entries" / digest
+            lock = lock_folder(folder, shared=True)
+            if lock is None:
+                return ""
+            with lock:
+                return self._clear(folder)
+
+    def prune(self, max_size: int) -> tuple[list[str], int, int]:
+        """Remove what was set aside, then what was used longest ago, until the rest is within `max_size` bytes.
+
+        What a process reads stays.
+
+        Returns:
+            names of what was removed, its bytes, the bytes that are left.
+        """
+        folders = [*self.damaged(), *sorted(self.folders(), key=_last_used)]
+        sizes = {folder: _size(folder) for folder in folders}
+        left, nbytes, removed = sum(sizes.values()), 0, list[str]()
+        for folder in folders:
+            if left <= max_size:
+                break
+            if not self._removed(folder):
+                if not folder.exists():  # another has pruned it
+                    left -= sizes[folder]
+                continue
+            removed.append(folder.name)
+            nbytes += sizes[folder]
+            left -= sizes[folder]
+        if removed:
+            self._forget()
+        return removed, nbytes, left
+
+    def _removed(self, folder: Path) -> bool:
+        """Remove an entry that nobody reads and nobody replaces now."""
+        locks = made_folder(self.folder / "locks", "the store's locks", "give another `store=`")
+        making = alone_now(locks / f"{folder.name}.lock")
+        if making is None:
+            return False
+        with making:
+            reading = lock_folder(folder, shared=False)
+            if reading is None:
+                return False
+            with reading, folder_in(self.folder, ".pruned.") as trash:
+                folder.rename(trash / folder.name)  # a reader finds it whole, or not at all
+                return True
+
+    # Which entry a request led to
+
+    def known(self, question: Mapping[str, Any]) -> Entry | None:
+        """The entry that this request led to before, if none of the files that it was made of has changed since."""
+        try:
+            told = read_json(self._known(question))
+            if any(_stamp(path) != tuple(stamp) for path, stamp in told["files"].items()):
+                return None
+            return self.opened(str(told["entry"]))
+        except (Damaged, OSError, AttributeError, KeyError, TypeError, ValueError):
+            return None
+
+    def remember(self, question: Mapping[str, Any], stamps: Mapping[str, tuple[int, ...]], entry: Entry) -> None:
+        """Keep which entry a request led to, with the `stamps` of its files before they were read."""
+        with contextlib.suppress(OutputError):  # is a help, not a must
+            made_folder(self.folder / "known")
+            write_json(self._known(question), {"entry": entry.digest, "files": {**stamps}})
+
+    def _known(self, question: Mapping[str, Any]) -> Path:
+        return self.folder / "known" / f"{sha256_json(question)}.json"
+
+    def _forget(self) -> None:
+        """Drop what leads to entries that are gone."""
+        with contextlib.suppress(OSError):
+            for path in (self.folder / "shared").iterdir():
+                if not (self.folder / "entries" / path.stem).is_dir():
+                    path.unlink()
+        with contextlib.suppress(OSError):
+            for path in (self.folder / "known").iterdir():
+                with contextlib.suppress(Damaged, OSError, KeyError, TypeError):
+                    if not (self.folder / "entries" / str(read_json(path)["entry"])).is_dir():
+                        path.unlink()
+
+    # Folders
+
+    def folders(self) -> list[Path]:
+        """Of all entries."""
+        return _subfolders(self.folder / "entries")
+
+    def _clear(self, folder: Path, whole: Path | None = None) -> str:
+        """Move an entry to `damaged/`, and say what is wrong with it; if nothing is, to `whole`."""
+        try:
+            _check_files(folder, _key_in(folder)["files"])
+        except Damaged as error:
+            aside = made_folder(self.folder / "damaged", "the store", "give another `store=`")
+            folder.rename(aside / f"{folder.name}.{time.time_ns()}")
+            return str(error)
+        if whole is not None:
+            folder.rename(whole)
+        return ""
+
+    @contextlib.contextmanager
+    def _making(self, digest: str) -> Iterator[Path]:
+        """A folder to make an entry in."""
+        entries = made_folder(self.folder / "entries", "the store", "give another `store=`")
+        try:
+            with folder_in(entries, f".{digest[:12]}.") as beside:
+                made = beside / digest
+                made.mkdir()
+                yield made
+        except OSError as error:
+            raise OutputError(f"can't write in the store {self.folder}: {error.strerror or error}") from error
+
+    def _installed(self, made: Path, digest: str) -> Entry:
+        """Have a folder of `_making` take its place, where an older one is put with what is to be removed."""
+        for path in made.iterdir():
+            path.chmod(0o444)  # an entry never changes
+            _sync(path)
+        key, place = _key_in(made), self.folder / "entries" / digest
+        lock = lock_folder(made, shared=True)  # from before anybody sees it
+        assert lock is not None
+        try:
+            if place.is_dir():
+                self._clear(place, made.parent / "replaced")
+            made.rename(place)
+        except BaseException:
+            lock.close()
+            raise
+        return Entry(place, key, lock)
+
+
+def digest_of(parts: Mapping[str, Any]) -> str:
+    return sha256_json(parts)
+
+
+def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]] | None:
+    """Path → what tells a file's content from a later one without reading it; None where one is absent or just written."""
+    try:
+        found = {os.path.realpath(path): _stamp(path) for path in paths}
+    except (OSError, ValueError):
+        return None
+    fresh = (time.time() - SETTLED) * 1e9
+    return None if any(stamp[1] > fresh for stamp in found.values()) else found
+
+
+def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    info = Path(path).stat()
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
+
+
+def _max_size() -> int:
+    said = os.environ.get(SIZE_VARIABLE)
+    try:
+        return MAX_SIZE if not said else parse_size(said)
+    except UsageError:
+        raise UsageError(f"${SIZE_VARIABLE} is {said!r}, which isn't a size; write 20GB or a number of bytes") from None
+
+
+def _key_in(folder: Path, digest: str | None = None) -> dict[str, Any]:
+    """`key.json` of an entry.
+
+    Raises:
+        Damaged: it isn't that of an entry of this name.
+    """
+    key = read_json(folder / KEY)
+    if not isinstance(key, dict) or key.get("format") != FORMAT:
+        raise Damaged(f"{KEY} isn't of the format {FORMAT}")
+    parts, files = key.get("parts"), key.get("files")
+    if not isinstance(parts, dict) or digest_of(parts) != (digest or folder.name.partition(".")[0]):
+        raise Damaged(f"{KEY} is another engine's")
+    if not isinstance(files, dict) or PLAN not in files:
+        raise Damaged(f"{KEY} doesn't name the files")
+    if not all(isinstance(item, dict) and {"sha256", "bytes"} <= item.keys() for item in files.values()):
+        raise Damaged(f"{KEY} doesn't say what its files are")
+    return key
+
+
+def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    for name, about in files.items():
+        try:
+            digest = sha256_file(folder / name)
+        except OSError as error:
+            raise Damaged(f"{name}: {error.strerror or error}") from None
+        if digest != about["sha256"]:
+            raise Damaged(f"{name} isn't what was stored: sha256 {digest[:16]}…, not {str(about['sha256'])[:16]}…")
+
+
+def _told(folder: Path, key: Mapping[str, Any]) -> StoredEngine:
+    try:
+        manifest = read_json(folder / f"{PLAN}.json")
+        model = str((manifest.get("source") or {}).get("path") or "")
+        made_for = ", ".join(manifest.get("targets") or ()) or str(manifest["generation"].get("gpu"))
+    except (Damaged, AttributeError, KeyError, TypeError) as error:
+        raise Damaged(str(error)) from None
+    parts = key["parts"]
+    lock = lock_folder(folder, shared=False)
+    if lock is not None:
+        lock.close()
+    return StoredEngine(
+        digest=folder.name,
+        model=model,
+        precision=str((parts.get("spec") or {}).get("precision", "?")),
+        made_for=made_for,
+        generation=" ".join(map(str, parts.get("generation") or ())),
+        nbytes=_size(folder),
+        used=_last_used(folder),
+        in_use=lock is None,
+        parts=parts,
+    )
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    try:
+        return [path for path in folder.iterdir() if not path.name.endswith(SUFFIX) and path.is_dir()]
+    except OSError:
+        return []
+
+
+def _last_used(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except OSError:
+        return 0.0  # gone meanwhile
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                total += path.stat().st_size
+    return total
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# What differs, in words
+
+_LABELS = {
+    "model": "the model's content",
+    "generation.family": "the TensorRT generation",
+    "generation.version": "the TensorRT version",
+    "gpu": "the GPU",
+    "scales": "the scales",
+    "native": "the calibration data",
+    "cache": "the calibration cache",
+    "trtopt": "trtopt's version",
+    "samples": "the samples",
+    "limit": "`min_snr=`",
+    "graph": "`save_onnx=`",
+    "targets": "`target=`",
+    "spec.precision": "the precision",
+    "spec.remainder": "the rest's precision",
+    "spec.io_fp32": "`fp32_io=`",
+    "spec.overrides": "`precision_override=`",
+    "spec.profiles": "`shapes=`",
+    "preprocess": "the preprocessing",
+}
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by name; of the specification each option is one."""
+    flat: dict[str, Any] = {}
+    for name, value in parts.items():
+        if name == "spec" and isinstance(value, Mapping):
+            flat |= {f"spec.{option}": item for option, item in value.items()}
+        elif name == "generation" and isinstance(value, Sequence) and len(value) == 2:
+            flat |= {"generation.family": value[0], "generation.version": value[1]}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _label(part: str) -> str:
+    return _LABELS.get(part, f"`{part.removeprefix('spec.')}=`" if part.startswith("spec.") else part)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return (
+        f"{text[:12]}…" if isinstance(value, str) and len(value) == 64 else text if len(text) <= 60 else f"{text[:57]}…"
+    )

@@ -1,0 +1,146 @@
+"""list_store(), verify_store(), prune_store(): what is in an engine store, whether it is whole, and less of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from trtopt.core.documents import plain
+from trtopt.core.errors import UsageError
+from trtopt.core.options import taking
+from trtopt.core.values import parse_size
+from trtopt.engine.request import PruneStoreRequest, StoreRequest
+from trtopt.engine.store import Store, StoredEngine, named_store
+
+
+@dataclass(frozen=True)
+class StoreListing:
+    """What is in a store's folder.
+
+    Attributes:
+        folder: of a store at a URL, the working copy.
+        url: None for a folder's.
+        engines: the last used first.
+        damaged: names of what was put aside.
+        max_size: bytes that the folder may hold after a build.
+    """
+
+    folder: str
+    url: str | None
+    engines: tuple[StoredEngine, ...]
+    damaged: tuple[str, ...]
+    max_size: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(item.nbytes for item in self.engines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**plain(self), "nbytes": self.nbytes}
+
+
+@dataclass(frozen=True)
+class StoreVerification:
+    """Engines (by their digests) that are what was stored, and those that aren't, with the reason; these were put aside."""
+
+    folder: str
+    whole: tuple[str, ...]
+    damaged: dict[str, str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.damaged
+
+    def to_json(self) -> dict[str, Any]:
+        return {**plain(self), "ok": self.ok}
+
+
+@dataclass(frozen=True)
+class StorePruning:
+    """What was removed, by names of folders; its bytes, and those that are left, of which `in_use` engines are being read."""
+
+    folder: str
+    removed: tuple[str, ...]
+    nbytes: int
+    left: int
+    in_use: int
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
+@taking(StoreRequest)
+def list_store(request: StoreRequest) -> StoreListing:
+    """List the engines in a store.
+
+    Args:
+        store: as `trtopt.build` takes it; None: $TRTOPT_STORE, or the one in the cache folder. Of a URL it is the working copy
+            on this machine that is looked at, never what lies behind it.
+
+    Raises:
+        UsageError: `store` names none.
+        OutputError: its folder can't be made.
+    """
+    store = _opened(request)
+    return StoreListing(
+        folder=str(store.folder),
+        url=store.url,
+        engines=tuple(store.engines()),
+        damaged=tuple(path.name for path in store.damaged()),
+        max_size=store.max_size,
+    )
+
+
+@taking(StoreRequest)
+def verify_store(request: StoreRequest) -> StoreVerification:
+    """Read every engine in a store and compare it with what was stored. Those that differ are put aside.
+
+    Args: as of `list_store`.
+
+    Raises: as `list_store`.
+    """
+    store, whole, damaged = _opened(request), list[str](), dict[str, str]()
+    folders = store.folders()
+    with request.reporter.phase("reading the engines", len(folders)) as phase:
+        for folder in folders:
+            phase.advance()
+            if problem := store.set_aside(folder.name, request.reporter):
+                damaged[folder.name] = problem
+            elif folder.is_dir():
+                whole.append(folder.name)
+    return StoreVerification(str(store.folder), tuple(whole), damaged)
+
+
+@taking(PruneStoreRequest)
+def prune_store(request: PruneStoreRequest) -> StorePruning:
+    """Remove engines from a store: what was put aside, then what was used longest ago. What a process reads stays.
+
+    Args:
+        store: as of `list_store`.
+        max_size: bytes that may stay, or such as "20GB"; None: what the store may hold after a build.
+
+    Raises: as `list_store`.
+    """
+    store = _opened(request)
+    if request.max_size is None:
+        most = store.max_size
+    else:
+        try:
+            most = parse_size(request.max_size)
+        except UsageError:
+            raise UsageError(
+                f"`max_size=` is {request.max_size!r}, which isn't a size; write 20GB, 500MiB or a number of bytes"
+            ) from None
+    removed, nbytes, left = store.prune(most)
+    in_use = sum(item.in_use for item in store.engines())
+    return StorePruning(str(store.folder), tuple(removed), nbytes, left, in_use)
+
+
+def _opened(request: StoreRequest) -> Store:
+    where = named_store(request.store, "local")
+    if where is None:
+        raise UsageError("`store='none'` is no store: give local, a folder or a URL")
+    store = Store(where)
+    if store.url is not None:
+        request.reporter.note(f"{store.folder} is looked at, the working copy of {store.url}")
+    return store

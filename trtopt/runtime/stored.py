@@ -1,0 +1,111 @@
+"""Engines by their model: what `Session.for_model` opens.
+
+A request that led to an engine before finds it again by the times of the files that it names, without reading them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trtopt.builder.request import BuildRequest
+from trtopt.core.documents import Damaged
+from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.version import __version__
+from trtopt.cuda.device import probe
+from trtopt.engine.store import PLAN, Entry, Store, named_store, stamps
+from trtopt.trt import select
+
+Opened = TypeVar("Opened")
+_FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
+_ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare")  # no engine depends on them
+_SEVERAL = ("best", "min_agreement", "max_drop", "labels", "metric", "min", "budget", "save_calib", "save_cache")
+
+
+def opened(request: BuildRequest, open_session: Callable[[Entry], Opened]) -> Opened:
+    """What `open_session` makes of the engine that a request asks for: of the store, where it is built if need be.
+
+    Raises:
+        UsageError: options that only make sense where several engines are compared.
+        and as `trtopt.build` without comparing, and as `open_session`.
+    """
+    if request.output or isinstance(request.save_onnx, (str, os.PathLike)):
+        raise UsageError("`output=` and `save_onnx=` name files; the store has its own: use trtopt.build to write them")
+    for name in _SEVERAL:
+        if getattr(request, name) not in (None, False):
+            raise UsageError(f"`{name}=` compares engines or writes files: use trtopt.build, and open what it made")
+    if request.int8 and request.min_snr is not None:
+        raise UsageError("`min_snr=` beside `int8=True` is a search: use trtopt.tune, and open what it made")
+    where = named_store(request.store, "local")
+    if where is None:
+        raise UsageError("`store='none'` leaves no place for the engine: use trtopt.build, and open what it made")
+    store = Store(where)
+    for last in (False, True):
+        entry = _entry(request, store)
+        try:
+            entry.check(*(name for name in entry.files if name != PLAN))  # the session itself compares the plan
+            return open_session(entry)
+        except (Damaged, EngineError) as error:
+            entry.close()
+            problem = store.set_aside(entry.digest, request.reporter)
+            if last or (not problem and isinstance(error, EngineError)):  # it is whole, and something else is wrong
+                raise error if isinstance(error, EngineError) else EngineError(str(error)) from error
+            if problem:
+                request.reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {problem}")
+        except BaseException:
+            entry.close()
+            raise
+    raise AssertionError
+
+
+def _entry(request: BuildRequest, store: Store) -> Entry:
+    question = _question(request)
+    if question is not None and not request.force and (entry := store.known(question)):
+        store.share(entry, request.reporter)
+        return entry
+    from trtopt.builder.construction import stored_engine  # loads onnx, which a known engine doesn't need
+
+    seen = None if question is None else _stamps(request)  # before the files are read
+    entry = stored_engine(request, store)
+    if question is not None and seen is not None:
+        store.remember(question, seen, entry)
+    return entry
+
+
+def _question(request: BuildRequest) -> dict[str, Any] | None:
+    """The request as JSON, with what it depends on beside its files; None where it isn't all files and plain values."""
+    asked = {item.name: getattr(request, item.name) for item in fields(request) if item.name not in _ASIDE}
+    if asked["images"] is not None or asked["data"] is not None or not isinstance(asked["model"], (str, os.PathLike)):
+        return None
+    for name in _FILES:
+        if isinstance(asked[name], (str, os.PathLike)) and Path(asked[name]).exists():
+            asked[name] = os.path.realpath(asked[name])
+    asked["save_onnx"] = asked["save_onnx"] is not None
+    generation, found = select(request.backend), probe()
+    gpu = next((str(info) for info in found.devices if info.ordinal == request.device), None)
+    try:
+        return {
+            "asked": json.loads(json.dumps(asked, default=os.fspath)),
+            "generation": [generation.family, generation.version],
+            "gpu": gpu,
+            "trtopt": __version__,
+        }
+    except TypeError:  # a table, an array, a profile
+        return None
+
+
+def _stamps(request: BuildRequest) -> dict[str, tuple[int, ...]] | None:
+    import onnx
+
+    from trtopt.graph.io import external_files
+
+    paths = [Path(value) for name in _FILES if isinstance(value := getattr(request, name), (str, os.PathLike))]
+    try:
+        weights = external_files(onnx.load(paths[0], load_external_data=False), paths[0])
+    except Exception:  # the build says it better
+        return None
+    return stamps([*(path for path in paths if path.exists()), *weights])
