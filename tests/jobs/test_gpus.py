@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import trtopt
 from trtopt.calibration.torch_engine import engine_identity
 from trtopt.core.errors import DeviceError, MissingDependency, UsageError, WorkerDied
 from trtopt.jobs import gpus, runner
+from trtopt.jobs.engines import Local
 from trtopt.jobs.gpus import VISIBLE, Gpus, find_gpus
 from trtopt.jobs.joblist import load_jobs
 from trtopt.jobs.pool import Pool
@@ -125,3 +127,17 @@ def test_a_machine_without_a_gpu_says_so_before_any_work(world: World, monkeypat
     assert not told.lines
     with pytest.raises(UsageError, match=r"device is 'tpu'; allowed: cpu, cuda"):
         load_jobs(listed(world, 'device = "tpu"\n' + LIST))
+
+
+def test_workers_leave_the_gpus_to_builds(tmp_path: Path) -> None:
+    pool, own = Pool(1, 1), Pool(1, 1)
+    try:
+        engine = Local(pool, 1, tmp_path, own, "cuda")
+        worker = own.submit("os:getpid").result()
+        engine.finish()
+        with pytest.raises(ProcessLookupError):
+            os.kill(worker, 0)
+        Local(pool, 1, tmp_path).finish()  # on the CPU they go on
+        assert pool.submit("os:getpid").result() != worker
+    finally:
+        pool.close()

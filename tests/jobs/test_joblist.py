@@ -211,6 +211,7 @@ def test_a_resource_is_part_of_the_name(tmp_path: Path) -> None:
         ('workspace = "2GiB"', 'output = "o"', "engines are named by their jobs"),
         ('workspace = "2GiB"', "limit = 3", r"limit belongs into \[data.photos\]"),
         ('workspace = "2GiB"', 'save_onnx = "g.onnx"', "save_onnx is one file, and here are 16 engines"),
+        ('"fp16", "int8", "int8+bf16"]', "]", "none of these engines needs data"),
         ('workspace = "2GiB"', 'method = "best"', "method is 'best'; allowed: auto, entropy"),
         ('workspace = "2GiB"', 'classes = "absent.txt"', "absent.txt doesn't exist"),
         ('"sm89,120"]', '"sm_89"]', "a second job would be named 'one.fp32.sm89'"),

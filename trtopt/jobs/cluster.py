@@ -227,6 +227,9 @@ class Cluster:
     def release(self, source: Any) -> None:
         source.clear()  # Ray frees it when no task holds it any more
 
+    def finish(self) -> None:
+        """Nothing: Ray ends a worker that had a GPU after its task."""
+
     def close(self) -> None:
         for reference in list(getattr(self, "_pending", {}).values()):
             self._ray.cancel(reference, force=True)

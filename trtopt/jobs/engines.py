@@ -30,6 +30,9 @@ class Engine(Protocol):
     def release(self, source: Any) -> None:
         """No pass needs these samples any more."""
 
+    def finish(self) -> None:
+        """No shard comes any more: the GPUs and their memory are free for builds."""
+
 
 class Local:
     """The process pool of this machine; decoded images are shared through files, which workers map.
@@ -62,3 +65,7 @@ class Local:
     def release(self, source: Any) -> None:
         if isinstance(source, Path):
             source.unlink(missing_ok=True)
+
+    def finish(self) -> None:
+        if self._observers is not self._pool:
+            self._observers.close()

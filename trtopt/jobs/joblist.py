@@ -302,6 +302,10 @@ def _builds(
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
         found.append(BuildJob(name, request, precision, source, calibration, resource, given.get("device")))
+    if source is not None and not any(
+        job.calibration or job.request.images or job.request.data is not None for job in found
+    ):
+        raise UsageError(f"{where}: none of these engines needs data: drop it")
     return found
 
 

@@ -371,6 +371,9 @@ class _Run:
     # Engines, by lanes.
 
     def _build(self) -> None:
+        if not self.builds:
+            return
+        self.engine.finish()
         waiting = list(self.builds)
         self.loop.slots = max(1, len(self.lanes))
         for lane in self.lanes:
