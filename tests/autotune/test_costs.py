@@ -51,7 +51,7 @@ def _points(folded: ModelProto, left_out: Any = ()) -> Points:
 
 
 def _measured(int8: Any, floating: Any, shortest: float = 0.01) -> Measured:
-    return Measured(dict(zip(LAYERS, int8)), dict(zip(LAYERS, floating)), [shortest], 0.5, "played")
+    return Measured(dict(zip(LAYERS, int8)), dict(zip(LAYERS, floating)), [shortest], "played")
 
 
 def test_conversions_between_types_make_neighbours_cheaper(folded: ModelProto) -> None:

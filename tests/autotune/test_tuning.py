@@ -109,6 +109,18 @@ def test_without_need_nothing_stays_out(crops: Any, tmp_path: Path) -> None:
     result = _tuned(_net(bad=()), crops, tmp_path, min_snr=12)
     assert not result.tuning.left_out and result.tuning.tried == 2
     assert result.tuning.chosen.share == 1
+    table = result.tuning.table  # nor is anything repaired
+    assert not table.repairs and not table.smoothed
+    assert table.digest == trtopt.calibrate(_net(bad=()), data={"x": crops[:80]}).table.digest
+
+
+def test_scales_may_come_from_a_cache_without_histograms(crops: Any, tmp_path: Path) -> None:
+    net = _net()
+    cache, table = tmp_path / "old.cache", tmp_path / "old.calib.json"
+    trtopt.calibrate(net, data={"x": crops[:80]}, export_cache=cache)
+    trtopt.calibrate(net, import_cache=cache, output=table)
+    result = _tuned(net, crops, tmp_path, min_snr=20, calib=table)
+    assert result.tuning.chosen.snr_db >= 20 > result.tuning.before.snr_db
 
 
 @pytest.mark.parametrize("more", [2.0, 15.0])

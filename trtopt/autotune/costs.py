@@ -22,14 +22,12 @@ class Measured:
     Attributes:
         quantized, floating: node → the share that it takes in either engine.
         shortest: for each profile, the share of the shortest layer: no kernel takes less.
-        whole: the quantized engine's time.
         described: what was measured, in words.
     """
 
     quantized: Mapping[str, float]
     floating: Mapping[str, float]
     shortest: Sequence[float]
-    whole: float
     described: str
 
 
@@ -48,7 +46,12 @@ class Costs:
     """
 
     def __init__(
-        self, proto: ModelProto, sizes: Mapping[str, int], *, apart: bool, measured: Measured | None = None
+        self,
+        proto: ModelProto,
+        sizes: Mapping[str, int],
+        *,
+        apart: bool,
+        measured: Measured | None = None,
     ) -> None:
         self.converted, self.quantized = (CONVERTED, QUANTIZED) if apart else (0, 0)
         shapes, self.work = shapes_at(proto, sizes, 1), macs(proto, sizes)
@@ -146,14 +149,10 @@ class Costs:
                 edge(name, "float", self.in_int8.get(name, 0.0))
             for other in tied.get(name, ()):
                 edge(other, name)
-        readers: dict[str, set[str]] = {}
-        for name, node in self.nodes.items():
-            readers.setdefault(node.input[0], set()).add(name)
-        for tensor, ends in readers.items():  # converted once for each layer that reads it in floating point
-            for name in ends:
-                for source in self.sources.get(tensor, ()):
-                    edge(source, ("given", name))
-                edge(("given", name), name, self._conversion(tensor, self.converted))
+        for name, node in self.nodes.items():  # converted once for each layer that reads it in floating point
+            for source in self.sources.get(node.input[0], ()):
+                edge(source, ("given", name))
+            edge(("given", name), name, self._conversion(node.input[0], self.converted))
         for tensor, slots in whole.reads.items():  # quantized once, where any of its layers is floating
             makers = self.sources.get(tensor, frozenset())
             ends = set().union(*(self._read.get(node, frozenset()) for node, _ in slots)) - makers

@@ -27,7 +27,7 @@ from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
-from trtopt.graph.half import has_half, widen
+from trtopt.graph.half import widened
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.proto import network_inputs
 from trtopt.ort.sessions import as_taken, open_session
@@ -150,6 +150,7 @@ class Judge:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         self.outputs = [value.name for value in proto.graph.output]
         self.feeds: list[tuple[Arrays, int]] = list(single_runs(network_inputs(proto), batches))
+        self.real = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
         self.samples = sum(real for _, real in self.feeds)
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
@@ -164,9 +165,8 @@ class Judge:
     def __call__(self, proto: ModelProto) -> Judged:
         found, goal = self._run(proto, optimize=False), self.goal
         old, new = iter(self.expected), iter(found)
-        feeds = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
         labels = goal.labels if goal.max_drop is not None else None
-        agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
+        agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, self.real, labels, kinds=self.kinds)[""]
         described = agreement.describe()
         missed = self._missed(described, found) if goal.limits is not None else []
         figures = [text for name, output in described["outputs"].items() if (text := measure(output, self.samples))]
@@ -187,11 +187,10 @@ class Judge:
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
-        feeds = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
         one, other = iter(self.expected), iter(self.expected)
-        same = verify_all(lambda _: next(one), {"": lambda _: next(other)}, feeds, self.goal.labels, kinds=self.kinds)[
-            ""
-        ]
+        same = verify_all(
+            lambda _: next(one), {"": lambda _: next(other)}, self.real, self.goal.labels, kinds=self.kinds
+        )[""]
         scored = [item.name for item in same.outputs if item.kind is Kind.CLASSES]
         if same.reference_accuracy is None or not scored:
             return ""
@@ -247,7 +246,7 @@ class Judge:
             ) from error
 
     def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
-        proto = widen(proto) if has_half(proto) else proto  # FP16's rounding and limits are part of the result
+        proto = widened(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
         def run(item: tuple[Arrays, int]) -> Arrays:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import TypeVar
 
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
-from trtopt.autotune.selection import EQUAL, Arrays, Candidate, at_opt, time_in_turns
+from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.construction import BuildResult, spec_of
 from trtopt.builder.kernels import REGION
@@ -93,16 +92,8 @@ class Engines:
             except (BuildFailed, PrecisionLost) as error:
                 self.request.reporter.warn(f"what was chosen can't be built, so INT8 is kept everywhere: {error}")
                 return replace(tuning, table=whole, chosen=tuning.whole)
-            with contextlib.ExitStack() as stack:
-                sessions = {
-                    name: stack.enter_context(
-                        Session(item.engine, device=self.gpu.ordinal, contexts=1, trust_host_code=True)
-                    )
-                    for name, item in made.items()
-                }
-                times, _ = time_in_turns(sessions, self.samples)
-            candidates = [Candidate(name, times=times[name]) for name in made]
-            stored = _Faster(candidates[1].relative_time(candidates[0]) < 1 / (1 + EQUAL))
+            ours, everywhere = measured(self.gpu, made, {}, self.samples, self.request.reporter).candidates
+            stored = _Faster(everywhere.relative_time(ours) < 1 / (1 + EQUAL))
             if kept is not None:
                 write_json(kept, plain(stored))
         table = whole if stored.whole else table
@@ -170,7 +161,6 @@ def layer_times(
         _mean(found[::2]),
         _mean(found[1::2]),
         [_shortest(right) / total for (_, right), total in zip(pairs, totals)],
-        statistics.fmean(left.total_ms / total for (left, _), total in zip(pairs, totals)),
         f"the time of its layers on {gpu}, of FP16's",
     )
 

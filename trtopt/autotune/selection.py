@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from trtopt.builder.construction import BuildResult
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
 from trtopt.core.progress import Reporter
-from trtopt.core.values import Precision, TensorInfo, x
+from trtopt.core.values import TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.cuda.tensors import Profile
 from trtopt.data import Batches
@@ -29,13 +29,14 @@ from trtopt.data.rebatch import filled, rebatched
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
-from trtopt.evaluation.verify import Runner, verify_all
+from trtopt.evaluation.verify import Runner, session_runner, verify_all
 from trtopt.graph.output_kinds import Kind
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import in_turns
 
 Arrays = Mapping[str, NDArray[Any]]
+Name = TypeVar("Name", bound=str)
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
 _ROUNDS = 7
 _ROUND_MS = 150.0  # of one engine's GPU time in each round
@@ -195,15 +196,16 @@ def _accuracy(candidate: Candidate) -> str:
 
 def measured(
     gpu: DeviceInfo,
-    made: Mapping[Precision, BuildResult],
-    failed: Mapping[Precision, str],
+    made: Mapping[Name, BuildResult],
+    failed: Mapping[Name, str],
     samples: Batches | None,
     reporter: Reporter,
     *,
     reference: Runner | None = None,
     kinds: Mapping[str, Kind] | None = None,
 ) -> Comparison:
-    """Time the engines that could be made, and judge them against `reference`, where there is one, by the outputs' `kinds`."""
+    """Time the engines that could be made, by precision or another name, and judge them against `reference`, where there is
+    one, by the outputs' `kinds`."""
     names = ", ".join(item.upper() for item in made)
     with contextlib.ExitStack() as stack:
         sessions = {
@@ -267,11 +269,7 @@ def judge(
     reference: Runner, sessions: Mapping[str, Session], batches: Batches, kinds: Mapping[str, Kind] | None = None
 ) -> dict[str, Mapping[str, Any]]:
     """Each engine's results against the reference's on real samples (`Agreement.describe()`); `kinds` of the outputs."""
-
-    runners: dict[str, Runner] = {
-        name: lambda batch, session=session: session.run_batches(session.taken(batch))  # type: ignore[misc]
-        for name, session in sessions.items()
-    }
+    runners = {name: session_runner(session) for name, session in sessions.items()}
     agreements = verify_all(reference, runners, batches, kinds=kinds)
     return {name: agreement.describe() for name, agreement in agreements.items()}
 

@@ -1,9 +1,10 @@
 """The fastest choice within an accuracy budget: which layers stay out of INT8, and how the weights of the others are rounded.
 
-Weights are repaired first (`trtopt.calibration.repairing`), which also tells the noise that each layer makes. Layers are then
-ranked by that noise for what leaving them out costs; a binary search finds how many of the first have to stay out for the
-results to be within the limits, and those that turn out not to be needed are put back, the costliest first. Every choice is
-judged by the real Q/DQ graph on real samples. Of up to `SMALL` layers all choices are tried, the cheapest first.
+Where INT8 everywhere isn't within the limits, weights are repaired (`trtopt.calibration.repairing`), which also tells the noise
+that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search finds how many of
+the first have to stay out for the results to be within the limits, and those that turn out not to be needed are put back, the
+costliest first. Every choice is judged by the real Q/DQ graph on real samples. Of up to `SMALL` layers all choices are tried,
+the cheapest first.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from trtopt.builder.construction import spec_of, with_profiles
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
-from trtopt.calibration.calibrator import calibrate
+from trtopt.calibration.calibrator import CalibrateResult, calibrate
 from trtopt.calibration.importing import kept_out
-from trtopt.calibration.prepared import refuse_quantized
+from trtopt.calibration.prepared import prepare, refuse_quantized
 from trtopt.calibration.repairing import NoiseByPlace
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
-from trtopt.core.documents import plain
+from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import AccuracyLost, OutputError, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
-from trtopt.core.values import Override, Precision, check_overrides, overriding, read_time
+from trtopt.core.values import METHODS, Override, Precision, check_overrides, overriding, read_time
 from trtopt.core.version import __version__
 from trtopt.data import SAMPLES
 from trtopt.data.embedded import Embedded
@@ -89,7 +90,8 @@ class Tuning:
     Attributes:
         table: the scales, with the repairs and the layers that stay out.
         samples: that judged.
-        before: INT8 everywhere, weights rounded to the nearest code; whole: with the repairs; chosen: what is in the table.
+        before: INT8 everywhere with the scales as they are; whole: with the repairs, where these were needed; chosen: what is
+            in the table.
         front: the choices that were tried and that no other beats in both INT8's share and accuracy, by share.
         tried: how many choices were.
         cost: in what layers were weighed.
@@ -147,12 +149,11 @@ class _Search:
     graph: Callable[[Sequence[str]], ModelProto]
     points: Callable[[Sequence[str]], Points]
     noise: NoiseByPlace
-    judge: Judge
+    judging: _Judging
     costs: Costs
     overrides: Sequence[Override]
     deadline: float
     reporter: Reporter
-    memo: _Memo
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
     unfinished: bool = False
 
@@ -176,17 +177,9 @@ class _Search:
         """One choice, run once."""
         key = frozenset(left_out)
         if key not in self.tried:
-            points = self.points(left_out)
-            self.tried[key] = self.seen(sorted(key), partial(self.graph, sorted(key)), self.costs.share(points))
+            found = self.judging(sorted(key), partial(self.graph, sorted(key)))
+            self.tried[key] = _choice(len(key), self.costs.share(self.points(left_out)), found)
         return self.tried[key]
-
-    def seen(self, name: Sequence[str], graph: Callable[[], ModelProto], share: float) -> TunedChoice:
-        """How a graph does; by its name, where an earlier call ran it."""
-        found = self.memo.get(name)
-        if found is None:
-            found = self.judge(graph())
-            self.memo.put(name, found)
-        return TunedChoice(len(name), share, found.snr_db, found.figure, found.missed)
 
     def found(self) -> tuple[str, ...]:
         """The layers to leave out.
@@ -278,12 +271,12 @@ class _Search:
 
     def reason(self, name: str) -> str:
         share = self.costs.work.get(name, 0) / (sum(self.costs.work.values()) or 1)
-        noise = self.made[name] / (self.noise.total or 1)
+        noise = f"makes {self.made[name] / self.noise.total:.1%} of the noise and " if self.noise.total else ""
         time = ""
         if name in self.costs.in_int8:
             ours, other = self.costs.in_int8[name], self.costs.floating[name]
             time = f"; it takes {ours:.1%} of FP16's time in INT8 and {other:.1%} in FP16"
-        return f"tuned: in INT8 it makes {noise:.1%} of the noise and does {share:.1%} of the arithmetic{time}"
+        return f"tuned: in INT8 it {noise}does {share:.1%} of the arithmetic{time}"
 
     def front(self) -> tuple[TunedChoice, ...]:
         """Of what was tried, what nothing else beats in both share and dB."""
@@ -294,24 +287,28 @@ class _Search:
         return tuple(best)
 
 
-class _Memo:
-    """Results that an earlier call measured, one JSON line each: an interrupted search goes on from there."""
+def _choice(left_out: int, share: float, found: Judged) -> TunedChoice:
+    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed)
 
-    def __init__(self, path: Path | None) -> None:
-        self.path, self.known = path, dict[str, Judged]()
+
+class _Judging:
+    """How graphs do. Kept in a file, one JSON line each: an interrupted search goes on from there."""
+
+    def __init__(self, judge: Judge, path: Path | None) -> None:
+        self.judge, self.path, self.known = judge, path, dict[str, Judged]()
         if path is None or not path.is_file():
             return
         self.known |= dict(filter(None, map(_line, path.read_text(encoding="utf-8").splitlines())))
 
-    def get(self, choice: Sequence[str]) -> Judged | None:
-        return self.known.get(sha256_json(list(choice)))
-
-    def put(self, choice: Sequence[str], found: Judged) -> None:
+    def __call__(self, choice: Sequence[str], graph: Callable[[], ModelProto]) -> Judged:
+        """By the choice's name, where an earlier call ran its graph."""
         name = sha256_json(list(choice))
-        self.known[name] = found
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps([name, str(found.snr_db), found.figure, list(found.missed)]) + "\n")
+        if name not in self.known:
+            found = self.known[name] = self.judge(graph())
+            if self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps([name, str(found.snr_db), found.figure, list(found.missed)]) + "\n")
+        return self.known[name]
 
 
 def _line(text: str) -> tuple[str, Judged] | None:
@@ -383,13 +380,9 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         "data": real_samples(model, request, None).describe(),
         "preprocess": None if prepared is None else prepared.describe(),
     }
-    table, bare, noise, kept = _repaired(request, model, prepared, key, scales)
-    proto = smoothed(original, table.smoothed)
     can, base = generation.capabilities, spec.base
 
-    found_in = to_ir(proto)
-
-    def points(left_out: Sequence[str], graph: ir.Model = found_in) -> Points:
+    def points_of(graph: ir.Model, left_out: Sequence[str]) -> Points:
         return find_points(
             graph,
             base=base,
@@ -398,36 +391,45 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             grouped=can.grouped,
         )
 
-    def graph(left_out: Sequence[str], used: Table = table) -> ModelProto:
+    def graph(left_out: Sequence[str], used: Table) -> ModelProto:
         """What the builder would be given."""
         return lower(folded, spec, generation, replace(used, left_out=dict.fromkeys(left_out, "tuned"))).proto
 
-    whole = points(())
+    whole = points_of(to_ir(original), ())
+    more = {
+        "points": [whole.reads, [item.node for item in whole.weights]],
+        "judged": judging.describe(),
+        "goal": goal.describe(),
+        "labels": goal.labels,
+        "kinds": kinds,
+        "spec": spec.describe(),
+        "generation": [generation.family, generation.version],
+    }
+    if scales is None:
+        table = _calibrated(request, model, prepared).table
+    else:
+        ready, method = prepare(model, spec.overrides), request.method
+        table = ready.needed(scales) if method == "auto" else ready.chosen_again(scales, method)
+        table = replace(table, left_out={})
     check_scales(whole, table.amax)
-    lines = None
-    if kept is not None and goal.metric is None:
-        more = {
-            "points": [whole.reads, [item.node for item in whole.weights]],
-            "judged": judging.describe(),
-            "goal": goal.describe(),
-            "labels": goal.labels,
-            "kinds": kinds,
-            "spec": spec.describe(),
-            "generation": [generation.family, generation.version],
-        }
-        lines = kept.with_name(f"{sha256_json({**key, **more})}.lines")
+    judged = _Judging(judge, None if goal.metric is not None else _kept_file({**key, **more}, "lines", reporter))
+    before = judged(["(as calibrated)"], partial(graph, (), table))
+    noise = NoiseByPlace({}, {})
+    if before.missed:
+        table, noise = _repaired(request, model, prepared, key, table)
+    proto = smoothed(original, table.smoothed)
     sizes = sizes_in(proto, {name: array.shape for name, array in judge.feeds[0][0].items()})
     costs = Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes)))
     deadline = time.monotonic() + (math.inf if budget is None else budget)
-    search = _Search(graph, points, noise, judge, costs, spec.overrides, deadline, reporter, _Memo(lines))
-    before = search.seen(["(as calibrated)"], partial(graph, (), bare), costs.share(whole))
+    points = partial(points_of, to_ir(proto))
+    search = _Search(partial(graph, used=table), points, noise, judged, costs, spec.overrides, deadline, reporter)
     left_out = search.found()
     chosen = search.judged(left_out)
     table = replace(table, left_out={name: search.reason(name) for name in left_out})
     return Tuning(
         table,
         judge.samples,
-        replace(before, left_out=0),
+        _choice(0, costs.share(search.whole), before),
         search.judged(()),
         chosen,
         search.front(),
@@ -438,51 +440,55 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     )
 
 
-def _repaired(
-    request: BuildRequest, model: Model, preprocess: Any, key: Mapping[str, Any], scales: Table | None
-) -> tuple[Table, Table, NoiseByPlace, Path | None]:
-    """The table with repairs, that without any, and the noise that is left at each place; as an earlier call kept them."""
-    reporter, path = request.reporter, None
+def _kept_file(key: Mapping[str, Any], what: str, reporter: Reporter) -> Path | None:
+    """Where a later call of this key finds what this one measured; None: that can't be kept."""
     try:
-        path = cache_folder("tuning") / f"{sha256_json(key)}.calib.json"
-        if path.is_file():
-            stored = json.loads(path.with_suffix(".noise").read_text(encoding="utf-8"))
-            noise = NoiseByPlace(stored["activations"], stored["weights"])
-            table = Table.load(path)
-            reporter.note("the same model was repaired on the same samples before: that is used")
-            return table, _bare(table, stored["amax"]), noise, path
-    except (TrtoptError, OSError, ValueError, KeyError, TypeError) as error:
-        reporter.note(f"what an earlier search kept can't be used: {error}")
-    result = calibrate(
+        return cache_folder("tuning") / f"{sha256_json(key)}.{what}"
+    except OutputError as error:
+        reporter.warn(f"this can't be kept for later calls: {error}")
+        return None
+
+
+def _calibrated(request: BuildRequest, model: Model, preprocess: Any, repaired: Table | None = None) -> CalibrateResult:
+    """The scales, measured on all of the images or data; or a table with repairs by these."""
+    return calibrate(
         model.path or model.proto,
         images=request.images,
         data=request.data,
         preprocess=preprocess,
-        calib=scales,
-        method=request.method if scales is None or request.method != "auto" else scales.method,
+        calib=repaired,
+        method=repaired.method if repaired is not None and repaired.method in METHODS else request.method,
         limit=request.limit,
         batch=request.batch,
         precision_override=request.precision_override,
-        repair=True,
-        reporter=reporter,
+        repair=repaired is not None,
+        reporter=request.reporter,
     )
-    table, repairs = result.table, result.repairs
-    assert repairs is not None
+
+
+def _repaired(
+    request: BuildRequest, model: Model, preprocess: Any, key: Mapping[str, Any], scales: Table
+) -> tuple[Table, NoiseByPlace]:
+    """The table with repairs, and the noise that is left at each place; as an earlier call kept them."""
+    reporter = request.reporter
+    path = _kept_file(key, "calib.json", reporter)
+    try:
+        if path is not None and path.is_file():
+            noise = converted(read_json(path.with_suffix(".noise")), NoiseByPlace)
+            table = Table.load(path)
+            reporter.note("the same model was repaired on the same samples before: that is used")
+            return table, noise
+    except (TrtoptError, Damaged, OSError) as error:
+        reporter.note(f"what an earlier search kept can't be used: {error}")
+    result = _calibrated(request, model, preprocess, scales)
+    assert result.repairs is not None
     if path is not None:
         try:
-            kept = {**plain(repairs.noise), "amax": dict(repairs.replaced)}
-            write_json(path.with_suffix(".noise"), kept)
-            table.save(path)
+            write_json(path.with_suffix(".noise"), plain(result.repairs.noise))
+            result.table.save(path)
         except OutputError as error:
             reporter.warn(f"this can't be kept for later calls: {error}")
-            path = None
-    return table, _bare(table, repairs.replaced), repairs.noise, path
-
-
-def _bare(table: Table, amax: Mapping[str, float]) -> Table:
-    """The table before its repairs; `amax` of the scales that were replaced."""
-    entries = {name: replace(table.tensors[name], amax=float(value)) for name, value in amax.items()}
-    return replace(table, tensors={**table.tensors, **entries}, repairs={}, smoothed={})
+    return result.table, result.repairs.noise
 
 
 def _seconds(text: str | float) -> float:

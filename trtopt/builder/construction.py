@@ -7,6 +7,7 @@ Precision is decided once and lowered in one of two ways, as the generation want
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -467,6 +468,7 @@ class _Build:
 
     # Engines that are there
 
+    @functools.cached_property
     def _parts(self) -> dict[str, Any]:
         """What a plan depends on, as JSON has it; equal parts mean that a rebuild would give the same engine.
 
@@ -493,7 +495,7 @@ class _Build:
         return cast("dict[str, Any]", json.loads(json.dumps(parts, default=str)))
 
     def _key(self) -> str:
-        return sha256_json(self._parts())
+        return sha256_json(self._parts)
 
     def obtained(
         self, store: Store, make: Callable[[], Manifest], *, must_store: bool = False
@@ -504,7 +506,7 @@ class _Build:
             must_store: that it can't be stored is an error; else there is no entry then.
         """
         request, reporter = self.request, self.request.reporter
-        parts = {**self._parts(), "graph": request.save_onnx is not None}
+        parts = {**self._parts, "graph": request.save_onnx is not None}
         if not request.force and (entry := store.find(parts)):
             store.share(entry, reporter)
             return entry, None

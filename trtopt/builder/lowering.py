@@ -135,8 +135,7 @@ def lower(
     layer_precision: dict[str, Precision] = {}
     reduced: Collection[str] = ()
     if typed:
-        made = to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe)
-        passes.append(made)
+        passes.append(to_typed(model, spec.base, io_fp32=spec.io_fp32, overrides=spec.overrides, measured=unsafe))
         in_fp32, reduced = passes[-1].kept, passes[-1].changes
     else:
         in_fp32 = () if spec.base is Precision.FP32 else keep_fp32(model, spec.base, spec.overrides, unsafe)

@@ -102,11 +102,22 @@ class Prepared:
         )
 
     def chosen_again(self, table: Table, method: str) -> Table:
-        """Thresholds by another method, from what an earlier table of this model counted.
+        """Thresholds by another method, from what an earlier table of this model counted; "auto" keeps those of a table that
+        holds no histograms.
 
         Raises:
             CalibrationError: it is of another model, lacks a tensor that is needed now, or holds no histograms.
             UsageError: no such method.
+        """
+        needed = self.needed(table)
+        imported = all(item.histogram is None for item in needed.tensors.values())
+        return needed if imported and method == "auto" else needed.with_method(method)
+
+    def needed(self, table: Table) -> Table:
+        """What of an earlier table of this model is needed now.
+
+        Raises:
+            CalibrationError: it is of another model, or lacks a tensor that is needed now.
         """
         lacking = [name for name in self.tensors if name not in table.tensors]
         if table.model["fingerprint"] != self.fingerprint or lacking:
@@ -121,7 +132,7 @@ class Prepared:
             )
         smoothed = [name for name in map(smoothed_name, table.smoothed) if name in table.tensors]
         kept = {name: table.tensors[name] for name in (*self.tensors, *smoothed)}
-        return replace(table, tensors=kept, groups=self.groups, model=self.identity).with_method(method)
+        return replace(table, tensors=kept, groups=self.groups, model=self.identity)
 
 
 def refuse_quantized(model: Model) -> None:

@@ -24,7 +24,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.core.values import Override, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
-from trtopt.graph.half import has_half, widen
+from trtopt.graph.half import widened
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
 from trtopt.graph.proto import in_memory, network_inputs
@@ -271,13 +271,13 @@ class _Search:
         model = to_ir(in_memory(self.proto))
         result = to_typed(model, self.base, io_fp32=self.io_fp32, overrides=self.overrides, measured=measured)
         made = to_proto(result.model)
-        return result.changes, widen(made) if has_half(made) else made
+        return result.changes, widened(made)
 
     def _alone(self, segment: Segment) -> ModelProto:
         """A node in the reduced type: what it reads and what it gives is rounded."""
         model = to_ir(in_memory(segment.proto))
         made = to_proto(to_typed(model, self.base, overrides=self.overrides).model)
-        return widen(made) if has_half(made) else made
+        return widened(made)
 
     def _reason(self, node: str, block: _Block) -> str:
         name = str(self.base).upper()

@@ -44,7 +44,7 @@ def writing_together(*paths: str | os.PathLike[str]) -> Iterator[tuple[Path, ...
             for partial, mode in zip(partials, modes):
                 partial.chmod(mode)
                 if not is_scratch(partial):
-                    _sync(partial)
+                    sync(partial)
             new: list[Path] = []
             try:
                 for partial, target in zip(partials, targets):
@@ -250,7 +250,7 @@ def _created(partial: Path, target: Path) -> int:
         os.close(made)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have its content on the disk before it takes a name: losing power must not leave an empty file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

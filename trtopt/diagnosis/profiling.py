@@ -19,7 +19,7 @@ from trtopt.core.options import taking
 from trtopt.core.values import choice
 from trtopt.cuda.device import probe
 from trtopt.diagnosis.request import ProfileRequest
-from trtopt.evaluation.benchmark import inputs_for
+from trtopt.evaluation.benchmark import aligned, inputs_for
 from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import BACKENDS, Session
 
@@ -80,10 +80,7 @@ class EngineProfile:
         return said + [f"note: {text}" for text in self.notes]
 
     def __str__(self) -> str:
-        columns, rows = self.table()
-        widths = [max(map(len, column)) for column in zip(columns, *rows)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
-        return "\n".join([*lines, *self.remarks()])
+        return "\n".join([*aligned(*self.table()), *self.remarks()])
 
 
 def called(layer: LayerTime, length: int = 60) -> str:
@@ -141,7 +138,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
         if session.manifest is None:
             notes.append("without a manifest, neither precisions nor nodes of the layers are known")
     gpu = next((str(item) for item in found.devices if item.ordinal == request.device), "")
-    result = EngineProfile(path, gpu, origin, batches, notes=tuple(notes))
     written = []
     if request.csv is not None:
         write_bytes(request.csv, _csv(batches).encode())
@@ -149,7 +145,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
     if request.trace is not None:
         write_json(request.trace, _trace(path.name, batches))
         written.append(Path(request.trace))
-    return EngineProfile(path, gpu, origin, batches, tuple(written), result.notes)
+    return EngineProfile(path, gpu, origin, batches, tuple(written), tuple(notes))
 
 
 def _check(request: ProfileRequest) -> None:

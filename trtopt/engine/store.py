@@ -27,7 +27,7 @@ from typing import Any
 
 from trtopt.core.documents import Damaged, read_json
 from trtopt.core.errors import OutputError, UsageError
-from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, write_json
+from trtopt.core.files import cache_folder, json_bytes, made_folder, sha256_file, sha256_json, sync, write_json
 from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import SUFFIX, folder_in
@@ -405,7 +405,7 @@ class Store:
         """Have a folder of `_making` take its place, where an older one is put with what is to be removed."""
         for path in made.iterdir():
             path.chmod(0o444)  # an entry never changes
-            _sync(path)
+            sync(path)
         key, place = _key_in(made), self.folder / "entries" / digest
         lock = lock_folder(made, shared=True)  # from before anybody sees it
         assert lock is not None
@@ -520,14 +520,6 @@ def _size(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
     return total
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # What differs, in words

@@ -116,10 +116,13 @@ class BenchReport:
         return said + [f"note: {text}" for text in self.notes]
 
     def __str__(self) -> str:
-        columns, rows = self.table()
-        widths = [max(map(len, column)) for column in zip(columns, *rows)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
-        return "\n".join([*lines, *self.remarks()])
+        return "\n".join([*aligned(*self.table()), *self.remarks()])
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a table, its columns as wide as what stands in them."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
 
 
 @taking(BenchRequest)

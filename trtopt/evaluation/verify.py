@@ -173,7 +173,7 @@ def verify(request: VerifyRequest) -> Agreement:
         ran, new = "", graph
         if engine is not None and on_gpu:
             session = stack.enter_context(Session(engine, contexts=1))
-            new, ran = _as_taken(session), f"{engine} on {probe().devices[0]}"
+            new, ran = session_runner(session), f"{engine} on {probe().devices[0]}"
         elif not callable(graph):
             new = _without_embedding(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
             if engine is not None:
@@ -185,7 +185,7 @@ def verify(request: VerifyRequest) -> Agreement:
     return replace(found, limits=judged, ran=ran, layers=layers)
 
 
-def _as_taken(session: Session) -> Runner:
+def session_runner(session: Session) -> Runner:
     """The engine, of the model's own inputs."""
     return lambda batch: session.run_batches(session.taken(batch))
 

@@ -14,6 +14,11 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 _NARROW = {TensorProto.FLOAT, *_HALVES}
 
 
+def widened(proto: ModelProto) -> ModelProto:
+    """The model without FP16 and BF16: itself where it has none."""
+    return widen(proto) if has_half(proto) else proto
+
+
 def has_half(proto: ModelProto) -> bool:
     """Whether anything in it is FP16 or BF16."""
     graph = proto.graph

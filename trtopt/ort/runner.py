@@ -15,7 +15,7 @@ from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
 from trtopt.data.rebatch import chunks, joined
-from trtopt.graph.half import has_half, widen
+from trtopt.graph.half import has_half, widened
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
 
@@ -103,4 +103,4 @@ def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
         if not has_half(loaded.proto):
             return existing_file(model, "the model")
         model = loaded.proto
-    return widen(model) if has_half(model) else model
+    return widened(model)

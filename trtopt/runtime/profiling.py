@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trtopt.core.values import LayerInfo, Precision, x
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import STAGED, Source
+from trtopt.runtime.contexts import Source
 from trtopt.runtime.slot import Slot
-from trtopt.runtime.timing import Spread, time_slot
+from trtopt.runtime.timing import Spread, run_once, time_slot
 from trtopt.trt.plans import LoadedEngine
 
 
@@ -47,7 +47,6 @@ class LayerTimes:
     layers: tuple[LayerTime, ...]
     gpu: Spread
     iterations: int
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def total_ms(self) -> float:
@@ -71,11 +70,7 @@ def profile_slot(
         known: what the manifest says of the layers.
     """
     whole = time_slot(slot, arrays, shapes, iterations, warmup)
-    bound = slot.contexts.bind(arrays, shapes)
-    locations = slot.uploaded(arrays, slot.locate(bound, arrays, slot.own), slot.own)
-    everything = (*locations, *[STAGED] * len(bound.outputs))
-    slot.contexts.enqueue(bound, arrays, everything, slot.own)
-    slot.stream.synchronize()
+    bound, everything = run_once(slot, arrays, shapes)
     times: dict[str, float] = {}
 
     def note(name: str, milliseconds: float) -> None:

@@ -687,12 +687,7 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU.
         """
-        if iterations < 1 or warmup < 0:
-            raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
-        self._alive()
-        self._signature.check_names(inputs)
-        arrays = [np.asarray(inputs[name]) for name in self._names]
-        shapes = self._accept(arrays)
+        arrays, shapes = self._to_measure(inputs, iterations, warmup)
         slot = self._slots.take()
         try:
             if not isinstance(slot, Slot):
@@ -707,16 +702,21 @@ class Session:
 
         Raises: as `run`; UsageError without a GPU, and for an engine that lets one context use its profile.
         """
+        arrays, shapes = self._to_measure(inputs, iterations, warmup)
+        if not self._gpus:
+            raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
+        known = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
+        return self._gpus[0].profile(arrays, shapes, known, iterations, warmup)
+
+    def _to_measure(
+        self, inputs: Mapping[str, Any], iterations: int, warmup: int
+    ) -> tuple[list[NDArray[Any]], tuple[Shape, ...]]:
         if iterations < 1 or warmup < 0:
             raise UsageError(f"iterations is {iterations} and warmup {warmup}; at least 1 and 0 are needed")
         self._alive()
         self._signature.check_names(inputs)
         arrays = [np.asarray(inputs[name]) for name in self._names]
-        shapes = self._accept(arrays)
-        if not self._gpus:
-            raise UsageError("times of layers need a GPU; this session runs in ONNX Runtime")
-        known = converted(list(self.manifest.layers), tuple[LayerInfo, ...]) if self.manifest else ()
-        return self._gpus[0].profile(arrays, shapes, known, iterations, warmup)
+        return arrays, self._accept(arrays)
 
     def close(self, finish: bool = True) -> None:
         """Free everything. Calls that run are waited for. A second call does nothing.

@@ -14,7 +14,7 @@ import numpy as np
 
 from trtopt.cuda.device import Event
 from trtopt.cuda.tensors import Shape
-from trtopt.runtime.contexts import RESIDENT, STAGED, Source
+from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, Locations, Source
 from trtopt.runtime.slot import Slot
 
 T = TypeVar("T")
@@ -89,15 +89,21 @@ def time_slot(
     return Timing(Spread.of(gpu), Spread.of(host), iterations, graph, note)
 
 
+def run_once(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[BoundContext, Locations]:
+    """Copy the inputs in and run; what is bound then, and where each input and output is."""
+    slot.settle(None)
+    bound = slot.contexts.bind(arrays, shapes)
+    locations = (*slot.uploaded(arrays, slot.locate(bound, arrays, slot.own), slot.own), *[STAGED] * len(bound.outputs))
+    slot.contexts.enqueue(bound, arrays, locations, slot.own)
+    slot.stream.synchronize()
+    return bound, locations
+
+
 def _bare(slot: Slot, arrays: Sequence[Source], shapes: tuple[Shape, ...]) -> tuple[Callable[[], None], bool, str]:
     """Copy the inputs in, and give a function that launches the inference alone, with results left in the slot's GPU memory;
     whether that is a CUDA graph, and if not, why."""
-    slot.settle(None)
-    bound = slot.contexts.bind(arrays, shapes)
-    locations = slot.uploaded(arrays, slot.locate(bound, arrays, slot.own), slot.own)
-    slot.contexts.enqueue(bound, arrays, (*locations, *[STAGED] * len(bound.outputs)), slot.own)
-    slot.stream.synchronize()
-    inside = [RESIDENT if location == STAGED else location for location in locations]
+    bound, locations = run_once(slot, arrays, shapes)
+    inside = [RESIDENT if location == STAGED else location for location in locations[: len(arrays)]]
     for tensor, shape in zip(slot.signature.outputs, bound.outputs):
         inside.append(RESIDENT if shape is None else slot.contexts.buffer(tensor).handle)
     graph, note = slot.contexts.captured(bound, arrays, tuple(inside))
