@@ -176,6 +176,18 @@ def test_int8_is_measured_against_fp16_and_kept(gpu: Gpu, build: Build, world: W
     assert not [session for session in gpu.opened if session.open]
 
 
+def test_int8_with_wrong_results_is_said_loudly_and_kept(gpu: Gpu, build: Build) -> None:
+    gpu.noise["int8"], heard = 2.0, Heard()
+    result = build(reporter=heard)
+    has(result.comparison["reference"], "the FP16 engine")
+    has("\n".join(heard.warnings), "have little to do with the model's (against the FP16 engine: y", "--per-layer")
+    again = Heard()
+    assert build(reporter=again).cached and again.warnings == heard.warnings
+    gpu.noise["int8"], fine = 0.1, Heard()
+    build(reporter=fine, force=True)
+    assert not [text for text in fine.warnings if "little to do" in text]
+
+
 def test_int8_slower_than_fp16_is_said_loudly_and_kept(gpu: Gpu, build: Build) -> None:
     gpu.ms["int8"] = 0.96
     heard = Heard()

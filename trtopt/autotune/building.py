@@ -53,8 +53,8 @@ from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.verify import Runner
-from trtopt.graph.io import load_model, save_model
-from trtopt.graph.output_kinds import resolve
+from trtopt.graph.io import Model, load_model, save_model
+from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import version as ort_version
 from trtopt.recipes.classnames import load_classes
@@ -245,22 +245,36 @@ def _asked_for(request: BuildRequest) -> BuildResult:
                 preprocess = stored.model_preprocess if stored else request.preprocess
                 other = build_candidate(floating(request, base, preprocess), base, folder)
                 samples = None
+                model = load_model(request.model)
                 if request.images is not None or request.data is not None:
-                    samples = real_samples(load_model(request.model), request)
-                comparison = measured(gpu, {quantized: result, base: other}, {}, samples, reporter)
+                    samples = real_samples(model, request)
+                kinds = _kinds(request, model)
+                made = {quantized: result, base: other}
+                comparison = measured(gpu, made, {}, samples, reporter, reference=base, kinds=kinds)
         except BuildCancelled:
             raise
         except TrtoptError as error:
             reporter.warn(f"not measured against {base.upper()}: {error}")
             return replace(result, not_measured=str(error))
-        comparison = comparison.asked_for(str(quantized))
+        described = None if samples is None else f"the {base.upper()} engine"
+        comparison = replace(comparison, reference=described).asked_for(str(quantized))
         _store(result.engine, comparison)
     if comparison.speedup is not None and comparison.speedup <= 1 + EQUAL:
         longer = f"takes {1 / comparison.speedup:.2f} times as long as"
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
+    if lost := comparison.lost(str(quantized)):
+        reporter.warn(
+            f"the results of this {quantized.upper()} engine have little to do with the model's ({lost}): use `{base}=True`, "
+            "or `min_snr=` to keep out of it what loses most; `trtopt verify MODEL.onnx ENGINE --per-layer` says where"
+        )
     return replace(result, comparison=comparison.describe())
+
+
+def _kinds(request: BuildRequest, model: Model) -> Mapping[str, Kind]:
+    names = None if request.classes is None else load_classes(request.classes)
+    return resolve(model.proto, model.outputs, request.output_kind, names)
 
 
 def _store(output: Path, comparison: Comparison) -> None:
@@ -299,8 +313,7 @@ class _Best:
             )
             raise type(error)(f"`best=True` measures engines on a GPU, and {error}; else {instead}") from error
         self.samples = real_samples(self.model, request)
-        names = None if request.classes is None else load_classes(request.classes)
-        self.kinds = resolve(self.model.proto, self.model.outputs, request.output_kind, names)
+        self.kinds = _kinds(request, self.model)
         self.key = self._key()
 
     def build(self) -> BuildResult:

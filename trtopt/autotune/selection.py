@@ -37,6 +37,7 @@ from trtopt.runtime.timing import in_turns
 
 Arrays = Mapping[str, NDArray[Any]]
 Name = TypeVar("Name", bound=str)
+LOST = 10.0  # dB: below, an engine's results aren't those of its model
 EQUAL = 0.01  # times that differ by less count as equal, and of equals the more precise engine is better
 _ROUNDS = 7
 _ROUND_MS = 150.0  # of one engine's GPU time in each round
@@ -133,7 +134,15 @@ class Comparison:
         """Keep `precision` as it was asked for, and say how it compares."""
         mine = next(item for item in self.candidates if item.precision == precision)
         other = next(item for item in self.candidates if item.precision != precision)
-        return replace(self, kept=precision, why=f"{mine.name} as asked for: {_compared(mine, other)}")
+        said = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
+        return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(said)}")
+
+    def lost(self, precision: str) -> str:
+        """How near its results are to those that it was judged against, where they have next to nothing to do with them; empty:
+        they have, or that isn't known."""
+        mine = next(item for item in self.candidates if item.precision == precision)
+        far = mine.accuracy is not None and Limits(min_agreement=0.0, min_snr=LOST).missed(mine.accuracy)
+        return _accuracy(mine, self.reference or "") if far else ""
 
     def judged(self, limits: Limits) -> Comparison:
         """Keep the fastest within the limits.
@@ -164,7 +173,7 @@ class Comparison:
             for item in self.candidates
             if outside[item.precision]
         ]
-        why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept)])}"
+        why = f"{kept.name} kept: {'; '.join([*reasons, _accuracy(kept, 'FP32')])}"
         return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
 
 
@@ -179,8 +188,8 @@ def _compared(mine: Candidate, other: Candidate) -> str:
     return f"{relation} {other.name} ({each} at {shapes})"
 
 
-def _accuracy(candidate: Candidate) -> str:
-    """How near the results are to FP32's, each output by its kind."""
+def _accuracy(candidate: Candidate, reference: str) -> str:
+    """How near the results are to the reference's, each output by its kind."""
     accuracy = candidate.accuracy or {}
     parts = []
     for name, output in accuracy["outputs"].items():
@@ -188,7 +197,7 @@ def _accuracy(candidate: Candidate) -> str:
         if not output["integers"] and output["channels"] is None:
             figures.append(decibels(output["snr_db"]))
         parts.append(f"{name} {', '.join(filter(None, figures))}")
-    return f"against FP32: {'; '.join(parts)}"
+    return f"against {reference}: {'; '.join(parts)}"
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------
@@ -201,11 +210,11 @@ def measured(
     samples: Batches | None,
     reporter: Reporter,
     *,
-    reference: Runner | None = None,
+    reference: Runner | Name | None = None,
     kinds: Mapping[str, Kind] | None = None,
 ) -> Comparison:
     """Time the engines that could be made, by precision or another name, and judge them against `reference`, where there is
-    one, by the outputs' `kinds`."""
+    one, such as one of them, by the outputs' `kinds`."""
     names = ", ".join(item.upper() for item in made)
     with contextlib.ExitStack() as stack:
         sessions = {
@@ -218,8 +227,13 @@ def measured(
             times, inputs = time_in_turns(sessions, samples or ())
         accuracy: Mapping[str, Any] = {}
         if reference is not None and samples is not None:
-            with reporter.phase(f"comparing {names} with FP32"):
-                accuracy = judge(reference, sessions, samples, kinds)
+            judged = {name: session for name, session in sessions.items() if name != reference}
+            run = session_runner(sessions[reference]) if isinstance(reference, str) else reference
+            others = ", ".join(name.upper() for name in judged)
+            with reporter.phase(
+                f"comparing {others} with {reference.upper() if isinstance(reference, str) else 'FP32'}"
+            ):
+                accuracy = judge(run, judged, samples, kinds)
     candidates = [
         Candidate(
             str(item), result.precision_summary, round(result.seconds, 3), times[str(item)], accuracy.get(str(item))
