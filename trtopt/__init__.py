@@ -125,6 +125,7 @@ if TYPE_CHECKING:
     from trtopt.runtime.profiling import LayerTime as LayerTime, LayerTimes as LayerTimes
     from trtopt.runtime.session import MemoryReport as MemoryReport, Session as Session, SessionStats as SessionStats
     from trtopt.runtime.timing import Spread as Spread, Timing as Timing
+    from trtopt.serving.bundle import Bundle as Bundle, BundledFile as BundledFile, bundle as bundle
     from trtopt.serving.repository import (
         DeployedModel as DeployedModel,
         Deployment as Deployment,
@@ -214,6 +215,7 @@ _HOMES = {
     "runtime.profiling": ("LayerTime", "LayerTimes"),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
+    "serving.bundle": ("Bundle", "BundledFile", "bundle"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),
     "workflow": ("PipelineResult", "pipeline"),

@@ -36,7 +36,7 @@ from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
-from trtopt.serving.request import DeployRequest, ServeRequest
+from trtopt.serving.request import BundleRequest, DeployRequest, ServeRequest
 
 if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
@@ -642,6 +642,17 @@ def deploy_triton(result: Any, values: _Options) -> Iterator[str]:
         for note in model.notes:
             yield f"  {note}"
     yield f"trtopt serve {result.repo} serves it here"
+
+
+@_command(BundleRequest, "trtopt bundle model.engine -o model.tar --python 3.10")
+def bundle(result: Any, values: _Options) -> Iterator[str]:
+    """Write an archive that installs and runs an engine on a host without a network: wheels, checksums, install.sh."""
+    what = f"{len(result.packages)} packages for Python {result.python}, {result.platform}"
+    yield f"{result.path}: {_binary(result.nbytes)}, {what}"
+    yield f"  sha256 {result.sha256}"
+    for note in result.notes:
+        yield f"  {note}"
+    yield f"there: tar xf {result.path.name} && sh {result.name}/install.sh"
 
 
 store = typer.Typer(

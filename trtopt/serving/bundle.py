@@ -1,0 +1,345 @@
+"""Archives for hosts without a network: an engine or a model, and the wheels that run it, with a script that installs them.
+
+trtopt.bundle("resnet50.engine", "resnet50.tar", python="3.10")
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+import onnx
+
+from trtopt.calibration.table import Table
+from trtopt.core.documents import plain
+from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
+from trtopt.core.files import check_writable, existing_file, json_bytes, sha256_file, writing
+from trtopt.core.options import taking
+from trtopt.core.temporary import scratch
+from trtopt.core.version import __version__
+from trtopt.engine.manifest import Manifest, kept_graph, load_manifest, manifest_path
+from trtopt.graph.io import external_file, load_model
+from trtopt.graph.proto import all_tensors
+from trtopt.serving.request import BundleRequest
+
+FORMAT = "trtopt-bundle-1"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+SCRIPT, SUMS, ABOUT, REQUIREMENTS = "install.sh", "SHA256SUMS", "bundle.json", "requirements.txt"
+_PLATFORM = re.compile(r"manylinux_2_(\d+)_(x86_64|aarch64)")
+_OLD_TAGS = {17: "manylinux2014", 12: "manylinux2010"}  # glibc's minor version → what it was called before
+_LEAST_GLIBC = 17
+_TENSORRT = {"tensorrt": ("tensorrt", "gpu"), "rtx": ("tensorrt-rtx", "gpu")}  # family → package, extra beside it
+_SCRIPT = Path(__file__).with_name("install.sh")
+
+
+@dataclass(frozen=True)
+class BundledFile:
+    """A file of a bundle, by its path in there."""
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What `bundle` wrote.
+
+    Attributes:
+        path: the archive; everything in it lies in one folder, `name`.
+        sha256: of the archive, to compare by where it is unpacked.
+        python, platform: what it is for.
+        packages: name → version of what is installed from it.
+        next: the command that runs, or builds, what is in it.
+    """
+
+    path: Path
+    name: str
+    sha256: str
+    nbytes: int
+    python: str
+    platform: str
+    packages: Mapping[str, str]
+    files: tuple[BundledFile, ...]
+    next: str
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(plain(self))
+
+
+@taking(BundleRequest)
+def bundle(request: BundleRequest) -> Bundle:
+    """Write an archive that installs and runs an engine, or builds a model, on a host without a network.
+
+    In it: the engine with its manifest and kept graph, or the ONNX model with its weights and a calibration table; the wheels
+    of trtopt and of all that it needs there, in the versions that were resolved now; their SHA-256 sums; `install.sh`, which
+    checks them and installs into a virtual environment with nothing but that Python. Equal wheels and files give equal bytes.
+
+    Args:
+        model: a plan, or an ONNX file, which is to be built there.
+        output: the archive (tar).
+        calib: beside an ONNX file: the calibration table for its INT8 build.
+        python: of that host, such as "3.10"; None: as here.
+        platform: of that host: "manylinux_2_28_x86_64" for glibc 2.28 or newer.
+        extras: of trtopt's, instead of those that the engine asks for: "gpu" with its TensorRT.
+        requirement: more requirements, such as "tensorrt-lean-cu12-libs==10.16.1.11".
+        wheel: wheel files that no index has; trtopt's own, where this one wasn't installed from a checkout.
+        constraint: a file of versions to keep to, such as a requirements.lock.
+
+    Raises:
+        UsageError: no such file, or options that don't go together.
+        EngineError, EngineMismatch: the manifest can't be read, or is another plan's.
+        MissingDependency: uv or pip isn't installed (the extra bundle).
+        BundleFailed: a wheel can't be had for that Python and platform; what uv or pip said is quoted.
+        OutputError: the archive can't be written. Nothing is left behind.
+    """
+    path = existing_file(request.model, "the engine or model")
+    check_writable(request.output, path, request.calib)
+    found = _PLATFORM.fullmatch(request.platform)
+    if found is None or int(found[1]) < _LEAST_GLIBC:
+        raise UsageError(
+            f"`platform={request.platform!r}` isn't known: write manylinux_2_N_x86_64 or …_aarch64, for glibc 2.N or newer, "
+            f"N at least {_LEAST_GLIBC}"
+        )
+    python = request.python or "{}.{}".format(*sys.version_info[:2])
+    if python not in PYTHONS:
+        raise UsageError(f"`python={python!r}` isn't supported; trtopt runs on {', '.join(PYTHONS)}")
+    for item in request.wheel:
+        existing_file(item, "`wheel=`")
+    for module in ("uv", "pip"):
+        require(module, "bundle", "resolving and fetching wheels")
+    content, manifest = _content(path, request)
+    extras, required, next_command = _needed(path, manifest, request)
+    reporter, name = request.reporter, re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem) or "bundle"
+    with scratch() as folder:
+        wheels = folder / "wheels"
+        wheels.mkdir()
+        with reporter.phase("making trtopt's wheel"):
+            own = _own_wheel(request, folder)
+        with reporter.phase("resolving versions"):
+            pinned = _resolved(own, extras, required, python, request, folder)
+        with reporter.phase("fetching wheels"):
+            lines = folder / REQUIREMENTS
+            lines.write_text("\n".join(pinned) + "\n", encoding="utf-8")
+            words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+            words += _platforms(int(found[1]), found[2])
+            _run("pip", "download", *words, "--dest", str(wheels), "--requirement", str(lines))
+        os.replace(own, wheels / own.name)
+        content |= {f"wheels/{item.name}": item for item in sorted(wheels.iterdir())}
+        packages = dict(_name_and_version(item) for item in sorted(wheels.iterdir()))
+        filled = {"@PYTHON@": python, "@MACHINE@": found[2], "@GLIBC@": found[1], "@NEXT@": next_command}
+        script = _SCRIPT.read_text(encoding="utf-8")
+        for place, value in filled.items():
+            script = script.replace(place, value)
+        installed = "".join(f"{package}=={version}\n" for package, version in packages.items())
+        about = {
+            "format": FORMAT,
+            "trtopt": __version__,
+            "python": python,
+            "platform": request.platform,
+            "packages": packages,
+            "next": next_command,
+        }
+        made: dict[str, bytes] = {
+            SCRIPT: script.encode(),
+            REQUIREMENTS: installed.encode(),
+            ABOUT: json_bytes(about),
+        }
+        files = [BundledFile(place, item.stat().st_size, sha256_file(item)) for place, item in content.items()]
+        files += [BundledFile(place, len(data), hashlib.sha256(data).hexdigest()) for place, data in made.items()]
+        files.sort(key=lambda item: item.path)
+        made[SUMS] = "".join(f"{item.sha256}  {item.path}\n" for item in files).encode()
+        with reporter.phase("writing the archive"), writing(request.output) as partial:
+            _write(partial, name, {**content, **made})
+    output = Path(request.output)
+    return Bundle(
+        output,
+        name,
+        sha256_file(output),
+        output.stat().st_size,
+        python,
+        request.platform,
+        packages,
+        tuple(files),
+        next_command,
+        ()
+        if manifest is None or not manifest.generation["gpu"]
+        else (f"the plan runs on {manifest.generation['gpu']}",),
+    )
+
+
+# What goes in ------------------------------------------------------------------------------------------------------------
+
+
+def _content(path: Path, request: BundleRequest) -> tuple[dict[str, Path], Manifest | None]:
+    """Place in the bundle → file; and the manifest, of an engine."""
+    if path.suffix == ".onnx":
+        files = {f"model/{path.name}": path, **_weights(path, "model")}
+        if request.calib is not None:
+            table = existing_file(request.calib, "`calib=`")
+            Table.load(table)
+            files[f"model/{table.name}"] = table
+        return files, None
+    if request.calib is not None:
+        raise UsageError("`calib=` is for an ONNX file, which is still to be built; an engine has its scales")
+    manifest = load_manifest(path)
+    if manifest is None:
+        raise EngineError(
+            f"{path} has no manifest ({manifest_path(path).name}), so what it needs there isn't known: build it by trtopt, or "
+            "bundle the ONNX file"
+        )
+    manifest.check_plan(path)
+    files = {f"model/{path.name}": path, f"model/{manifest_path(path).name}": manifest_path(path)}
+    graph = kept_graph(path)
+    if graph is not None and graph.is_relative_to(path.parent):
+        place = Path("model", graph.relative_to(path.parent))
+        files |= {place.as_posix(): graph, **_weights(graph, place.parent.as_posix())}
+    return files, manifest
+
+
+def _weights(model: Path, folder: str) -> dict[str, Path]:
+    """Place in the bundle → file, of the weights that lie beside an ONNX file."""
+    load_model(model, lazy=True)  # says what is wrong with it
+    tensors = all_tensors(onnx.load(model, load_external_data=False).graph)
+    stored = [tensor.external_data for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
+    places = {entry.value for entries in stored for entry in entries if entry.key == "location"}
+    return {(Path(folder) / place).as_posix(): external_file(model, place) for place in sorted(places)}
+
+
+def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tuple[tuple[str, ...], list[str], str]:
+    """Extras of trtopt, further requirements, and the command that comes next on that host."""
+    required = list(request.requirement)
+    if manifest is None:
+        if not request.extras:
+            raise UsageError("`extras=` says what builds the model there: `extras=['trt8', 'gpu']`, or ['rtx', 'gpu']")
+        table = "" if request.calib is None else f" --int8 --calib {Path(request.calib).name}"
+        return tuple(request.extras), required, f"trtopt build {path.name}{table} -o {path.stem}.engine"
+    run = f"trtopt run {path.name} --data INPUTS.npz"
+    if request.extras:
+        return tuple(request.extras), required, run + (" --backend onnxruntime" if "ort" in request.extras else "")
+    maker = manifest.generation
+    package, extra = _TENSORRT[maker["family"]]
+    return (extra,), [*required, f"{package}=={maker['version']}"], run
+
+
+def _own_wheel(request: BundleRequest, folder: Path) -> Path:
+    """trtopt's wheel: one that was given, or made of the checkout that this is installed from."""
+    for item in request.wheel:
+        if Path(item).name.startswith("trtopt-"):
+            return Path(shutil.copy(item, folder))
+    source = _checkout()
+    if source is None:
+        raise UsageError(
+            "trtopt wasn't installed from a checkout, so there is nothing to make its wheel of: give the file that it was "
+            "installed from, `wheel=['trtopt-….whl']`"
+        )
+    _run("pip", "wheel", "--no-deps", "--wheel-dir", str(folder / "own"), str(source))
+    (made,) = (folder / "own").glob("trtopt-*.whl")
+    return made
+
+
+def _checkout() -> Path | None:
+    """The folder that this trtopt was installed from, or runs in."""
+    root = Path(__file__).resolve().parents[2]
+    if (root / "pyproject.toml").is_file():
+        return root
+    try:
+        told = importlib.metadata.distribution("trtopt").read_text("direct_url.json")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    place = urlsplit(json.loads(told)["url"]) if told else None
+    found = Path(unquote(place.path)) if place is not None and place.scheme == "file" else None
+    return found if found is not None and found.is_dir() else None
+
+
+def _resolved(
+    own: Path, extras: Iterable[str], required: Iterable[str], python: str, request: BundleRequest, folder: Path
+) -> list[str]:
+    """Requirements with exact versions, of all that trtopt needs there; without trtopt itself."""
+    given = [Path(item) for item in request.wheel if Path(item).name != own.name]
+    asked = folder / "asked.txt"
+    lines = [f"trtopt[{','.join(extras)}] @ {own.resolve().as_uri()}", *required, "pip"]
+    lines += [f"{_name_and_version(item)[0]} @ {item.resolve().as_uri()}" for item in given]
+    asked.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _, _, minor, machine = request.platform.split("_", 3)
+    words = ["compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", str(asked)]
+    words += ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_{minor}", *_indexes()]
+    if request.constraint is not None:
+        words += ["--constraint", str(existing_file(request.constraint, "`constraint=`"))]
+    found = [line.split("#")[0].split(";")[0].strip() for line in _run("uv", "pip", *words).splitlines()]
+    return [line for line in found if line and not line.startswith(("trtopt ", "trtopt[", "trtopt@", "-"))]
+
+
+def _indexes() -> list[str]:
+    """uv's options for the indexes that pip is set up for (PIP_*, pip.conf): pip fetches what uv has resolved."""
+    told = re.findall(r"^([^=]*)\.([a-z-]+)='(.*)'$", _run("pip", "config", "list"), re.MULTILINE)
+    settings = {name: value for _, name, value in sorted(told, key=lambda item: item[0] == ":env:")}  # which goes first
+    words = ["--index-strategy", "unsafe-best-match"]  # as pip takes the best of all
+    words += ["--no-index"] if settings.get("no-index", "").lower() in ("1", "true", "yes", "on") else []
+    for name in ("index-url", "extra-index-url", "find-links"):
+        words += [word for place in settings.get(name, "").split() for word in (f"--{name}", place)]
+    for host in settings.get("trusted-host", "").split():
+        words += ["--allow-insecure-host", host]
+    return words
+
+
+def _platforms(glibc: int, machine: str) -> list[str]:
+    """pip's options for a host: tags of every glibc up to its own."""
+    tags = [f"manylinux_2_{minor}_{machine}" for minor in range(glibc, 4, -1)]
+    tags += [f"{old}_{machine}" for minor, old in _OLD_TAGS.items() if minor <= glibc]
+    return [word for tag in (*tags, f"linux_{machine}") for word in ("--platform", tag)]
+
+
+def _name_and_version(wheel: Path) -> tuple[str, str]:
+    name, version, *_ = wheel.name.split("-")
+    return name.replace("_", "-").lower(), version
+
+
+def _run(tool: str, *words: str) -> str:
+    """What uv or pip printed."""
+    environment = dict(os.environ)
+    if cert := environment.get("PIP_CERT"):
+        environment.setdefault("SSL_CERT_FILE", cert)  # what uv takes for it
+    quiet = ["--disable-pip-version-check"] if tool == "pip" else []
+    done = subprocess.run(
+        [sys.executable, "-m", tool, *words, *quiet],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-600:]
+        raise BundleFailed(f"{tool} can't get what is needed: {said}")
+    return done.stdout
+
+
+# The archive -------------------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, name: str, content: Mapping[str, Path | bytes]) -> None:
+    """One folder, in a fixed order, with nothing of this host in it."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for place in sorted(content):
+            item = content[place]
+            about = tarfile.TarInfo(f"{name}/{place}")
+            about.mode = 0o755 if place == SCRIPT else 0o644
+            about.size = len(item) if isinstance(item, bytes) else item.stat().st_size
+            source: BinaryIO = io.BytesIO(item) if isinstance(item, bytes) else item.open("rb")
+            with source:
+                archive.addfile(about, source)
