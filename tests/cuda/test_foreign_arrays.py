@@ -146,7 +146,7 @@ def test_cuda_dlpack_is_ordered_by_its_producer() -> None:
 )
 def test_the_cuda_array_interface_says_what_to_wait_for(changes: dict[str, Any], stream: int | None) -> None:
     given = _Gpu(**changes)
-    assert view(given, 5) == View(4096, (2, 3), np.dtype(np.float32), 0, stream, given)
+    assert view(given, 5) == View(4096, (2, 3), np.dtype(np.float32), 0, stream)
 
 
 def test_dlpack_goes_before_an_interface_without_streams() -> None:

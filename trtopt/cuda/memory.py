@@ -93,8 +93,11 @@ class Blocks:
         # By their size in bytes, the size that was used last at the end.
         self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
-    def take(self, nbytes: int, stream: int) -> Block:
-        """A block for a result that is written in the order of a stream.
+    def take(self, nbytes: int, stream: int, followed: bool = False) -> Block:
+        """A block for a result that is written in the order of a stream: of those that fit, the one that came back last.
+
+        Args:
+            followed: the stream is about to follow the default one anyway.
 
         Raises:
             DeviceError: there is no memory.
@@ -108,13 +111,17 @@ class Blocks:
             self._returned.move_to_end(nbytes)
         waited = False
         while True:
-            for index in range(len(home)):  # others append meanwhile
+            for index in range(len(home) - 1, -1, -1):  # others append meanwhile
                 buffer, streams = home[index]
                 if streams <= {stream, LEGACY}:
                     del home[index]
+                    block = Block(buffer, home)
                     if LEGACY in streams:
-                        self._follow(stream)
-                    return Block(buffer, home)
+                        if followed:
+                            block.streams.add(LEGACY)  # it may still come back before that
+                        else:
+                            self._follow(stream)
+                    return block
             if waited or len(home) < _KEPT:
                 return Block(self._new(nbytes), home)
             came = tuple(home)  # what comes back from now on may have readers that start later

@@ -40,7 +40,7 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
 from trtopt.runtime.profiling import LayerTimes
-from trtopt.runtime.slot import Slot, check_out
+from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import Timing, time_slot
 
@@ -100,7 +100,10 @@ class _Slot(Protocol):
         out: Mapping[str, Source] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]: ...
+
+    def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None: ...
 
     def close(self) -> None: ...
 
@@ -356,12 +359,15 @@ class Session:
         try:
             target = slot.own if handle is None else handle
             arrays = [view(array, target) for array in given]
-            shapes = self._accept(arrays)
-            results: dict[str, Source] | None = None
-            if out:
-                results = {name: view(array, target, write=True) for name, array in out.items()}
-                check_out(self._signature, results, out)
-            found = slot.run(arrays, shapes, results, handle, given[0] if given else None)
+            results = {name: view(array, target, write=True) for name, array in out.items()} if out else None
+            example = given[0] if given else None
+            key = call_key(arrays, results, out) if handle is None else None
+            found = None if key is None else slot.recall(key, results, example)
+            if found is None:
+                shapes = self._accept(arrays)
+                if results and out:
+                    check_out(self._signature, results, out)
+                found = slot.run(arrays, shapes, results, handle, example, key)
         finally:
             self._slots.give(slot)
         if out:
