@@ -10,7 +10,6 @@ import ctypes
 import functools
 import importlib
 import math
-import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,11 +30,11 @@ _DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed 
 
 @dataclass(slots=True)
 class View:
-    """GPU memory of somebody else, contiguous. Arrays that say the same of themselves may share one.
+    """GPU memory of somebody else, contiguous.
 
     Attributes:
         stream: the one that still makes it (1: the legacy default one).
-        owner: what must live as long as it, beside the array itself.
+        owner: what keeps the memory; None: whoever holds the array does.
         read_only: its owner says that it must not be written.
         key: all of that but the owner. What was found out of a view goes for every one with the same key.
     """
@@ -112,8 +111,11 @@ def view(obj: Any, stream: int, *, write: bool = False) -> NDArray[Any] | View:
         return obj
     if isinstance(obj, DeviceArray):
         return obj.view(stream)
+    root = _root(obj.__class__)
+    if root == "cupy" and (found := _from_cupy(obj)) is not None:
+        return found
     # torch's interface is of version 2, which says nothing of streams, and raises for host tensors: not even asked for.
-    interface = None if _root(obj.__class__) == "torch" else getattr(obj, "__cuda_array_interface__", None)
+    interface = None if root == "torch" else getattr(obj, "__cuda_array_interface__", None)
     if interface is not None and (interface["version"] >= 3 or not hasattr(obj, "__dlpack__")):
         return _from_interface(obj, interface)
     if hasattr(obj, "__dlpack__"):
@@ -200,25 +202,26 @@ def _root(kind: type[Any]) -> str:
     return roots[0]
 
 
-def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
-    said = *_SAID(interface), interface.get("strides"), interface.get("stream"), interface.get("mask"), _ordinal(obj)
-    try:
-        known = _views.get(said)
-    except TypeError:  # a list, which can't be looked up
-        return _parsed(obj, interface)
+def _from_cupy(array: Any) -> View | None:
+    """What a CuPy array says by its interface, from its attributes: that takes half the time. None: no plain one in C order."""
+    cupy = sys.modules["cupy"]
+    if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
+        return None
+    memory, stream = array.data, cupy.cuda.get_current_stream().ptr or LEGACY
+    said = memory.ptr, array.shape, array.dtype, memory.device_id, stream
+    known = _cupy_views.get(said)
     if known is None:
-        if len(_views) >= _KNOWN:
-            _views.clear()
-        known = _views[said] = _parsed(obj, interface)
+        if len(_cupy_views) >= _KNOWN:
+            _cupy_views.clear()
+        known = _cupy_views[said] = View(*said)
     return known
 
 
-_SAID = operator.itemgetter("data", "shape", "typestr", "version")
 _KNOWN = 256
-_views: dict[tuple[Any, ...], View] = {}  # by what an interface says: to read that takes longer than a launch
+_cupy_views: dict[tuple[Any, ...], View] = {}
 
 
-def _parsed(obj: Any, interface: dict[str, Any]) -> View:
+def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     shape, dtype = tuple(interface["shape"]), _of(interface["typestr"])
     if interface.get("mask") is not None:
         raise UsageError(f"{type(obj).__name__} in GPU memory is masked: fill it first")
@@ -229,7 +232,7 @@ def _parsed(obj: Any, interface: dict[str, Any]) -> View:
     if pending == 0:  # forbidden there; the legacy stream is the safe reading
         pending = 1
     address, read_only = interface["data"]
-    return View(address or 0, shape, dtype, _ordinal(obj), pending, None, bool(read_only))
+    return View(address or 0, shape, dtype, _ordinal(obj), pending, obj, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)

@@ -169,7 +169,8 @@ class Session:
             )
         self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
-        self._process = os.getpid()
+        self._process, self._forked = os.getpid(), False
+        _opened.add(self)
         self._queue = queue
         self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
@@ -336,7 +337,7 @@ class Session:
             EngineError: TensorRT couldn't run it.
             DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
         """
-        if os.getpid() != self._process:
+        if self._forked:
             self._alive()
         try:
             given = [inputs[name] for name in self._names]
@@ -768,6 +769,19 @@ class Session:
                 f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
                 "with multiprocessing's 'spawn'"
             )
+
+
+_opened: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _tell_child() -> None:
+    """At the fork, so that calls needn't ask where they are: that takes a system call."""
+    for session in tuple(_opened):
+        session._forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_tell_child)
 
 
 def _slot(gpus: Sequence[GpuEngine], number: int) -> _Slot:
