@@ -607,7 +607,17 @@ def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_sess
         assert not contexts.recalled
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), x.values + row.values)
-        del x, row, result, contexts
+        arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
+        for (
+            array
+        ) in arrays:  # more than there is room for graphs of this shape; the last one comes until the first is put out
+            for _ in range(80):
+                result = session.run({"x": array, "row": row})["y"]
+        assert session.stats().graphs == 4
+        for array in arrays:
+            result = session.run({"x": array, "row": row})["y"]
+            np.testing.assert_array_equal(result.numpy(), array.values + row.values)
+        del x, row, result, contexts, array, arrays
 
 
 @pytest.mark.parametrize("busy", [True, False])
