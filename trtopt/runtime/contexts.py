@@ -390,7 +390,7 @@ class ContextCache:
         start: Stretch | None,
     ) -> None:
         """A call with that key and with the results at `taken` was this replay."""
-        if key not in self.recalled and len(self.recalled) >= _REMEMBERED:
+        if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
             self.recalled.clear()
         known = self.recalled.setdefault(key, Recalled(bound, streams, bound.sizes if taken else ()))
         known.replays[taken] = replay, start
