@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -384,6 +385,76 @@ def test_results_come_as_the_example_has_them(monkeypatch: pytest.MonkeyPatch) -
     cupy_array: Any = type("ndarray", (), {"__module__": "cupy"})()
     monkeypatch.setitem(sys.modules, "cupy", torch)  # has from_dlpack, which must not be called with host memory
     assert like_host(cupy_array, array) is array
+
+
+class _CupyMemory:
+    """As cupy.cuda.UnownedMemory, and its MemoryPointer."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int) -> None:
+        self.ptr, self.size, self.owner, self.device_id = ptr, size, owner, device_id
+
+
+class _CupyArray:
+    __module__ = "cupy"
+
+    def __init__(self, shape: Any, dtype: Any, data: Any) -> None:
+        self.shape, self.dtype, self.data, self._c_contiguous = shape, np.dtype(dtype), data, True
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        strides = None if self._c_contiguous else (4, 8)
+        return {
+            "shape": self.shape, "typestr": self.dtype.str, "data": (self.data.ptr, False), "version": 3, "strides": strides,
+            "stream": sys.modules["cupy"].cuda.get_current_stream().ptr or 1,
+        }  # fmt: skip
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """CuPy's current one, of a CuPy that has what is used of it."""
+    current = SimpleNamespace(ptr=0)
+    cuda = SimpleNamespace(
+        get_current_stream=lambda device=-1: current,
+        UnownedMemory=_CupyMemory,
+        MemoryPointer=lambda memory, offset: memory,
+    )
+    monkeypatch.setitem(
+        sys.modules, "cupy", SimpleNamespace(cuda=cuda, ndarray=_CupyArray, from_dlpack=lambda result: "dlpack")
+    )
+    return current
+
+
+def test_a_cupy_arrays_attributes_say_what_its_interface_does(stream: Any) -> None:
+    """Also where another array has come to lie at the same address, and where CuPy works on another stream meanwhile."""
+    for ptr, shape, dtype in ((4096, (2, 3), "f4"), (4096, (3, 2), "f4"), (4096, (2, 3), "i4"), (8192, (2, 3), "f4")):
+        for handle in (0, 77):
+            stream.ptr = handle
+            for device in (0, 1):
+                given = _CupyArray(shape, dtype, _CupyMemory(ptr, 24, None, device))
+                plain: Any = _Gpu(**given.__cuda_array_interface__)
+                plain.data = given.data
+                found, same = view(given, 5), view(plain, 5)
+                assert isinstance(found, View)
+                assert isinstance(same, View)
+                assert (found.key, found.read_only) == (same.key, same.read_only)
+                assert view(given, 5) is found
+    given._c_contiguous = False
+    with pytest.raises(UsageError, match="contiguous"):
+        view(given, 5)
+
+
+def test_a_result_becomes_a_cupy_array_on_the_same_memory(stream: Any) -> None:
+    example = _CupyArray((1,), "f4", _CupyMemory(1, 4, None, 0))
+    for handle in (0, 77):
+        stream.ptr = handle
+        result = _ours(np.ones((2, 3), np.float32))
+        array = like(example, result)
+        assert (array.shape, array.dtype, array.data.ptr) == ((2, 3), np.float32, result.address)
+        assert (array.data.size, array.data.device_id) == (24, result.ordinal)
+        assert array.data.owner is result
+        assert result.streams == {handle or 1}  # where it may be read when it is let go of
+    brain = _ours(np.ones(2).astype(ml_dtypes.bfloat16))
+    assert like(example, brain) == "dlpack"  # it says itself whether it has such a type
 
 
 def test_a_subclass_gets_tensors() -> None:

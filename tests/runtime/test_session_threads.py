@@ -510,6 +510,116 @@ def test_calls_leave_the_threads_current_device_as_it_was(
     assert held.current() == before
 
 
+def _put(x: OnGpu, values: Any) -> None:
+    ctypes.memmove(x.buffer.handle, values.ctypes.data, values.nbytes)
+
+
+def _calls_on_the_gpu(session: Session, cuda: FakeCuda) -> list[Any]:
+    """What calls give on arrays that stay, move, change at their address, are made, held, let go of, and refused."""
+    device, said = session._gpus[0].device, list[Any]()
+    row = OnGpu(device, inputs_of(4)["row"])
+
+    def check(x: OnGpu, values: Any, **options: Any) -> Any:
+        result = session.run({"x": x, "row": row}, **options)
+        for name, wanted in (("y", values + row.values), ("s", values.sum(1))):
+            found = result[name].now() if isinstance(result[name], OnGpu) else result[name].numpy()
+            np.testing.assert_array_equal(found, wanted)
+            said.append(found.tobytes())
+        return result
+
+    held = list[Any]()
+    with device.stream() as maker:
+        for seed in range(60):
+            inputs = inputs_of(4, seed)["x"]
+            if seed % 15 == 0:
+                x = OnGpu(device, inputs, maker.handle if seed % 2 else 1)
+                out = {"y": OnGpu(device, inputs), "s": OnGpu(device, inputs[:, 0].copy())}
+            if seed % 2:  # written late, on the stream that the array names or on the default one
+                cuda.push(x.stream, partial(_put, x, inputs))
+            else:
+                _put(x, inputs)
+            made = check(x, inputs)
+            check(x, inputs, out=out)
+            held = [*held[-1:], made] if seed % 3 else []
+            if seed % 7 == 0:  # the same array, but as it can't be taken
+                x.values = x.values.astype(np.int32)
+                with pytest.raises(UsageError, match="int32"):
+                    session.run({"x": x, "row": row})
+                x.values = inputs
+                out["s"].read_only = True
+                with pytest.raises(UsageError, match="read-only"):
+                    session.run({"x": x, "row": row}, out=out)
+                out["s"].read_only = False
+                x.values = inputs[:2]
+                check(x, inputs[:2])
+                x.values = inputs
+            x.values = inputs
+    said.append(session.stats().replays)
+    held.clear()
+    return said
+
+
+def test_recalled_calls_give_the_same_in_one_stretch_and_in_python(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, stretches: None
+) -> None:
+    found = []
+    for way in ("stretch", "driver that fails", "python"):
+        cuda.streams[1] = []
+        asked: list[str] = []
+        held, _kept = driver(cuda, asked, way != "driver that fails")
+        with monkeypatch.context() as patch:
+            if way == "python":
+                patch.setattr("trtopt.runtime.slot.available", lambda: False)
+            with open_session(adding_engine(cuda), contexts=1) as session:
+                hold(session, held, 1)
+                recalled = _counted(patch)
+                found.append(_calls_on_the_gpu(session, cuda))
+                assert sum(recalled) >= 30
+                assert asked.count("launch") == (0 if way == "python" else pytest.approx(sum(recalled), abs=25))
+        del cuda.streams[1]
+    assert found[0] == found[1] == found[2]
+
+
+def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether calls from now on were recalled."""
+    seen, recall = list[bool](), Slot.recall
+
+    def counting(slot: Slot, *arguments: Any) -> Any:
+        found = recall(slot, *arguments)
+        seen.append(found is not None)
+        return found
+
+    patch.setattr(Slot, "recall", counting)
+    return seen
+
+
+def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_session: Open) -> None:
+    with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
+        device = session._gpus[0].device
+        x, row = (OnGpu(device, array) for array in inputs_of(4).values())
+        for _ in range(5):
+            session.run({"x": x, "row": row})
+        contexts = session._slots._free[0][0].contexts
+        assert contexts.recalled
+        for seed in range(40):
+            check_run(session, inputs_of(2, seed))
+        assert session.stats().evictions > 0
+        assert not contexts.recalled
+        result = session.run({"x": x, "row": row})["y"]
+        np.testing.assert_array_equal(result.numpy(), x.values + row.values)
+        arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
+        for (
+            array
+        ) in arrays:  # more than there is room for graphs of this shape; the last one comes until the first is put out
+            for _ in range(80):
+                result = session.run({"x": array, "row": row})["y"]
+        assert session.stats().graphs == 4
+        for array in arrays:
+            result = session.run({"x": array, "row": row})["y"]
+            np.testing.assert_array_equal(result.numpy(), array.values + row.values)
+        del x, row, result, contexts, array, arrays
+
+
 @pytest.mark.parametrize("busy", [True, False])
 @pytest.mark.parametrize("current", [None, 100, 101])
 @pytest.mark.usefixtures("stretches")

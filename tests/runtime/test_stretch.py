@@ -34,6 +34,26 @@ def test_rows_are_done_in_their_order() -> None:
     np.testing.assert_array_equal(again, source)
 
 
+def test_rows_are_done_the_same_while_the_gil_is_kept() -> None:
+    for way in (Stretch.run, Stretch.hold):
+        source, target = np.ones(9), np.zeros(9)
+        assert way(Stretch([copied(target, source), calling(ABS, -7), copied(target, source * 2)])) == 7
+        np.testing.assert_array_equal(target, source)
+    steps, over = list[float](), threading.Event()
+
+    def step() -> None:
+        while not over.wait(0.001):
+            steps.append(time.monotonic())
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    Stretch([calling(SLEEP, 200_000)]).hold()
+    seen = len(steps)
+    over.set()
+    thread.join()
+    assert seen < 5, "other threads had the GIL"
+
+
 def test_a_row_can_be_changed_and_done_again() -> None:
     sources, target = np.random.default_rng(1).normal(size=(3, 50)), np.zeros(50)
     stretch = Stretch([calling(ABS, 0), copied(target, sources[0])])

@@ -48,6 +48,14 @@ static int done(const int64_t *row, int64_t count)
     return result;
 }
 
+static PyObject *hold(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
+{
+    int64_t value[2];
+    if (!addresses(args, given, 2, value))
+        return NULL;
+    return PyLong_FromLong(done((const int64_t *)(intptr_t)value[0], value[1]));
+}
+
 static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
 {
     int64_t value[2];
@@ -170,6 +178,8 @@ static PyObject *count(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssiz
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL,
      "run(rows, count): do so many rows; what the last one gave, which is the first that gave something else than 0."},
+    {"hold", (PyCFunction)(void (*)(void))hold, METH_FASTCALL,
+     "hold(rows, count): the same without letting the GIL go, for rows that take less time than that may."},
     {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
      "count(values, size, exponent, counts, lanes, bins): add to the counts; the least and the greatest value, as integers "
      "that are in their order, and the exponent that the counts then have."},

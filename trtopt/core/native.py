@@ -17,5 +17,7 @@ except ImportError:
 
 # Do rows that lie at an address, so many of them: `trtopt.runtime.stretch`. None: not built.
 run: Callable[[int, int], int] | None = getattr(_module, "run", None)
+# The same, keeping the GIL. None: not built.
+hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
 # Count values: `trtopt.calibration.counting`. None: not built.
 count: Callable[[int, int, int, int, int, int], tuple[int, int, int]] | None = getattr(_module, "count", None)

@@ -12,6 +12,7 @@ from trtopt.cuda.arrays import LEGACY
 from trtopt.cuda.device import Device, DeviceBuffer, HostBuffer
 
 _KEPT = 4  # blocks of one size that wait for streams of others, before the device is waited for
+_NONE, _DEFAULT = frozenset[int](), frozenset((LEGACY,))
 _SIZES = 32  # of blocks that are kept: shapes that always change would fill the GPU with blocks that nobody needs again
 
 
@@ -69,9 +70,8 @@ class Block:
 
     __slots__ = ("__weakref__", "_home", "address", "buffer", "streams")
 
-    def __init__(self, buffer: DeviceBuffer, home: deque[tuple[DeviceBuffer, set[int]]]) -> None:
-        self.buffer, self.address, self._home = buffer, buffer.address, home
-        self.streams: set[int] = set()
+    def __init__(self, buffer: DeviceBuffer, home: deque[tuple[DeviceBuffer, set[int]]], streams: set[int]) -> None:
+        self.buffer, self.address, self._home, self.streams = buffer, buffer.address, home, streams
 
     def __del__(self) -> None:
         self._home.append((self.buffer, self.streams))
@@ -93,13 +93,23 @@ class Blocks:
         # By their size in bytes, the size that was used last at the end.
         self._returned: OrderedDict[int, deque[tuple[DeviceBuffer, set[int]]]] = OrderedDict()
 
-    def take(self, nbytes: int, stream: int) -> Block:
-        """A block for a result that is written in the order of a stream.
+    def take(self, nbytes: int, stream: int, followed: bool = False) -> Block:
+        """A block for a result that is written in the order of a stream: of those that fit, the one that came back last.
+
+        Args:
+            followed: the stream is about to follow the default one anyway. (The block keeps that one: it may come back before.)
 
         Raises:
             DeviceError: there is no memory.
         """
         home = self._returned.get(nbytes)
+        if home:  # the common case, short
+            last = len(home) - 1  # others append meanwhile
+            buffer, streams = home[last]
+            if streams <= (_DEFAULT if followed else _NONE):
+                del home[last]
+                self._returned.move_to_end(nbytes)
+                return Block(buffer, home, streams)
         if home is None:
             if len(self._returned) >= _SIZES:
                 self._free(self._returned.popitem(last=False)[1])
@@ -108,15 +118,17 @@ class Blocks:
             self._returned.move_to_end(nbytes)
         waited = False
         while True:
-            for index in range(len(home)):  # others append meanwhile
+            for index in range(len(home) - 1, -1, -1):  # others append meanwhile
                 buffer, streams = home[index]
                 if streams <= {stream, LEGACY}:
                     del home[index]
-                    if LEGACY in streams:
+                    if LEGACY not in streams:
+                        return Block(buffer, home, set())
+                    if not followed:
                         self._follow(stream)
-                    return Block(buffer, home)
+                    return Block(buffer, home, {LEGACY} if followed else set())
             if waited or len(home) < _KEPT:
-                return Block(self._new(nbytes), home)
+                return Block(self._new(nbytes), home, set())
             came = tuple(home)  # what comes back from now on may have readers that start later
             self._memory.device.synchronize()
             for _, streams in came:

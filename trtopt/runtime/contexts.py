@@ -23,7 +23,7 @@ from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, x
-from trtopt.runtime.stretch import Prepared
+from trtopt.runtime.stretch import Prepared, Stretch
 from trtopt.trt.plans import LoadedEngine
 
 Source: TypeAlias = "NDArray[Any] | View"
@@ -52,6 +52,22 @@ class Replay:
     address: int
     used: int = 0  # the number of the call that used it last
     prepared: Prepared | None = None
+
+
+@dataclass(slots=True)
+class Recalled:
+    """A call on arrays in GPU memory that came before, and that is a replay of a graph.
+
+    Attributes:
+        streams: what may still make or read these arrays, and the default one, which memory of ours may have been read on.
+        sizes: of the results that memory of ours is taken for, in bytes: of all, or of none.
+        replays: where those lie → the graph, and what asks for the streams and launches it (None: there can be none).
+    """
+
+    bound: BoundContext
+    streams: tuple[int, ...]
+    sizes: tuple[int, ...]
+    replays: dict[Locations, tuple[Replay, Stretch | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -131,6 +147,7 @@ class ContextCache:
         note: why the last capture failed.
         reads_shapes: an input gives a shape: TensorRT reads it on the host.
         evictions: contexts and graphs that were replaced.
+        recalled: calls that came before, by what their arrays said of themselves. Empty again when a graph goes.
     """
 
     def __init__(
@@ -162,6 +179,7 @@ class ContextCache:
         self._roomy: set[int] = set()
         with _SLOWLY:
             self._fallback: BoundContext | None = self._context()
+        self.recalled: dict[Any, Recalled] = {}
         self.note = ""
         self.calls = self.evictions = 0
 
@@ -217,6 +235,7 @@ class ContextCache:
     def _evict(self, kept: dict[Any, Any], key: Any) -> None:
         """Drop a context or a graph."""
         self._device.synchronize()  # it may still run, on a stream of the caller's too
+        self.recalled.clear()
         dropped = kept.pop(key)
         if isinstance(dropped, Replay):
             dropped.graph.free()
@@ -225,6 +244,7 @@ class ContextCache:
         self.evictions += 1
 
     def _forget(self, bound: BoundContext) -> None:
+        self.recalled.clear()
         self._for_graphs.changed()
         bound.forget()
 
@@ -340,6 +360,7 @@ class ContextCache:
 
     def _moved(self) -> None:
         self._epoch += 1
+        self.recalled.clear()
         for bound in self._kept.values():
             self._forget(bound)
 
@@ -358,6 +379,26 @@ class ContextCache:
         """CUDA graphs that are kept. Any thread may ask."""
         kept = (*list(self._kept.values()), *([fallback] if (fallback := self._fallback) else []))
         return sum(replay is not None for bound in kept for replay in list(bound.graphs.values()))
+
+    def remember(
+        self,
+        key: Any,
+        bound: BoundContext,
+        streams: tuple[int, ...],
+        taken: Locations,
+        replay: Replay,
+        start: Stretch | None,
+    ) -> None:
+        """A call with that key and with the results at `taken` was this replay."""
+        if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
+            self.recalled.clear()
+        known = self.recalled.setdefault(key, Recalled(bound, streams, bound.sizes if taken else ()))
+        known.replays[taken] = replay, start
+
+    def again(self, known: Recalled, replay: Replay) -> None:
+        """Such a call comes again."""
+        self.calls += 1
+        known.bound.used = replay.used = self.calls
 
     # Launching -----------------------------------------------------------------------------------------------------
 

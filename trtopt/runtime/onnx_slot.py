@@ -54,6 +54,7 @@ class OnnxSlot:
         out: Mapping[str, Any] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]:
         """As `Slot.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
@@ -80,6 +81,9 @@ class OnnxSlot:
                 name: array if out and name in out else like_host(example, array) for name, array in results.items()
             }
         return results
+
+    def recall(self, key: Any, out: Mapping[str, Any] | None, example: Any) -> None:
+        """There is nothing to be remembered."""
 
     def close(self) -> None:
         self._runner = None

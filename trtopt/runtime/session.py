@@ -40,7 +40,7 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
 from trtopt.runtime.predictions import Prediction, best
 from trtopt.runtime.profiling import LayerTimes
-from trtopt.runtime.slot import Slot, check_out
+from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import Timing, time_slot
 
@@ -100,7 +100,10 @@ class _Slot(Protocol):
         out: Mapping[str, Source] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]: ...
+
+    def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None: ...
 
     def close(self) -> None: ...
 
@@ -166,7 +169,8 @@ class Session:
             )
         self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
         self.notes: list[str] = []
-        self._process = os.getpid()
+        self._process, self._forked = os.getpid(), False
+        _opened.add(self)
         self._queue = queue
         self._gpus: list[GpuEngine] = []
         self._limit = _bytes(memory)
@@ -333,7 +337,7 @@ class Session:
             EngineError: TensorRT couldn't run it.
             DeviceError: a CUDA call failed, this is closed, or this process was forked from the one that opened it.
         """
-        if os.getpid() != self._process:
+        if self._forked:
             self._alive()
         try:
             given = [inputs[name] for name in self._names]
@@ -356,12 +360,15 @@ class Session:
         try:
             target = slot.own if handle is None else handle
             arrays = [view(array, target) for array in given]
-            shapes = self._accept(arrays)
-            results: dict[str, Source] | None = None
-            if out:
-                results = {name: view(array, target, write=True) for name, array in out.items()}
-                check_out(self._signature, results, out)
-            found = slot.run(arrays, shapes, results, handle, given[0] if given else None)
+            results = {name: view(array, target, write=True) for name, array in out.items()} if out else None
+            example = given[0] if given else None
+            key = call_key(arrays, results, out) if handle is None else None
+            found = None if key is None else slot.recall(key, results, example)
+            if found is None:
+                shapes = self._accept(arrays)
+                if results and out:
+                    check_out(self._signature, results, out)
+                found = slot.run(arrays, shapes, results, handle, example, key)
         finally:
             self._slots.give(slot)
         if out:
@@ -762,6 +769,19 @@ class Session:
                 f"this session was opened before the process forked, and {what}: open it in the child, or start workers "
                 "with multiprocessing's 'spawn'"
             )
+
+
+_opened: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _tell_child() -> None:
+    """At the fork, so that calls needn't ask where they are: that takes a system call."""
+    for session in tuple(_opened):
+        session._forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_tell_child)
 
 
 def _slot(gpus: Sequence[GpuEngine], number: int) -> _Slot:

@@ -18,8 +18,8 @@ from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
 from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
-from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Replay, Source
-from trtopt.runtime.stretch import Prepared, Row, available, calling, prepare, same
+from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
+from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, prepare, same
 from trtopt.trt.plans import LoadedEngine
 
 Copy = tuple[NDArray[Any], NDArray[Any]]  # to, from
@@ -68,6 +68,7 @@ class Slot:
         out: Mapping[str, Source] | None = None,
         stream: int | None = None,
         example: Any = None,
+        key: Any = None,
     ) -> dict[str, Any]:
         """Infer once on arrays that fit the signature.
 
@@ -77,17 +78,15 @@ class Slot:
             out: arrays to write results into.
             stream: a caller's stream to run on. If every array is in GPU memory this returns while it runs.
             example: an array of the library that new results are made arrays of.
+            key: what `recall` knows this call by when it comes again.
         """
         if self._dirty or self._behind is not None or self.shared:
             self.settle(stream)
         bound = self.contexts.bind(arrays, shapes)
-        found = None
-        if stream is None:
-            again = self._again if example is None or View not in map(type, arrays) else self._again_on_gpu
-            found = again(bound, arrays, out, example)
+        found = self._again(bound, arrays, out, example) if stream is None else None
         if found is None:
             with self.device.current():
-                found = self._run(bound, arrays, out, stream, example)
+                found = self._run(bound, arrays, out, stream, example, key)
         return found
 
     def _again(
@@ -139,57 +138,54 @@ class Slot:
                 found[name] = like_host(example, found[name])
         return found
 
-    def _again_on_gpu(
-        self,
-        bound: BoundContext,
-        arrays: Sequence[Source],
-        out: Mapping[str, Source] | None,
-        example: Any,
-    ) -> dict[str, Any] | None:
-        """The same from and to arrays in GPU memory, where this device is the current one: the default stream is asked."""
-        driver, own = self._driver, self.own
-        if out or (driver is not None and driver.current() != self._cuda.context):
+    def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None:
+        """Infer again on arrays in GPU memory that say of themselves what they said in a call before (`call_key`): nothing is
+        checked then, and nothing looked up but the graph. With results in `out`, which are left to the caller to name.
+
+        Returns: None if there was no such call, or it wasn't a replay.
+        """
+        known = self.contexts.recalled.get(key)
+        if known is None:
             return None
-        locations: list[int] = []
-        for array in arrays:
-            if type(array) is not View or array.ordinal != self._ordinal:
-                return None
-            if array.stream is not None and array.stream != own and not self.device.idle(array.stream):
-                self.follow(array.stream, own)
-            locations.append(array.address)
-        blocks = []
-        for tensor, shape, size in zip(self.signature.outputs, bound.outputs, bound.sizes):
-            if shape is None or tensor.on_host:
-                return None
-            block = self.blocks.take(size, own)
-            blocks.append(block)
-            locations.append(block.address)
-        replay = bound.graphs.get(tuple(locations))
-        if replay is None:
+        if self._dirty or self._behind is not None or self.shared:
+            self.settle(None)
+        own = self.own
+        blocks = [self.blocks.take(size, own, True) for size in known.sizes]
+        found = known.replays.get(tuple([block.address for block in blocks]))
+        if found is None:
             return None
+        replay, start = found
         self._dirty = True
-        self.launch(replay.raw, replay.address, self._raw, own)
-        found = {}
-        for tensor, (name, shape, _), block in zip(self.signature.outputs, bound.results, blocks):
+        if start is None or start.hold():
+            self.after(known.streams)
+            self.launch(replay.raw, replay.address, self._raw, own)
+        # The rest, while the GPU works.
+        results: dict[str, Any] = {}
+        for tensor, shape, block in zip(self.signature.outputs, known.bound.outputs, blocks):
+            assert shape is not None
             value = self.wrap(tensor, block, shape, None)
-            found[name] = value if example is None else like(example, value)
+            results[tensor.name] = value if example is None else like(example, value)
+        for array in (out or {}).values():
+            if isinstance(array, View) and isinstance(array.owner, DeviceArray):
+                array.owner.written(None, None)
+        self.contexts.again(known, replay)
+        self.replays += 1
         self.wait(self._raw, own)
         self._dirty = False
-        replay.used = self.contexts.calls
-        self.replays += 1
-        return found
+        return results
 
     def _prepare(self, replay: Replay, bound: BoundContext, copies: Sequence[Copy]) -> Prepared:
         landing = [source for source in bound.landing if source is not None]
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
-    def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
+    def work(self, graph: int, after: Sequence[int] = (), waits: bool = True) -> list[Row]:
         """Rows of a stretch: launch the graph at that address, and wait for it. Empty where there can be none.
 
         Args:
             after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
                 this fails before the launch; the method of that name orders it then.
+            waits: else it only launches.
         """
         driver, here = self._driver, ctypes.addressof(self._here)
         if driver is None or not self._stretches or self._cuda.context is None:
@@ -197,7 +193,8 @@ class Slot:
         current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
         idle = [calling(driver.querying, stream) for stream in after]
         launched = calling(driver.launching, graph, self.own)
-        return [*current, *idle, launched, calling(driver.synchronizing, self.own)]
+        wait = [calling(driver.synchronizing, self.own)] if waits else []
+        return [*current, *idle, launched, *wait]
 
     def _run(
         self,
@@ -206,6 +203,7 @@ class Slot:
         out: Mapping[str, Source] | None,
         stream: int | None,
         example: Any,
+        key: Any,
     ) -> dict[str, Any]:
         target, raw = (self.own, self._raw) if stream is None else (stream, stream)
         self._dirty = True
@@ -230,11 +228,31 @@ class Slot:
         if replay is not None:
             self.launch(replay.raw, replay.address, raw, target)
             self.replays += 1
+            if key is not None and stream is None:
+                self._remember(key, bound, arrays, results, locations, replay)
         else:
             self.contexts.enqueue(bound, arrays, locations, target)
         if not waits:
             read_on(target, arrays)
         return self._finish(bound, results, raw, target, waits, example)
+
+    def _remember(
+        self,
+        key: Any,
+        bound: BoundContext,
+        arrays: Sequence[Source],
+        results: Sequence[Block | Source | None],
+        locations: Locations,
+        replay: Replay,
+    ) -> None:
+        """This call, for `recall`; unless some of it is in host memory, or some results alone are arrays of the caller's."""
+        taken = tuple([result.address for result in results if isinstance(result, Block)])
+        if min(locations, default=0) <= STAGED or len(taken) not in (0, len(results)):
+            return
+        views = [item for item in (*arrays, *results) if isinstance(item, View)]
+        streams = tuple({LEGACY, *(item.stream for item in views if item.stream is not None)} - {self.own})
+        rows = self.work(replay.address, streams, waits=False)
+        self.contexts.remember(key, bound, streams, taken, replay, Stretch(rows) if rows else None)
 
     def _targets(
         self, bound: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
@@ -447,6 +465,24 @@ def _fits(bound: BoundContext, out: Mapping[str, Source]) -> bool:
     return all(
         not isinstance(array, View) and array.shape == shape and array.flags.c_contiguous for array, shape in given
     )
+
+
+def call_key(arrays: Sequence[Source], out: Mapping[str, Source] | None, given: Mapping[str, Any] | None) -> Any:
+    """What tells calls on arrays in GPU memory apart, for `Slot.recall`: all that their views say, but not whose they are.
+
+    Args:
+        out: views of the arrays to write results into, `given`, of which the type tells whether they can be written.
+
+    Returns: None if an array lies in host memory.
+    """
+    views = arrays if out is None else (*arrays, *out.values())
+    key: list[Any] = [array.key for array in views if type(array) is View]
+    if len(key) < len(views):
+        return None
+    if out:
+        key += out
+        key += map(type, (given or {}).values())
+    return tuple(key)
 
 
 def read_on(stream: int, arrays: Sequence[Source]) -> None:

@@ -24,7 +24,7 @@ Row = tuple[int, int, int, int]
 
 
 def available() -> bool:
-    return native.run is not None
+    return native.run is not None and native.hold is not None
 
 
 def calling(function: int, a: int, b: int = 0, c: int = 0) -> Row:
@@ -60,6 +60,11 @@ class Stretch:
         """Do them. What the last one gave, an int32: 0, or why the rows behind it weren't done."""
         assert native.run is not None
         return native.run(self._at, self._count)
+
+    def hold(self) -> int:
+        """The same without letting the GIL go: for a launch, which takes less time than other threads may keep it."""
+        assert native.hold is not None
+        return native.hold(self._at, self._count)
 
 
 @dataclass(slots=True)
