@@ -131,6 +131,7 @@ if TYPE_CHECKING:
         deploy_triton as deploy_triton,
     )
     from trtopt.serving.server import Server as Server, ServerEnd as ServerEnd, serve as serve
+    from trtopt.trt.compatibility import PlanOrigin as PlanOrigin
     from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
@@ -216,6 +217,7 @@ _HOMES = {
     "runtime.timing": ("Spread", "Timing"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),
+    "trt.compatibility": ("PlanOrigin",),
     "workflow": ("PipelineResult", "pipeline"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
