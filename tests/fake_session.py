@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from trtopt.cuda.device import Device, DeviceInfo, Probe
 from trtopt.runtime.session import Session
+from trtopt.trt.loader import Loader
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
@@ -33,6 +34,16 @@ class _Allocator:
 
 class _Profiler:
     """IProfiler."""
+
+
+class FakeLoader(Loader):
+    """TensorRT 8.6.0 that gives an engine of a test's."""
+
+    family, version = "tensorrt8", "8.6.0"
+
+    def __init__(self, load: Callable[..., LoadedEngine], version: str = "8.6.0") -> None:
+        self.version = version
+        self.load = load  # type: ignore[method-assign]
 
 
 def checked_cuda() -> Iterator[FakeCuda]:
@@ -58,8 +69,8 @@ def opening(cuda: FakeCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 SimpleNamespace(IOutputAllocator=_Allocator, IProfiler=_Profiler), engine, None, Messages()
             )
 
-        generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
-        monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
+        generation = FakeLoader(load)
+        monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: generation)
         session = Session(plan, **options)
         opened.add(session)
         return session

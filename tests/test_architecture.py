@@ -20,6 +20,8 @@ ROOMS = (
 OWNERS = {  # foreign library → the only places that import it
     "tensorrt": ("trt",),
     "tensorrt_rtx": ("trt",),
+    "tensorrt_lean": ("trt",),
+    "tensorrt_lean_bindings": ("trt",),
     "cuda": ("cuda",),
     "torch": ("frontend", "calibration.torch_engine", "evaluation.baselines"),
     "torchvision": ("frontend",),
@@ -37,6 +39,8 @@ HEAVY = {
     "networkx",
     "tensorrt",
     "tensorrt_rtx",
+    "tensorrt_lean",
+    "tensorrt_lean_bindings",
     "cuda",
     "torch",
     "torchvision",

@@ -132,6 +132,7 @@ if TYPE_CHECKING:
         deploy_triton as deploy_triton,
     )
     from trtopt.serving.server import Server as Server, ServerEnd as ServerEnd, serve as serve
+    from trtopt.trt.compatibility import PlanOrigin as PlanOrigin
     from trtopt.workflow import PipelineResult as PipelineResult, pipeline as pipeline
 
 _HOMES = {
@@ -218,6 +219,7 @@ _HOMES = {
     "serving.bundle": ("Bundle", "BundledFile", "bundle"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),
+    "trt.compatibility": ("PlanOrigin",),
     "workflow": ("PipelineResult", "pipeline"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

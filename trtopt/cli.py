@@ -424,6 +424,7 @@ def _engine_lines(report: Any) -> Iterator[str]:
     from trtopt.engine.manifest import arithmetic, embedded_by
 
     yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
+    yield f"runs on {report.runs_on}"
     yield f"  {report.precision_summary}"
     if (manifest := report.manifest) is not None:
         if line := arithmetic(manifest.coverage):
@@ -748,6 +749,7 @@ def version(report: Any, values: _Options) -> Iterator[str]:
         yield f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})"
     for item in report.generations:
         yield f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}"
+        yield f"  runs {item['reads']}"
     for name, number in report.libraries.items():
         yield f"{name}: {number or 'not installed'}"
     yield f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"

@@ -63,7 +63,7 @@ class Gpu:
             return result
 
         monkeypatch.setattr(engine, "construct", counted)
-        monkeypatch.setattr("trtopt.trt.generation.probe", lambda: Probe((self.info,), (13, 0)))
+        monkeypatch.setattr("trtopt.trt.loader.probe", lambda: Probe((self.info,), (13, 0)))
         monkeypatch.setattr(candidates, "Device", lambda ordinal: SimpleNamespace(info=self.info))
         for module in (selection, building, layer_times):
             monkeypatch.setattr(module, "Session", lambda path, **_: PlayedSession(self, path))
@@ -248,7 +248,7 @@ def test_bf16_is_what_int8_with_bf16_is_compared_with(gpu: Gpu, build: Build) ->
 
 
 def _no_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("trtopt.trt.generation.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
+    patch.setattr("trtopt.trt.loader.probe", lambda: Probe(reason="no NVIDIA driver is installed"))
 
 
 def _other_gpu(gpu: Gpu, patch: pytest.MonkeyPatch) -> None:

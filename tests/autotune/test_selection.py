@@ -158,7 +158,7 @@ def sessions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
         generation = SimpleNamespace(
             family="tensorrt8", product="TensorRT", version="8.6.0", load=lambda *_, loaded=loaded, **__: loaded
         )
-        monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend, generation=generation: generation)
+        monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_, generation=generation: generation)
         plan = tmp_path / f"{name}.engine"
         plan.write_bytes(b"plan")
         opened[name] = Session(plan, contexts=1)

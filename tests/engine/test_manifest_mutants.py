@@ -34,6 +34,7 @@ from trtopt.engine.inspection import inspect
 from trtopt.engine.manifest import load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
 from trtopt.runtime.session import Session
+from trtopt.trt.compatibility import unread
 from trtopt.trt.messages import Messages
 from trtopt.trt.plans import LoadedEngine
 
@@ -192,9 +193,10 @@ def open_on_fake(patch: pytest.MonkeyPatch, cuda: FakeCuda, built: Built, loads:
         return LoadedEngine(SimpleNamespace(IOutputAllocator=object), adding_engine(cuda), None, Messages())
 
     generation = SimpleNamespace(family=made["family"], product=made["product"], version=made["version"], load=load)
+    generation.unread = lambda plan: unread(plan, made["version"])
     patch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe((info,), (12, 4)))
     patch.setattr("trtopt.runtime.gpu_engine.Device", lambda ordinal: Device(functions=cuda, info=info))
-    patch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
+    patch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: generation)
 
 
 def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

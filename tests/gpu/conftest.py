@@ -1,17 +1,32 @@
-"""Fixtures of the GPU tests: each skips with the reason where its part is missing; the table is printed last."""
+"""Fixtures of the GPU tests: each skips with the reason where its part is missing; the table is printed last.
+
+With TRTOPT_GPU_LEAN=8 (or 10) they run on that lean runtime: the tests of Session that need no builder in their process.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from full_runtime import LEAN, build
 from lite0 import FILES, Builds, Inputs, rows
 
+import trtopt.builder.construction
 from trtopt.cuda.device import Device, probe
+from trtopt.runtime.session import Session
+
+collect_ignore = ["test_gpu_lean.py"]
+if LEAN:
+    collect_ignore = [f"test_gpu_{name}.py" for name in ("best", "cache", "kernels", "rearranged")]  # they build
+    for module in ("tensorrt", "tensorrt_rtx", *(("tensorrt_lean",) if LEAN == "10" else ())):
+        sys.modules[module] = None  # type: ignore[assignment]
+    trtopt.builder.construction.build = build
+    Session.__init__.__kwdefaults__["trust_host_code"] = True  # the plans were built just now
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -41,13 +56,13 @@ def gpu() -> Iterator[Device]:
 @pytest.fixture(scope="session")
 def generation(gpu: Device) -> Any:
     from trtopt.core.errors import NoBackend
-    from trtopt.trt import select
+    from trtopt.trt import plan_loader, select
 
     try:
-        chosen = select("tensorrt")
+        chosen = plan_loader("lean", None) if LEAN else select("tensorrt")
     except NoBackend as error:
         pytest.skip(str(error))
-    rows.append(("TensorRT", chosen.version, chosen.family))
+    rows.append((chosen.product, chosen.version, chosen.family))
     return chosen
 
 

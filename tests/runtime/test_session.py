@@ -31,6 +31,7 @@ from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.arrays import DeviceArray, stream_handle
 from trtopt.cuda.device import Probe
 from trtopt.runtime.session import Session, SessionStats
+from trtopt.trt.compatibility import PlanOrigin
 
 
 def test_runs_shapes_in_any_order_across_profiles(cuda: FakeCuda, open_session: Open) -> None:
@@ -641,7 +642,10 @@ def test_without_a_gpu_the_way_to_develop_is_named(tmp_path: Path, monkeypatch: 
             {"family": "tensorrt10", "product": "TensorRT", "version": "10.16.1"},
             "built by TensorRT 10.16.1, here is TensorRT",
         ),
-        ({"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"}, "built by TensorRT 8.6.1, here is 8.6.0"),
+        (
+            {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.1"},
+            "built by TensorRT 8.6.1, here is TensorRT 8.6.0: build it again",
+        ),
         (
             {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0", "gpu": "NVIDIA H200 (sm90, 139 GiB)"},
             r"built on NVIDIA H200 \(sm90, 139 GiB\); GPU 0 is Fake GPU \(sm89",
@@ -655,6 +659,7 @@ def test_a_plan_for_something_else_is_refused_with_both_named(
         generation={"gpu": None, **made},
         targets=[],
         spec={},
+        origin=PlanOrigin(made["product"], made["version"]),
         preprocess=None,
         classes=None,
         built_for=(90,) if made.get("gpu") else (),

@@ -17,6 +17,7 @@ import pytest
 from fake_session import (
     FakeCuda,
     FakeEngine,
+    FakeLoader,
     OnGpu,
     Open,
     adding_engine,
@@ -30,6 +31,7 @@ from trtopt.core.errors import Busy, DeviceError, EngineError, EngineMismatch, O
 from trtopt.cuda.device import DeviceInfo
 from trtopt.runtime.gpu_engine import _check_gpu
 from trtopt.runtime.session import Session
+from trtopt.trt.compatibility import PlanOrigin
 
 # Arguments -------------------------------------------------------------------------------------------------------
 
@@ -366,7 +368,7 @@ def test_a_service_runs_without_a_place_for_kernels(
 
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: rtx)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
     for graphs in (0, 4):
         session = Session(tmp_path / "net.engine", graphs=graphs)
         check_run(session, inputs_of(2))
@@ -396,7 +398,7 @@ def test_only_closing_keeps_what_was_compiled(
 
     rtx = SimpleNamespace(family="rtx", product="TensorRT-RTX", version="1.7.1", load=load)
     open_session(engine).close()  # for its patches
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: rtx)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: rtx)
     session = Session(tmp_path / "net.engine")
     check_run(session, inputs_of(2))
     del session
@@ -409,15 +411,15 @@ def test_only_closing_keeps_what_was_compiled(
 
 
 @pytest.mark.parametrize(
-    ("spec", "refused"),
+    ("made", "refused"),
     [
-        ({"version_compatible": True}, True),
-        ({"version_compatible": True, "exclude_lean_runtime": True}, False),
-        ({}, False),
+        (PlanOrigin("TensorRT", "8.6.0", True, True), True),  # and runs on this later version
+        (PlanOrigin("TensorRT", "8.6.1", True), False),
+        (PlanOrigin("TensorRT", "8.6.1"), False),
     ],
 )
 def test_code_that_a_plan_carries_runs_only_by_request(
-    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spec: Any, refused: bool
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: PlanOrigin, refused: bool
 ) -> None:
     from trtopt.trt.messages import Messages
     from trtopt.trt.plans import LoadedEngine
@@ -429,10 +431,10 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         allowed.append(host_code)
         return LoadedEngine(SimpleNamespace(), engine, None, Messages())
 
-    older = {"family": "tensorrt8", "product": "TensorRT", "version": "8.6.0" if not spec else "8.6.1"}
     manifest = SimpleNamespace(
-        generation=older,
-        spec=spec,
+        generation={"family": "tensorrt8", "product": "TensorRT", "version": made.version},
+        spec={},
+        origin=made,
         targets=(),
         preprocess=None,
         embedded=None,
@@ -440,8 +442,7 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         check_plan=lambda *_: None,
         built_for=(),
     )
-    generation = SimpleNamespace(family="tensorrt8", product="TensorRT", version="8.6.0", load=load)
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: generation)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: FakeLoader(load, "8.6.1"))
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
     path = tmp_path / "net.engine"
     if refused:

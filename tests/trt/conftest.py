@@ -8,7 +8,7 @@ import pytest
 from standins import Simulation
 
 import trtopt.trt
-import trtopt.trt.generation
+import trtopt.trt.loader
 from trtopt.cuda.device import DeviceInfo, Probe
 
 
@@ -20,7 +20,7 @@ def with_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], None]:
         gpu = DeviceInfo(0, "Stand-in GPU", capability or 0, 16 << 30)
         found = Probe((gpu,), (13, 0)) if capability else Probe(reason="no NVIDIA driver is installed")
         monkeypatch.setattr(trtopt.trt, "probe", lambda: found)
-        monkeypatch.setattr(trtopt.trt.generation, "probe", lambda: found)
+        monkeypatch.setattr(trtopt.trt.loader, "probe", lambda: found)
 
     return see
 
@@ -35,6 +35,7 @@ def stand_in(
     def install(version: str) -> tuple[Simulation, trtopt.trt.Generation]:
         sim = Simulation(version)
         monkeypatch.setitem(sys.modules, "tensorrt", sim.module)
+        monkeypatch.setattr("trtopt.trt.lean_library.problem", lambda *_: "")  # the library to embed is there
         with_gpu(90)
         return sim, trtopt.trt.select("tensorrt")
 

@@ -1,5 +1,8 @@
 """Stand-ins for the `tensorrt` modules of 8.6, 10, 11 and RTX, made from lists of the names that each has (api/).
 
+"lean-8.6.0", "lean-10.16.1" and "lean-11.4.0" are the lean runtimes: their wheels have the same classes, and
+fewer (api/lean.json).
+
 A stand-in holds those names and no others: touching another raises AttributeError and is remembered in `missed`. What
 the door needs is simulated just enough to follow it: the parser reads the real ONNX file, the builder writes a plan
 that says what it was asked, the inspector reports it in the generation's own style. Native libraries of 10 and 11 can't
@@ -19,6 +22,7 @@ import onnx
 
 API = Path(__file__).parent / "api"
 VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
+LEAN_VERSIONS = tuple(f"lean-{version}" for version in VERSIONS)
 SCRATCH = 4096  # bytes a context needs; one more by the v2 name, to tell them apart
 UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
 # What Python may override though the class doesn't list it (its C++ trampoline looks it up), and trtopt's own additions.
@@ -47,8 +51,13 @@ class Simulation:
     """
 
     def __init__(self, version: str) -> None:
-        self.api = json.loads((API / f"{version}.json").read_text())
-        self.version, self.major = self.api["version"], int(version.removeprefix("rtx-").split(".")[0])
+        full = version.removeprefix("lean-")
+        self.api = json.loads((API / f"{full}.json").read_text())
+        if version.startswith("lean-"):
+            for kind, names in json.loads((API / "lean.json").read_text())[full].items():
+                there = self.api[kind]
+                self.api[kind] = {name: there[name] for name in names} if isinstance(there, dict) else names
+        self.version, self.major = self.api["version"], int(full.removeprefix("rtx-").split(".")[0])
         self.rtx = version.startswith("rtx")
         self.missed: set[str] = set()
         self.configs: list[Any] = []

@@ -16,6 +16,7 @@ from world import Heard, samples
 
 import trtopt
 import trtopt.trt.generation
+import trtopt.trt.loader
 from trtopt.autotune import candidates
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.cuda import device as devices
@@ -47,7 +48,7 @@ class Gpus:
 
     def see(self, *gpus: DeviceInfo) -> None:
         probe = Probe(gpus, (13, 0)) if gpus else Probe(reason="no NVIDIA driver is installed")
-        for module in (trtopt.trt, trtopt.trt.generation):
+        for module in (trtopt.trt, trtopt.trt.loader):
             self.patch.setattr(module, "probe", lambda: probe)
 
     def noted(self, sim: Simulation) -> list[int | None]:
@@ -153,10 +154,12 @@ def test_what_runs_on_a_gpu_meanwhile_runs_on_that_one(
         return Device(functions=cuda, info=GPUS[ordinal])
 
     generation.calibration_upload = upload
-    runs = SimpleNamespace(family="tensorrt8", product="TensorRT", version=generation.version, load=load)
+    runs = SimpleNamespace(
+        family="tensorrt8", product="TensorRT", version=generation.version, load=load, unread=lambda _: ""
+    )
     monkeypatch.setattr(devices.Driver, "load", lambda: gpus.driver)
     monkeypatch.setattr("trtopt.runtime.gpu_engine.probe", lambda: Probe(GPUS, (13, 0)))
-    monkeypatch.setattr("trtopt.runtime.gpu_engine.select", lambda backend: runs)
+    monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: runs)
     monkeypatch.setattr("trtopt.runtime.gpu_engine.Device", opened)
     monkeypatch.setattr(candidates, "Device", opened)
     data = {"x": samples(16)}

@@ -615,11 +615,11 @@ from standins import Simulation
 from trtopt.core.errors import BuildCancelled
 from trtopt.cuda.device import DeviceInfo, Probe
 from trtopt.core.values import BuildSpec
-import trtopt.trt.generation
+import trtopt.trt.loader
 
 sim = Simulation("8.6.0")
 sys.modules["tensorrt"] = sim.module
-trtopt.trt.generation.probe = lambda: Probe((DeviceInfo(0, "Stand-in GPU", 90, 1 << 30),), (13, 0))
+trtopt.trt.loader.probe = lambda: Probe((DeviceInfo(0, "Stand-in GPU", 90, 1 << 30),), (13, 0))
 
 def block():
     signal.raise_signal(signal.SIGINT)

@@ -97,8 +97,8 @@ class BuildRequest:
         typed=str,
     )
     hardware_compatibility: str = option("none", help="none, ampere_plus or same_compute_capability.")
-    version_compatible: bool = option(False, help="Runs on later versions.")
-    exclude_lean_runtime: bool = option(False, help="Leave it out.")
+    version_compatible: bool = option(False, help="Runs on later versions, and on the lean runtime, which it carries.")
+    exclude_lean_runtime: bool = option(False, help="Leave it out: runs on that version's lean runtime.")
     strip: bool = option(False, help="Leave the weights out of the plan.")
     refit: bool = option(False, help="Let weights be replaced later.")
     sparsity: bool = option(False, help="Use 2:4 sparse kernels where weights allow.")

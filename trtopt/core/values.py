@@ -50,6 +50,16 @@ def choice(value: str, allowed: Iterable[str], option: str) -> str:
     return value
 
 
+def chosen_builder(backend: str) -> str:
+    """`backend` if it is one that builds; else a UsageError."""
+    if backend == "lean":
+        raise UsageError(
+            "`backend='lean'`: the lean runtime runs engines and has no builder: build by the full TensorRT, with "
+            "`version_compatible=True`, and open the engine by the lean runtime"
+        )
+    return choice(backend, BACKENDS, "`backend=`")
+
+
 SHAPE = r"-?\d{1,18}(?:x-?\d{1,18})*"
 EXAMPLE = "1x3x224x224,8x3x224x224,32x3x224x224"
 
@@ -232,7 +242,7 @@ class BuildSpec:
     device: int = 0
 
     def __post_init__(self) -> None:
-        choice(self.backend, BACKENDS, "`backend=`")
+        chosen_builder(self.backend)
         choice(self.calibrator, ("trtopt", "native"), "`calibrator=`")
         choice(self.hardware_compatibility, HARDWARE_LEVELS, "`hardware_compatibility=`")
         if self.remainder.quantized:

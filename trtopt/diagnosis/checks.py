@@ -487,7 +487,7 @@ def no_bindings(host: Host) -> Iterator[HostFinding]:
 
 @_check
 def no_tensorrt(host: Host) -> Iterator[HostFinding]:
-    if not {"tensorrt", "tensorrt_rtx"} & set(host.files):
+    if not any(module.startswith("tensorrt") for module in host.files):
         yield HostFinding(
             "no-tensorrt",
             "warning",
@@ -736,7 +736,8 @@ def facts(host: Host) -> Mapping[str, str]:
     ) or f"none: {host.no_gpu or 'not asked'}"  # fmt: skip
     if host.driver:
         told["driver"] = ", ".join(filter(None, (host.kernel_driver, f"CUDA {host.driver[0]}.{host.driver[1]}")))
-    for module, name in (("tensorrt", "TensorRT"), ("tensorrt_rtx", "TensorRT-RTX")):
+    names = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+    for module, name in (names | dict.fromkeys(("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean")).items():
         if version := host.answered(module).get("version"):
             told[name] = f"{version}"
             told |= {f"  {file}": path for file, path in host.libraries.get(module, {}).items()}

@@ -24,6 +24,8 @@ PATIENCE = 30.0  # seconds for what takes one; a machine under load takes its ti
 MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
     "tensorrt": (),
     "tensorrt_rtx": (),
+    "tensorrt_lean": (),
+    "tensorrt_lean_bindings": (),
     "onnxruntime": (
         *("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-training"),
         *("onnxruntime-rocm", "onnxruntime-migraphx", "onnxruntime-qnn", "onnxruntime-silicon", "ort-nightly"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ CHECKING = 600.0  # seconds for `check`, of a large model on a slow machine
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _START = 4096
 _FIELDS = (b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42")  # of an ONNX model, behind its IR version
-_CROSSED = ((8, 10), (10, 11))  # major versions that version-compatible plans cross
 _BACKENDS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}  # module → backend
 
 
@@ -134,40 +134,46 @@ def _rebuild(path: Path, manifest: Manifest) -> str:
 def _version(
     path: Path, header: PlanHeader, manifest: Manifest | None, host: Host, rebuild: str
 ) -> Iterator[HostFinding]:
-    module = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+    from trtopt.trt import LEAN, plan_origin
+    from trtopt.trt.compatibility import PlanOrigin, runs_on, unread
+
+    product = "tensorrt_rtx" if header.product == "TensorRT-RTX" else "tensorrt"
+    modules = [product, *LEAN] if product == "tensorrt" else [product]
     wanted = ".".join(map(str, release(header.version)[:3]))
-    package = module.replace("_", "-")
-    to_get = f"pip install '{package}=={wanted}.*'"
-    here = str(host.answered(module).get("version", ""))
+    to_get = f"pip install '{product.replace('_', '-')}=={wanted}.*'"
+    here = {module: str(version) for module in modules if (version := host.answered(module).get("version"))}
     if not here:
         yield HostFinding(
             "plan-without-runtime",
             "error",
             f"{path} was made by {header}; no {header.product} can be imported here",
             "it can't run here",
-            to_get if host.answers.get(module) is None else rebuild,
+            to_get if host.answers.get(product) is None else rebuild,
         )
         return
-    made, have = release(header.version)[:3], release(here)[:3]
-    if made == have:
-        return
-    portable = manifest is not None and bool(manifest.spec.get("version_compatible"))
-    if portable and made < have and (made[0] == have[0] or (made[0], have[0]) in _CROSSED):
-        consequence = (
-            "it was built to run on later versions: it is opened only if you trust the library that it carries"
+    made = plan_origin(path.read_bytes()) or PlanOrigin(header.product, header.version)
+    if manifest is not None:
+        made = replace(manifest.origin, version=header.version)
+    told = [(module, version, unread(made, version, lean=module in LEAN)) for module, version in here.items()]
+    module, version, why = next((item for item in told if not item[2]), told[0])
+    name = f"{header.product}{' lean' if module in LEAN else ''} {version}"
+    if why:
+        yield HostFinding(
+            "plan-of-other-version",
+            "error",
+            f"{path} was made by {header}; {name} is here",
+            f"it runs on {runs_on(made)}"
+            + ("" if manifest is not None or product == "tensorrt_rtx" else ", unless built to be version-compatible"),
+            to_get if manifest is None else rebuild,
         )
-        fact = f"{path} was made by {header}; {header.product} {here} is here"
-        command = shlex.join(["trtopt", "run", str(path), "--trust-host-code", "--input", "X.npy"])
-        yield HostFinding("plan-of-older-version", "info", fact, consequence, command)
-        return
-    yield HostFinding(
-        "plan-of-other-version",
-        "error",
-        f"{path} was made by {header}; {header.product} {here} is here",
-        "plans run on the version that made them"
-        + ("" if manifest is not None or module == "tensorrt_rtx" else ", unless built to be version-compatible"),
-        to_get if manifest is None else rebuild,
-    )
+    elif release(version)[:3] != release(header.version)[:3]:
+        yield HostFinding(
+            "plan-of-older-version",
+            "info",
+            f"{path} was made by {header}; {name} is here",
+            "it was built to run on later versions: it is opened only if you trust the library that it carries",
+            shlex.join(["trtopt", "run", str(path), "--trust-host-code", "--input", "X.npy"]),
+        )
 
 
 def _gpus(

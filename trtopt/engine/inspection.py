@@ -21,11 +21,7 @@ from trtopt.core.values import TensorInfo
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary
-from trtopt.graph.io import load_model
-from trtopt.graph.output_kinds import resolve
-from trtopt.graph.passes.quantize import is_quantized
-from trtopt.graph.proto import all_nodes, tensor_size
-from trtopt.trt import installed, plan_header, select
+from trtopt.trt import loaders, plan_loader, plan_origin, runs_on
 from trtopt.trt.layers import from_inspector
 
 _LIBRARIES = (
@@ -45,6 +41,7 @@ class EngineReport(_Report):
 
     Attributes:
         maker: product and version from the plan's own header; None where it doesn't say.
+        runs_on: which versions of TensorRT run it, full or lean.
         manifest: the manifest beside the plan; None where there is none.
         precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
         notes: what couldn't be found out, and why.
@@ -53,6 +50,7 @@ class EngineReport(_Report):
     engine: Path
     nbytes: int
     maker: str | None
+    runs_on: str
     manifest: Manifest | None
     precision: Mapping[str, int]
     precision_summary: str
@@ -98,13 +96,13 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     if path.suffix == ".onnx":
         return _model(path)
     manifest, plan = load_manifest(path), path.read_bytes()
-    header = plan_header(plan)
-    maker = str(header) if header else None
+    made = plan_origin(plan)
+    maker = str(made) if made else None
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
-        maker = maker or f"{manifest.generation['product']} {manifest.generation['version']}"
-        return EngineReport(path, len(plan), maker, manifest, manifest.precision, manifest.precision_summary)
-    if header is None:
+        maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
+        return EngineReport(path, len(plan), maker, where, manifest, manifest.precision, manifest.precision_summary)
+    if made is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
@@ -112,22 +110,28 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
     notes = ["no manifest beside the plan: how it was made isn't known"]
     counts, summary = dict[str, int](), "layers not read"
     try:
-        generation = select("rtx" if header.product == "TensorRT-RTX" else "tensorrt")
-        report = from_inspector(generation.load(plan, str(path)).inspect())
+        report = from_inspector(plan_loader("auto", made).load(plan, str(path)).inspect())
         counts, summary = precision_summary(report.layers, (), report.unread)
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
         raise EngineMismatch(
-            f"{path} was made by {header}, which isn't here to read it ({error}), and there is no manifest beside it: "
+            f"{path} was made by {made}, which isn't here to read it ({error}), and there is no manifest beside it: "
             "install that generation, or build the engine again"
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
-    return EngineReport(path, len(plan), maker, None, counts, summary, tuple(notes))
+    if not made.compatible and made.product == "TensorRT":
+        notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
+    return EngineReport(path, len(plan), maker, runs_on(made), None, counts, summary, tuple(notes))
 
 
 def _model(path: Path) -> ModelReport:
+    from trtopt.graph.io import load_model  # here, so that a host that only runs engines needs no onnx
+    from trtopt.graph.output_kinds import resolve
+    from trtopt.graph.passes.quantize import is_quantized
+    from trtopt.graph.proto import all_nodes, tensor_size
+
     model = load_model(path, lazy=True)
     nodes, weights = list(all_nodes(model.proto.graph)), model.proto.graph.initializer
     return ModelReport(
@@ -169,7 +173,7 @@ def version() -> VersionReport:
         python=sys.version.split()[0],
         platform=platform.platform(),
         gpu=", ".join(map(str, gpu.devices)) or f"none ({gpu.reason})",
-        generations=[generation.describe() for generation in installed()],
+        generations=[generation.describe() for generation in loaders()],
         libraries={name: package_version(name) for name in _LIBRARIES},
         extension=native.run is not None,
     )

@@ -20,6 +20,7 @@ from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, TensorInfo, parse_targets
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
@@ -240,6 +241,13 @@ class Manifest:
     def model_preprocess(self) -> Mapping[str, Any] | None:
         """How an image becomes the model's own input; None where unknown."""
         return self.preprocess if self.embedded is None else self.embedded["preprocess"]
+
+    @property
+    def origin(self) -> PlanOrigin:
+        """How the plan was made, which says what runs it."""
+        compatible = bool(self.spec.get("version_compatible"))
+        carries = compatible and not self.spec.get("exclude_lean_runtime")
+        return PlanOrigin(str(self.generation["product"]), str(self.generation["version"]), compatible, carries)
 
     @property
     def built_for(self) -> tuple[int, ...]:

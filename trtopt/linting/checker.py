@@ -20,7 +20,7 @@ from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
 from trtopt.core.temporary import scratch
-from trtopt.core.values import BACKENDS, BuildSpec, Precision, Profile, TensorInfo, choice, parse_targets
+from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, chosen_builder, parse_targets
 from trtopt.data import SAMPLES, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
@@ -131,7 +131,7 @@ def check(request: CheckRequest) -> CheckReport:
         OutputError: `fix` can't be written.
     """
     reporter = request.reporter
-    choice(request.backend, BACKENDS, "`backend=`")
+    chosen_builder(request.backend)
     targets = parse_targets(request.target)
     profiles = profiles_asked(request)
     if request.fix is not None:

@@ -17,7 +17,7 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.profiling import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.trt import Generation, LoadedEngine, host_code_refused, plan_header, select
+from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin
 
 
 def ordinals(devices: str | Sequence[int]) -> list[int]:
@@ -42,7 +42,7 @@ def open_gpus(
     """The family of TensorRT that runs the plan `engine`, and it on each GPU.
 
     Args:
-        backend: "auto" (whoever made the plan), "tensorrt" or "rtx".
+        backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
         graphs, limit, trust_host_code: see `GpuEngine`.
 
     Raises:
@@ -56,14 +56,11 @@ def open_gpus(
             "never taken by itself"
         )
     plan = engine.read_bytes()
-    header = plan_header(plan)
-    if backend == "auto" and header is not None:
-        backend = "rtx" if header.product == "TensorRT-RTX" else "tensorrt"
-    generation = select(backend)
+    made = plan_origin(plan) if manifest is None else manifest.origin
+    generation = plan_loader(backend, made)
     if manifest is not None:
-        _check_made(manifest, generation, engine)
-        spec = manifest.spec
-        if spec.get("version_compatible") and not spec.get("exclude_lean_runtime") and not trust_host_code:
+        _check_made(manifest.origin, generation, engine)
+        if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)
         manifest.check_plan(engine, hashlib.sha256(plan).hexdigest())
     opened = []
@@ -91,7 +88,7 @@ class GpuEngine:
     def __init__(
         self,
         device: Device,
-        generation: Generation,
+        generation: Loader,
         plan: bytes,
         path: Path,
         graphs: int,
@@ -201,15 +198,10 @@ def _check_gpu(manifest: Manifest, info: DeviceInfo, engine: Path) -> None:
         )
 
 
-def _check_made(manifest: Manifest, generation: Generation, engine: Path) -> None:
-    made = manifest.generation
-    if made["family"] != generation.family:
+def _check_made(made: PlanOrigin, generation: Loader, engine: Path) -> None:
+    if made.product != generation.product:
         raise EngineMismatch(
-            f"{engine} was built by {made['product']} {made['version']}, here is {generation.product} "
-            f"{generation.version}: build it again here, or install that one"
+            f"{engine} was built by {made}, here is {generation}: build it again here, or install that one"
         )
-    if made["version"] != generation.version and not manifest.spec.get("version_compatible"):
-        raise EngineMismatch(
-            f"{engine} was built by {made['product']} {made['version']}, here is {generation.version}: build it "
-            "again here, or with `version_compatible=True`"
-        )
+    if why := generation.unread(made):
+        raise EngineMismatch(f"{engine} was built by {made}, here is {generation}: {why}")

@@ -119,7 +119,7 @@ def run(request: RunRequest) -> RunResult:
         preprocess: how images become inputs, as for `calibrate`; None: as the manifest says. A mapping without `preset` changes
             what the manifest says.
         top: how many of the best classes to give.
-        backend: "auto", "tensorrt", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
+        backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
 
     Raises:

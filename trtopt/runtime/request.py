@@ -32,7 +32,7 @@ class RunRequest:
         None, help="Write NAME.npy, or predictions.json.", metavar="DIR", typed=Path, short="-o"
     )
     top: int = option(5, help="How many of the best classes to show.")
-    backend: str = option("auto", help="auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
     reporter: Reporter = SILENT

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import converted
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, parse_size
+from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, chosen_builder, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
 from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
@@ -45,7 +45,7 @@ from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import Timing, time_slot
 
 _PLAIN = {np.ndarray}
-BACKENDS = ("auto", "tensorrt", "rtx", "onnxruntime")
+BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,9 @@ class Session:
         device: the GPU's number.
         devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
             call changes which device is the calling thread's current one.
-        backend: "auto" (whoever made the plan), "tensorrt", "rtx", or "onnxruntime": without a GPU, on the CPU, the graph
-            that `build --save-onnx` kept (or an ONNX file given as `engine`). It is never taken unless asked for.
+        backend: "auto" (the TensorRT here that runs the plan, the full one before the lean runtime), "tensorrt", "lean",
+            "rtx", or "onnxruntime": without a GPU, on the CPU, the graph that `build --save-onnx` kept (or an ONNX file given
+            as `engine`). It is never taken unless asked for.
         contexts: calls that run at the same time on each GPU, at the most; each is made when first needed. Give one for
             every thread that calls: those beyond only wait, and handing contexts over takes time (H200, EfficientNet-Lite0:
             12 threads on 8 contexts made two thirds of the calls that they made on 16).
@@ -245,7 +246,8 @@ class Session:
         from trtopt.core.options import taking
         from trtopt.runtime.stored import opened
 
-        choice(backend, BACKENDS, "backend")
+        if backend != "onnxruntime":
+            chosen_builder(backend)
         first = device if devices is None else ordinals(devices)[0]
         beside = {"save_onnx": True} if backend == "onnxruntime" else {"backend": backend}
         asked = {"output": "", "device": first, **beside, **build}

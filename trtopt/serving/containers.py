@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trtopt.trt.compatibility import PlanOrigin, unread
 from trtopt.trt.plans import PlanHeader
 
 IMAGE = "nvcr.io/nvidia/tritonserver"
@@ -44,21 +45,16 @@ def container_for(header: PlanHeader | None, *, version_compatible: bool = False
     """The newest container known to read a plan, and a sentence on it; None where none is known to.
 
     Args:
-        version_compatible: the plan was built so: later versions of its TensorRT's major version read it too.
+        version_compatible: the plan was built so, and carries the lean runtime: later versions read it, too.
     """
     if header is None or header.product != "TensorRT":
         maker = "what made it isn't known" if header is None else f"{header.product} made it"
         return None, f"no container's TensorRT reads this plan: {maker}; serve it with `backend='python'`"
-    made = _numbers(header.version)
+    made = PlanOrigin(header.product, header.version, version_compatible, version_compatible)
     for container in reversed(CONTAINERS):
-        ships = _numbers(container.tensorrt)
-        if ships == made or (version_compatible and ships[0] == made[0] and ships > made):
+        if not unread(made, container.tensorrt):
             return container, f"{container.image} has TensorRT {container.tensorrt} ({container.source})"
     return None, (
         f"which container has {header} isn't known here; NVIDIA lists them: {MATRIX}. A plan needs the very same version, to "
         "the build number, unless it was built with `version_compatible=True`"
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))

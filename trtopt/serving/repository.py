@@ -86,8 +86,8 @@ def deploy_triton(request: DeployRequest) -> Deployment:
         name: of the model there, for one engine; None: each engine's file name.
         backend: "tensorrt": the plan itself, for NVIDIA's container of the same TensorRT; "python": `Session` around it, for
             any plan, TensorRT-RTX's too, on a server whose Python has trtopt.
-        runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "rtx", or "onnxruntime": the
-            graph that `build --save-onnx` kept, on the CPU.
+        runtime: what runs it in the Python backend, as `Session(backend=…)`: "auto", "tensorrt", "lean", "rtx", or
+            "onnxruntime": the graph that `build --save-onnx` kept, on the CPU.
         from_images: take encoded images (uint8, one a row), and prepare them as the manifest says, instead of arrays.
         instances: copies that run at the same time, on each GPU.
         max_delay: how long a request waits for others to fill a batch: "2ms", "500us", or seconds.
@@ -228,7 +228,7 @@ class _Model:
             raise UsageError(
                 f"{self.engine.name} is a plan of {made}, which Triton's TensorRT backend can't read: give `backend='python'`"
             )
-        compatible = bool(self.manifest and self.manifest.spec.get("version_compatible"))
+        compatible = self.manifest is not None and self.manifest.origin.carries
         self.container, said = container_for(made, version_compatible=compatible)
         self.notes.append(said)
         if compatible:

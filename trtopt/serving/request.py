@@ -27,7 +27,9 @@ class DeployRequest:
     )
     name: str | None = option(None, help="The model's name there; default: the file's.", typed=str)
     backend: str = option("tensorrt", help="tensorrt: the plan itself; python: trtopt's Session around it.")
-    runtime: str = option("auto", help="With python: auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    runtime: str = option(
+        "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
+    )
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.")
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
@@ -53,7 +55,9 @@ class ServeRequest:
     )
     name: str | None = option(None, help="The model's name; default: the file's.", typed=str)
     backend: str = option("python", help="python: trtopt's Session; tensorrt: the plan itself.")
-    runtime: str = option("auto", help="With python: auto, tensorrt, rtx; onnxruntime: the kept graph, on the CPU.")
+    runtime: str = option(
+        "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
+    )
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
     instances: int = option(1, help="Copies that run at the same time, on each GPU.")
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)

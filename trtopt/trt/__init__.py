@@ -1,8 +1,9 @@
-"""The door to TensorRT: the only place that imports tensorrt or tensorrt_rtx.
+"""The door to TensorRT: the only place that imports tensorrt, tensorrt_rtx or tensorrt_lean.
 
     generation = select("auto")          # or "tensorrt", "rtx"
     generation.refuse(spec)              # before any work
     built = generation.build(path, spec, quantized=True)
+    engine = plan_loader("auto", made).load(plan)  # also "lean", which builds nothing
 
 Four generations stand behind one interface. What differs is read off the module or in two small files; elsewhere code asks
 `generation.capabilities`.
@@ -14,14 +15,16 @@ import importlib
 from types import ModuleType
 
 from trtopt.core.errors import NoBackend
-from trtopt.core.values import BACKENDS, choice
+from trtopt.core.values import choice, chosen_builder
 from trtopt.core.version import to_install
 from trtopt.cuda.device import probe
 from trtopt.trt.capabilities import Capabilities
+from trtopt.trt.compatibility import PlanOrigin, numbers, runs_on
 from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS
+from trtopt.trt.loader import Lean, Loader
 from trtopt.trt.parsing import NetworkLayer, refusal
-from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header
+from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header, plan_origin
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
@@ -29,28 +32,68 @@ from trtopt.trt.tensorrt8 import TensorRT8
 __all__ = [
     "DEFAULT_TARGETS",
     "HEAVY_OPS",
+    "LEAN",
     "BuiltPlan",
     "Capabilities",
     "Generation",
     "LoadedEngine",
+    "Loader",
     "NetworkLayer",
     "PlanHeader",
+    "PlanOrigin",
     "host_code_refused",
     "installed",
+    "loaders",
     "plan_header",
+    "plan_loader",
+    "plan_origin",
     "profile_problems",
     "refusal",
+    "runs_on",
     "select",
     "validate_profiles",
 ]
 
 _FAMILIES: dict[int, type[Generation]] = {8: TensorRT8, 10: Generation, 11: Generation}
-_made: dict[ModuleType, Generation] = {}
+LEAN = ("tensorrt_lean", "tensorrt_lean_bindings")  # 8.6's wheel and the metapackage; the bindings alone
+_KINDS = {"auto": (False, True), "tensorrt": (False,), "lean": (True,), "rtx": ()}  # backend → is it a lean runtime?
+_made: dict[ModuleType, Loader] = {}
 
 
 def installed() -> tuple[Generation, ...]:
-    """Every TensorRT that imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
+    """Every TensorRT that builds and imports here, TensorRT before TensorRT-RTX. Importing runs none of their native set-up."""
     return tuple(found for name in ("tensorrt", "tensorrt_rtx") if isinstance(found := _look(name), Generation))
+
+
+def loaders() -> tuple[Loader, ...]:
+    """Every TensorRT that loads plans and imports here: those of `installed`, and then the lean runtimes."""
+    lean: dict[str, Loader] = {}  # by version: a metapackage and its bindings are one
+    for name in LEAN:
+        if isinstance(found := _look(name), Lean):
+            lean.setdefault(found.version, found)
+    return (*installed(), *lean.values())
+
+
+def plan_loader(backend: str, made: PlanOrigin | None) -> Loader:
+    """What loads a plan: of those that are here the first that runs it, the full TensorRT before the lean runtime.
+
+    Args:
+        backend: "auto", "tensorrt", "lean" or "rtx".
+        made: what is known of the plan; None: nothing.
+
+    Raises:
+        NoBackend: nothing that was asked for is installed; says how to install it.
+        UsageError: another word.
+    """
+    choice(backend, _KINDS, "`backend=`")
+    if backend == "rtx" or (made is not None and made.product == "TensorRT-RTX" and backend == "auto"):
+        return select("rtx")
+    found = [item for item in loaders() if item.product == "TensorRT" and item.lean in _KINDS[backend]]
+    if not found:
+        if backend != "lean":
+            return select(backend if made is None else "tensorrt")
+        raise NoBackend(f"`backend='lean'`: {'; '.join(map(str, map(_look, LEAN)))}: {_to_install('lean')}")
+    return next((item for item in found if made is None or not item.unread(made)), found[0])
 
 
 def select(backend: str = "auto") -> Generation:
@@ -65,7 +108,7 @@ def select(backend: str = "auto") -> Generation:
         NoBackend: what was asked for isn't installed; says how to install it.
         UsageError: another word.
     """
-    choice(backend, BACKENDS, "`backend=`")
+    chosen_builder(backend)
     tensorrt, rtx = _look("tensorrt"), _look("tensorrt_rtx")
     if backend != "auto":
         generation = rtx if backend == "rtx" else tensorrt
@@ -85,18 +128,20 @@ def select(backend: str = "auto") -> Generation:
             f"{tensorrt} is installed but there is no GPU for it ({gpu.reason}); "
             f"to build without one: {_to_install('rtx')}"
         )
+    lean = "".join(f"; {item} is, which runs engines and builds none" for item in loaders())
     raise NoBackend(
-        f"no TensorRT can be used: {tensorrt}; {rtx}. Install TensorRT-RTX, which builds without a GPU: "
+        f"no TensorRT can be used: {tensorrt}; {rtx}{lean}. Install TensorRT-RTX, which builds without a GPU: "
         f"{_to_install('rtx')}; or, on a machine with a GPU, TensorRT: {_to_install('tensorrt')}"
     )
 
 
 def _to_install(backend: str) -> str:
-    return to_install("rtx") if backend == "rtx" else " or ".join(map(to_install, ("trt11", "trt10", "trt8")))
+    extras = {"rtx": ("rtx",), "lean": ("lean", "lean8", "lean11"), "tensorrt": ("trt11", "trt10", "trt8")}[backend]
+    return " or ".join(map(to_install, extras))
 
 
-def _look(name: str) -> Generation | str:
-    """The generation of an importable module, or why there is none."""
+def _look(name: str) -> Loader | str:
+    """What an importable module is to us, or why nothing."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -104,11 +149,12 @@ def _look(name: str) -> Generation | str:
     except Exception as error:  # its loader raises whatever a missing or foreign native library leads to
         return f"{name} is installed but fails to import ({type(error).__name__}: {error})"
     if module not in _made:
-        family: type[Generation] | None = TensorRTRTX
-        if name == "tensorrt":
-            major, minor = ([int(part) for part in str(module.__version__).split(".")[:2]] + [0])[:2]
-            family = _FAMILIES.get(major) if (major, minor) >= (8, 6) else None
+        family: type[Loader] | None = TensorRTRTX
+        if name != "tensorrt_rtx":
+            release = numbers(str(module.__version__))
+            family = _FAMILIES.get(release[0]) if release >= (8, 6) else None
+            family = Lean if family and name in LEAN else family
         if family is None:
-            return f"tensorrt {module.__version__} isn't supported (8.6, 10 and 11 are)"
+            return f"{name} {module.__version__} isn't supported (8.6, 10 and 11 are)"
         _made[module] = family(module)
     return _made[module]

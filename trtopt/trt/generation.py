@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -31,13 +31,13 @@ from trtopt.core.locks import alone
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import BuildSpec, Issue, LayerInfo, Precision, TensorInfo
 from trtopt.core.version import to_install
-from trtopt.cuda.device import DeviceInfo, Probe, current_gpu, probe
-from trtopt.trt import parsing, plans, watch, weak
+from trtopt.cuda.device import DeviceInfo, current_gpu
+from trtopt.trt import lean_library, parsing, watch, weak
 from trtopt.trt.capabilities import Capabilities, read, refusals
 from trtopt.trt.layers import LayerReport, from_inspector
-from trtopt.trt.messages import Collector, Messages, translate
+from trtopt.trt.loader import Loader
+from trtopt.trt.messages import Messages, translate
 from trtopt.trt.parsing import NetworkLayer
-from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 from trtopt.trt.profiles import may_be_values, validate_profiles, value_count
 
 if TYPE_CHECKING:  # running an engine needs no onnx
@@ -80,33 +80,22 @@ class _Objects:
         self.parser = self.network = self.config = self.builder = None
 
 
-class Generation:
-    """One installed TensorRT.
+class Generation(Loader):
+    """One installed TensorRT that builds.
 
     Attributes:
-        family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx".
-        version: as the module says it.
         capabilities: what it honours.
         alternatives: what else could have been chosen, in words (set by `select`).
     """
 
-    family: str = ""
-    product: ClassVar[str] = "TensorRT"
-
     def __init__(self, module: Any) -> None:
-        self.module = module
-        self.version = str(module.__version__)
-        self.family = self.family or f"tensorrt{self.version.partition('.')[0]}"
+        super().__init__(module)
         self.capabilities: Capabilities = self._capabilities(read(module))
         self.alternatives = ""
-        self._collector = Collector(module)
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
         # Replaced where calibration batches go elsewhere (tests).
         self.calibration_upload: Callable[[int], weak.Upload] = weak.device_upload
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.version}"
 
     # Hooks
 
@@ -137,12 +126,6 @@ class Generation:
         """Compute capabilities a build with `spec` is for; empty: the GPU of this machine."""
         return ()
 
-    def _runtime_settings(
-        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
-    ) -> RuntimeSettings | None:
-        """How contexts of the engine are made, where that takes an IRuntimeConfig."""
-        return None
-
     def _found_layers(
         self, plan: memoryview, messages: Messages, ops: Mapping[str, str], in_float: Collection[str]
     ) -> LayerReport:
@@ -153,10 +136,6 @@ class Generation:
             return LayerReport(unread=str(error))
 
     # What callers ask
-
-    def gpu(self) -> Probe:
-        """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
-        return probe()
 
     def device(self, spec: BuildSpec) -> DeviceInfo | None:
         """The GPU that a build with `spec` is on; None: there is none here.
@@ -176,15 +155,10 @@ class Generation:
     def describe(self) -> dict[str, Any]:
         """As plain JSON values, for `trtopt version` and manifests."""
         gpu = self.gpu()
-        return {
-            "family": self.family,
-            "product": self.product,
-            "version": self.version,
-            "gpu": str(gpu.devices[0]) if gpu else None,
-            "can_build": bool(gpu) or self.capabilities.builds_without_gpu,
-            "why_not": "" if gpu or self.capabilities.builds_without_gpu else gpu.reason,
-            "capabilities": self.capabilities.describe(),
-        }
+        can_build = bool(gpu) or self.capabilities.builds_without_gpu
+        why_not = "" if can_build else gpu.reason
+        capabilities = self.capabilities.describe()
+        return {**super().describe(), "can_build": can_build, "why_not": why_not, "capabilities": capabilities}
 
     def refuse(self, spec: BuildSpec, reporter: Reporter = SILENT) -> None:
         """Say, before any work, what of `spec` can't be honoured here.
@@ -196,6 +170,9 @@ class Generation:
         gpu, device = self.gpu(), self.device(spec)
         capability = device.compute_capability if device else None
         found = [*refusals(spec, self.capabilities, str(self), capability), *self._refusals(spec)]
+        if spec.version_compatible and self.capabilities.version_compatible and not spec.exclude_lean_runtime:
+            folder = Path(getattr(self.module, "__file__", None) or "").parent
+            found += filter(None, [lean_library.problem(self.version, folder)])  # TensorRT asks at the end of the build
         if not gpu and not self.capabilities.builds_without_gpu:
             found.append(
                 f"{self} builds only on a machine with a GPU ({gpu.reason}); "
@@ -332,41 +309,6 @@ class Generation:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
                 built = watch.run(work, cancel, stoppable)
         return replace(built, seconds=time.monotonic() - started, warnings=(*built.warnings, *messages.warnings))
-
-    def load(
-        self,
-        plan: bytes | memoryview,
-        name: str = "the plan",
-        *,
-        host_code: bool = False,
-        runtime_cache: bytes | None = None,
-        capture: bool = True,
-    ) -> LoadedEngine:
-        """Deserialize a plan on this machine's GPU.
-
-        Args:
-            name: how to call it in messages, such as its file name.
-            host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
-            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
-            capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
-
-        Raises:
-            UsageError: it carries such code, and `host_code` is False.
-            EngineMismatch: made by another product, version or for another GPU; both are named.
-            EngineError: not a plan, or damaged.
-            DeviceError: there is no usable GPU.
-        """
-        header = plans.check_maker(plan, self.product, self.version, name)
-        gpu = self.gpu()
-        if not gpu:  # 8.6's Runtime() ends the process without one
-            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
-        with self._collector.collecting() as messages:
-            runtime = self.module.Runtime(self._collector.logger)
-            if host_code:
-                runtime.engine_host_code_allowed = True
-            engine = plans.deserialize(runtime, plan, header, self.version, name, messages)
-            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting)
 
     # The work
 

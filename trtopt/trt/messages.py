@@ -157,7 +157,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
             "{0} can't compute in {1}, which the model holds: drop it from `target=` or choose another precision"
         ),
         r"libnvinfer_lean": (
-            "TensorRT's lean runtime isn't installed: pip install tensorrt-lean, or add `exclude_lean_runtime=True`"
+            "TensorRT found no lean runtime to put into the plan: install it, or add `exclude_lean_runtime=True`"
         ),
         r"graph_jit\.cpp:\d+: CHECK\(status == CUDA_SUCCESS\)": (
             "`strip=True` and `refit=True` need a GPU at build time with TensorRT-RTX: build on one, or drop them"
@@ -211,6 +211,12 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         ),
     },
     EngineMismatch: {
+        r"Unexpected call to stub": (
+            "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
+        ),
+        r"old deserialization call on a newer plan|Engine Version Forward Compatibility": (
+            "the plan was made by another TensorRT, and isn't one that this TensorRT runs (`trtopt inspect` says what does)"
+        ),
         r"(?i)(?:version|magic) tag does not match|serialization version|version mismatch|plan file is not compatible": (
             "the plan was made by another TensorRT or for another GPU"
         ),

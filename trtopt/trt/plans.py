@@ -6,10 +6,14 @@ import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from trtopt.core.errors import EngineError, EngineMismatch, UsageError
+from trtopt.core.errors import EngineError, EngineMismatch, UnsupportedRequest, UsageError
+from trtopt.trt.compatibility import PlanOrigin, numbers
 from trtopt.trt.messages import Messages, translate
+
+if TYPE_CHECKING:
+    from trtopt.trt.loader import Loader
 
 _TAGS = {b"ftrt": "TensorRT", b"vtrt": "TensorRT-RTX"}
 _VERSION_AT = 24  # four bytes: major, minor, patch, build
@@ -221,12 +225,18 @@ class LoadedEngine:
         return Profiler()
 
     def runtime_cache(self) -> bytes | None:
-        """The kernels that TensorRT-RTX compiled so far, for `Generation.load(runtime_cache=)`; None elsewhere."""
+        """The kernels that TensorRT-RTX compiled so far, for `Loader.load(runtime_cache=)`; None elsewhere."""
         held = None if self.settings is None else self.settings.cache.serialize()
         return None if held is None else bytes(memoryview(held))
 
     def inspect(self) -> str:
-        """The inspector's JSON text, as TensorRT writes it (it holds raw control characters)."""
+        """The inspector's JSON text, as TensorRT writes it (it holds raw control characters).
+
+        Raises:
+            UnsupportedRequest: the lean runtime has no inspector.
+        """
+        if not hasattr(self.module, "EngineInspector"):
+            raise UnsupportedRequest("the lean runtime has no inspector of layers; the full TensorRT has")
         inspector = self.engine.create_engine_inspector()
         # Without a context at given shapes, the types in a dynamic engine are "N/A due to dynamic shapes" (seen on 8.6).
         context = self.engine.create_execution_context()
@@ -247,7 +257,7 @@ def _has(thing: Any, name: str) -> bool:
 
 
 def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:
-    """Refuse what can't be a plan, or is the other product's; the errors are those of `Generation.load`."""
+    """Refuse what can't be a plan, or is the other product's; the errors are those of `Loader.load`."""
     size = memoryview(plan).nbytes
     if size < 64:
         raise EngineError(f"{name} isn't a TensorRT plan: it has {size} bytes")
@@ -272,20 +282,26 @@ def host_code_refused(name: str) -> UsageError:
     )
 
 
-def deserialize(
-    runtime: Any, plan: bytes | memoryview, header: PlanHeader | None, version: str, name: str, messages: Messages
-) -> Any:
-    """ICudaEngine from `plan`, or the error of `Generation.load` that says why there is none."""
+def plan_origin(plan: bytes | memoryview) -> PlanOrigin | None:
+    """How a plan was made, as far as it says so itself: one without the lean runtime may be version-compatible, too."""
+    header = plan_header(plan)
+    if header is None:
+        return None
+    carries = header.product == "TensorRT" and _HOST_CODE.search(plan) is not None
+    return PlanOrigin(header.product, header.version, carries, carries)
+
+
+def deserialize(runtime: Any, plan: bytes | memoryview, loader: Loader, name: str, messages: Messages) -> Any:
+    """ICudaEngine from `plan`, or the error of `Loader.load` that says why there is none."""
     engine = runtime.deserialize_cuda_engine(plan)
     if engine is not None:
         return engine
+    made = plan_origin(plan)
+    if made is not None and numbers(made.version)[:3] != numbers(loader.version)[:3] and (why := loader.unread(made)):
+        raise EngineMismatch(f"{name} was made by {made}, this is {loader}: {why}")
     if not runtime.engine_host_code_allowed and _HOST_CODE.search(plan):
         raise host_code_refused(name)
-    if header is None:
+    if made is None:
         said = "; ".join(messages.errors[:3]) or "TensorRT gave no message"
         raise EngineError(f"{name} isn't a TensorRT plan, or is damaged ({said})")
-    if header.version.split(".")[:3] != version.split(".")[:3]:
-        raise EngineMismatch(
-            f"{name} was made by {header}, this is {header.product} {version}: build it again, or install that version"
-        )
     raise translate(messages.errors, f"{name} can't be loaded", EngineError)

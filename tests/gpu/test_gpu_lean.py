@@ -1,0 +1,147 @@
+"""What only the lean runtime can show: `TRTOPT_GPU_LEAN=8 scripts/gpu_check INPUTS` (or 10) runs it, and Session's tests on it.
+
+This process has the lean runtime alone; the full TensorRT 8.6, in one of its own (full_runtime.py), builds what runs here.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from full_runtime import LEAN, ask, build
+from lite0 import Builds, Inputs, rows
+from onnx import TensorProto, helper, numpy_helper
+
+import trtopt
+from trtopt.core.errors import EngineMismatch, TrtoptError, UsageError
+from trtopt.cuda.device import Device
+from trtopt.runtime.session import Session
+from trtopt.trt import plan_header
+
+ROUNDS = 5  # of full and lean in turns
+NEXT = {"8": False, "10": True}  # the runtime is a later one than the plans'
+
+
+@pytest.fixture(scope="module")
+def small(generation: Any, gpu: Device, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One convolution, which builds in seconds."""
+    path = tmp_path_factory.mktemp("lean") / "small.onnx"
+    weights = np.random.default_rng(0).normal(size=(16, 8, 3, 3)).astype(np.float32)
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size, 32, 32])
+        for name, size in (("x", 8), ("y", 16))
+    )
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "conv", pads=[1, 1, 1, 1])
+    graph = helper.make_graph([node], "small", [x], [y], [numpy_helper.from_array(weights, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+OPTIONS: dict[str, Any] = {
+    "shapes": ["x:1x8x32x32,4x8x32x32,8x8x32x32"],
+    "backend": "tensorrt",
+    "optimization_level": 0,
+}
+
+
+def test_only_the_lean_runtime_is_here(generation: Any, builds: Builds) -> None:
+    assert generation.family == f"lean{LEAN}"
+    with Session(builds["fp16"].engine) as session:
+        assert session.backend == f"lean{LEAN}"
+    assert not any(name.split(".")[0] == "tensorrt" and module for name, module in sys.modules.items())
+    with pytest.raises(UsageError, match="has no builder"):
+        trtopt.build(builds.inputs.model, builds.folder / "none.engine", backend="lean")
+
+
+def test_plans_that_carry_the_library_need_trust(builds: Builds) -> None:
+    engine = builds["fp16"].engine
+    rows.append(("header of a version-compatible plan", str(plan_header(engine.read_bytes()[:64])), ""))
+    with pytest.raises(UsageError, match="trust_host_code"):
+        Session(engine, trust_host_code=False)
+
+
+def test_plans_without_it_run_on_the_very_version(small: Path) -> None:
+    engine = small.with_suffix(".bare.engine")
+    build(small, engine, exclude_lean_runtime=True, **OPTIONS)
+    if NEXT[LEAN]:
+        with pytest.raises(EngineMismatch, match="exclude_lean_runtime"):
+            Session(engine)
+        return
+    inputs = np.ones((2, 8, 32, 32), np.float32)
+    with Session(engine, trust_host_code=False) as session:
+        assert session.run({"x": inputs})["y"].shape == (2, 16, 32, 32)
+
+
+def test_plain_plans_are_refused(small: Path, tmp_path: Path) -> None:
+    engine = small.with_suffix(".plain.engine")
+    build(small, engine, version_compatible=False, **OPTIONS)
+    with pytest.raises(EngineMismatch, match="version_compatible=True"):
+        Session(engine)
+    alone = tmp_path / "alone.engine"  # whose manifest doesn't say how it was built
+    shutil.copyfile(engine, alone)
+    try:
+        with Session(alone) as session:
+            session.run({"x": np.ones((1, 8, 32, 32), np.float32)})
+        rows.append(("a plain plan without its manifest", "runs", "the table in trt/compatibility.py says it doesn't"))
+    except TrtoptError as error:
+        rows.append(("a plain plan without its manifest", "refused", str(error).replace("|", "/")))
+
+
+def test_the_library_to_embed_comes_from_the_wheel(small: Path) -> None:
+    """Nothing on the loader's path leads to it, as for users of pip."""
+    engine = small.with_suffix(".wheel.engine")
+    options = {"version_compatible": True, **OPTIONS}
+    told = ask("build", model=small, output=engine, options=options, library_path=False)
+    rows.append(
+        ("a build with the library from the wheel", f"{told['seconds']:.0f} s", f"{engine.stat().st_size >> 20} MiB")
+    )
+    with Session(engine) as session:
+        assert session.run({"x": np.ones((1, 8, 32, 32), np.float32)})["y"].shape == (1, 16, 32, 32)
+
+
+def test_without_the_library_no_build_is_begun(small: Path) -> None:
+    engine, started = small.with_suffix(".none.engine"), time.monotonic()
+    lean = ("tensorrt_lean", "tensorrt_lean_libs", "tensorrt_lean_bindings")
+    with pytest.raises(AssertionError, match=r"UnsupportedRequest: .*pip install tensorrt_lean==8\.6\.0"):
+        options = {"version_compatible": True, **OPTIONS}
+        ask("build", model=small, output=engine, options=options, without=lean, library_path=False)
+    rows.append(("refused without the library", f"{time.monotonic() - started:.1f} s", "with the start of a process"))
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32])
+@pytest.mark.parametrize("name", ["fp16", "int8 Q/DQ"])
+def test_results_and_latency_beside_the_full_runtime(
+    builds: Builds, inputs: Inputs, gpu: Device, tmp_path: Path, name: str, batch: int
+) -> None:
+    """Rows for the table; a shared GPU makes a limit on times fragile."""
+    photos, engine = inputs.photos["input"], builds[name].engine
+    images = np.concatenate([photos] * -(-batch // len(photos)))[:batch]
+    given = tmp_path / "given.npz"
+    np.savez(given, input=images)
+    times: dict[str, list[tuple[float, float]]] = {"full": [], "lean": []}
+    for _ in range(ROUNDS):
+        told = ask("time", engine=engine, inputs=given, iterations=300)
+        assert told["backend"] == "tensorrt8"
+        times["full"].append((told["gpu"], told["host"]))
+        with Session(engine) as session:
+            timing = session.time({"input": images}, iterations=300, warmup=50)
+            found = session.run({"input": images})["logits"]
+        times["lean"].append((timing.gpu.median, timing.host.median))
+    with np.load(given.with_suffix(".results.npz")) as full:
+        expected = full["logits"]
+    same = bool(np.array_equal(found, expected))
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2 * np.abs(expected).max())
+    gpu_full, gpu_lean = (statistics.median(item[0] for item in times[kind]) for kind in ("full", "lean"))
+    host_full, host_lean = (statistics.median(item[1] for item in times[kind]) for kind in ("full", "lean"))
+    note = (
+        f"full 8.6 {gpu_full:.4f} ms; host {host_lean:.4f} and {host_full:.4f} ms ({host_lean / host_full - 1:+.1%}); "
+    )
+    note += "same bits" if same else f"largest difference {np.abs(found - expected).max():.2g}"
+    rows.append((f"lean, {name}, batch {batch}", f"{gpu_lean:.4f} ms ({gpu_lean / gpu_full - 1:+.1%})", note))

@@ -1,0 +1,107 @@
+"""Which TensorRT runs which plan: the one table, and what it says in words.
+
+| plan of | built | runs on | known from |
+|---|---|---|---|
+| any | plainly | the very version that made it, and not lean | NVIDIA's documentation |
+| any | version-compatible, without the lean runtime | the very version, full or lean | run on an H200 (8.6.0) |
+| 8.6 | version-compatible | also later 8.x and 10.x, not 11 | run on an H200 (lean 10.16.1; lean 11.4 refuses it) |
+| 10 | version-compatible | also later 10.x and 11.x | NVIDIA's documentation |
+| 11 | version-compatible | also later 11.x | NVIDIA's documentation |
+
+TensorRT-RTX runs plans of its very version only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_NEXT = {8: 10, 10: 11}  # major version → the next one, which runs its version-compatible plans, too
+_FIRST = (8, 6)  # that makes version-compatible plans
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's numbers, without what follows them ("8.6.1.post1")."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found[0].split(".")) if found else ()
+
+
+@dataclass(frozen=True)
+class PlanOrigin:
+    """How a plan was made.
+
+    Attributes:
+        product: "TensorRT" or "TensorRT-RTX"; version: its own, such as "10.16.1.11".
+        compatible: it was built version-compatible.
+        carries: and with the lean runtime in it.
+    """
+
+    product: str
+    version: str
+    compatible: bool = False
+    carries: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.version}"
+
+
+def unread(made: PlanOrigin, here: str, *, lean: bool = False) -> str:
+    """Why version `here` of a plan's product doesn't run it, and what to do; empty: it does.
+
+    Args:
+        here: it may have fewer numbers than the plan's, as 8.6.0's module says three of four.
+        lean: it is the lean runtime.
+    """
+    plan, runtime = numbers(made.version), numbers(here)
+    parts = min(len(plan), len(runtime))
+    if lean and not made.compatible:
+        return "the lean runtime runs version-compatible plans only: build it with `version_compatible=True`"
+    if plan[:parts] == runtime[:parts]:
+        return ""
+    if made.product != "TensorRT":
+        return "build it again here, or install that version"
+    if not made.compatible:
+        return "build it again here, or with `version_compatible=True`, or install that version"
+    if not made.carries:
+        return (
+            f"it was built with `exclude_lean_runtime=True`, and so runs on {made} only, full or lean: build it without, or "
+            "install that version"
+        )
+    if runtime < plan:
+        return f"version-compatible plans run on later versions, not on earlier ones: install {made} or later"
+    if runtime[0] in (plan[0], _NEXT.get(plan[0])):
+        return ""
+    return f"version-compatible plans of {_short(plan)} run on {_later(plan)}: install one of these, or build it again"
+
+
+def runs_on(made: PlanOrigin) -> str:
+    """What runs a plan, in a line."""
+    if not made.compatible:
+        return str(made)
+    if not made.carries:
+        return f"{made}, full or lean"
+    return f"{made}, {_later(numbers(made.version))}, full or lean, if you trust it (`trust_host_code=True`)"
+
+
+def reads(here: str, *, lean: bool = False) -> str:
+    """Whose plans TensorRT `here` runs, in a line."""
+    runtime = numbers(here)
+    first = next((major for major, following in _NEXT.items() if following == runtime[0]), runtime[0])
+    oldest = f"{first}.{_FIRST[1] if first == _FIRST[0] else 0}"
+    own = f"version-compatible plans of {here}" if lean else f"plans of {here}"
+    if (latest := _short(runtime)) == oldest:
+        return own
+    those = "those" if lean else "version-compatible ones"
+    return f"{own}; {those} of {oldest} to {latest} that carry the lean runtime"
+
+
+def _short(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version[:2]))
+
+
+def _later(plan: tuple[int, ...]) -> str:
+    """Whose runtimes take version-compatible plans of this version, beside itself."""
+    following = _NEXT.get(plan[0])
+    beyond = _NEXT.get(following) if following else None
+    text = f"later {plan[0]}.x" + (f" and {following}.x" if following else "")
+    return f"{text} (not {beyond})" if beyond else text

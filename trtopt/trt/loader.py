@@ -1,0 +1,110 @@
+"""An installed TensorRT that loads plans; one that also builds them is a `trtopt.trt.generation.Generation`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from trtopt.core.errors import DeviceError
+from trtopt.cuda.device import Probe, probe
+from trtopt.trt import compatibility, plans
+from trtopt.trt.compatibility import PlanOrigin
+from trtopt.trt.messages import Collector
+from trtopt.trt.plans import LoadedEngine, RuntimeSettings
+
+
+class Loader:
+    """One installed TensorRT.
+
+    Attributes:
+        family: "tensorrt8", "tensorrt10", "tensorrt11" or "rtx"; of a lean runtime "lean8", "lean10" or "lean11".
+        product: whose plans it loads: "TensorRT" or "TensorRT-RTX".
+        version: as the module says it.
+        lean: it is TensorRT's lean runtime, which builds nothing.
+    """
+
+    family: str = ""
+    product: ClassVar[str] = "TensorRT"
+    lean: ClassVar[bool] = False
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.version = str(module.__version__)
+        self.family = self.family or f"{'lean' if self.lean else 'tensorrt'}{self.version.partition('.')[0]}"
+        self._collector = Collector(module)
+
+    def __str__(self) -> str:
+        return f"{self.product}{' lean' if self.lean else ''} {self.version}"
+
+    def gpu(self) -> Probe:
+        """What the NVIDIA driver says; asked before TensorRT, which may crash without a GPU."""
+        return probe()
+
+    def unread(self, made: PlanOrigin) -> str:
+        """Why it doesn't run a plan of its product, and what to do; empty: it does."""
+        return compatibility.unread(made, self.version, lean=self.lean)
+
+    def reads(self) -> str:
+        """Whose plans it runs, in a line."""
+        if self.product != "TensorRT":
+            return f"plans of {self.version}"
+        return compatibility.reads(self.version, lean=self.lean)
+
+    def describe(self) -> dict[str, Any]:
+        """As plain JSON values, for `trtopt version` and manifests."""
+        gpu = self.gpu()
+        return {
+            "family": self.family,
+            "product": str(self).rpartition(" ")[0],
+            "version": self.version,
+            "gpu": str(gpu.devices[0]) if gpu else None,
+            "can_build": False,
+            "why_not": "the lean runtime runs engines and builds none",
+            "reads": self.reads(),
+        }
+
+    def load(
+        self,
+        plan: bytes | memoryview,
+        name: str = "the plan",
+        *,
+        host_code: bool = False,
+        runtime_cache: bytes | None = None,
+        capture: bool = True,
+    ) -> LoadedEngine:
+        """Deserialize a plan on this machine's GPU.
+
+        Args:
+            name: how to call it in messages, such as its file name.
+            host_code: let a version-compatible plan run the code that it carries; only for plans from a trusted source.
+            runtime_cache: what `LoadedEngine.runtime_cache()` gave before (TensorRT-RTX); one that doesn't fit is a note.
+            capture: let TensorRT-RTX capture CUDA graphs; others leave that to the caller.
+
+        Raises:
+            UsageError: it carries such code, and `host_code` is False.
+            EngineMismatch: made by another product, version or for another GPU; both are named.
+            EngineError: not a plan, or damaged.
+            DeviceError: there is no usable GPU.
+        """
+        plans.check_maker(plan, self.product, self.version, name)
+        gpu = self.gpu()
+        if not gpu:  # 8.6's Runtime() ends the process without one
+            raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
+        with self._collector.collecting() as messages:
+            runtime = self.module.Runtime(self._collector.logger)
+            if host_code:
+                runtime.engine_host_code_allowed = True
+            engine = plans.deserialize(runtime, plan, self, name, messages)
+            settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
+        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting)
+
+    def _runtime_settings(
+        self, engine: Any, runtime: Any, cached: bytes | None, capture: bool
+    ) -> RuntimeSettings | None:
+        """How contexts of the engine are made, where that takes an IRuntimeConfig."""
+        return None
+
+
+class Lean(Loader):
+    """TensorRT's lean runtime, 8.6, 10 or 11: it has the runtime's classes, and no builder, parser or inspector."""
+
+    lean = True
