@@ -128,6 +128,7 @@ ARGUMENTS = {
     "core.shapes",
     "frontend.checkpoints",
     "core.shared_options",
+    "serving.bundle",
     "serving.server",
 }
 ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands", "diagnosis.contents"}
