@@ -179,6 +179,8 @@ def test_an_engine_brings_its_manifest_its_graph_and_its_tensorrt(
         "model/m.engine", "model/m.engine.json", "model/graph.onnx",
     }  # fmt: skip
     has(found.next, "trtopt run m.engine")
+    with pytest.raises(UsageError, match="version_compatible=True"):
+        trtopt.bundle(engine, tmp_path / "m.tar", wheel=[own], python=PYTHON, extras=["lean8"])
     engine.write_bytes(engine.read_bytes() + b"\0")
     with pytest.raises(EngineMismatch):
         trtopt.bundle(engine, tmp_path / "m.tar", wheel=[own], python=PYTHON)

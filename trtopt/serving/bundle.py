@@ -228,7 +228,14 @@ def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tu
             raise UsageError("`extras=` says what builds the model there: `extras=['trt8', 'gpu']`, or ['rtx', 'gpu']")
         table = "" if request.calib is None else f" --int8 --calib {Path(request.calib).name}"
         return tuple(request.extras), required, f"trtopt build {path.name}{table} -o {path.stem}.engine"
-    run = f"trtopt run {path.name} --data INPUTS.npz"
+    run = f"trtopt run {path.name} --input INPUTS.npz"
+    compatible = bool(manifest.spec.get("version_compatible"))
+    if any(name.startswith("lean") for name in request.extras) and not compatible:
+        raise UsageError(
+            f"the lean runtime runs plans that are built with `version_compatible=True`, and {path.name} isn't: build it so, or "
+            "leave `extras=` to the engine"
+        )
+    run += " --trust-host-code" if compatible and not manifest.spec.get("exclude_lean_runtime") else ""
     if request.extras:
         return tuple(request.extras), required, run + (" --backend onnxruntime" if "ort" in request.extras else "")
     maker = manifest.generation
