@@ -232,8 +232,8 @@ def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tu
     compatible = bool(manifest.spec.get("version_compatible"))
     if any(name.startswith("lean") for name in request.extras) and not compatible:
         raise UsageError(
-            f"the lean runtime runs plans that are built with `version_compatible=True`, and {path.name} isn't: build it so, or "
-            "leave `extras=` to the engine"
+            f"the lean runtime runs plans that are built with `version_compatible=True`, and {path.name} isn't: build it "
+            "so, or leave `extras=` to the engine"
         )
     run += " --trust-host-code" if compatible and not manifest.spec.get("exclude_lean_runtime") else ""
     if request.extras:
