@@ -345,6 +345,7 @@ class FakeEngine:
         self.num_io_tensors, self.num_optimization_profiles = len(tensors), len(profiles)
         self.contexts: list[FakeContext] = []
         self.shares, self.device_memory_size, self.layout = shares, 4096, "LINEAR"
+        self.lean = False  # whether its bindings lack the types of layouts and places
 
     def get_tensor_name(self, index: int) -> str:
         return self.names[index]
@@ -359,11 +360,23 @@ class FakeEngine:
         return _member(self.tensors[name][3])
 
     def get_tensor_location(self, name: str) -> SimpleNamespace:
+        self._typed()
         return _member(self.tensors[name][4])
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        return self.tensors[name][4] == "HOST"
 
     def get_tensor_format(self, name: str) -> SimpleNamespace:
         assert name in self.tensors
+        self._typed()
         return _member(self.layout)
+
+    def get_tensor_format_desc(self, name: str) -> str:
+        return "Row-major linear FP32 format" if self.layout == "LINEAR" else f"{self.layout} format"
+
+    def _typed(self) -> None:
+        if self.lean:
+            raise TypeError("Unable to convert function return value to a Python type!")
 
     def get_tensor_profile_shape(self, name: str, profile: int) -> list[tuple[int, ...]]:
         assert self.tensors[name][3] == "INPUT", "profiles are asked of inputs only"

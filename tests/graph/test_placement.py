@@ -340,6 +340,33 @@ def test_grouped_convolutions_whose_result_is_not_quantized(behind: list[onnx.No
     assert "grouped" in forced.quantized
 
 
+@pytest.mark.parametrize("out", ["grouped", "first"])
+def test_nothing_is_quantized_right_behind_a_floating_grouped_convolution(out: str) -> None:
+    proto = grouped(node("Relu", "b", "r"))
+    left_out = {"overrides": [Override(out, Precision.FP16)]}
+    assert "last" in points_of(proto, **left_out).quantized
+    points = points_of(proto, grouped="no such kernel", **left_out)
+    if out == "first":  # the grouped one still runs in INT8
+        assert {"grouped", "last"} <= set(points.quantized)
+        return
+    assert points.quantized == ("first",) and set(points.reads) == {"x"}
+    assert "grouped convolution in floating point" in {item.node: item.reason for item in points.kept}["last"]
+
+
+def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -> None:
+    nodes = [
+        node("Conv", "x w0", "a", "grouped", group=32, pads=[1, 1, 1, 1]),
+        node("Conv", "x w1", "b", "branch"),
+        node("Add", "b a", "s", "add"),
+        node("Conv", "s w2", "y", "last"),
+    ]
+    weights = {"w0": values(32, 1, 3, 3), "w1": values(32, 32, 1, 1), "w2": values(32, 32, 1, 1)}
+    proto = model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
+    left_out = {"overrides": [Override("grouped", Precision.FP16)]}
+    assert set(points_of(proto, **left_out).reads) == {"x", "a", "s"}
+    assert set(points_of(proto, grouped="no such kernel", **left_out).reads) == {"x", "s"}
+
+
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
     assert "grouped" in points_of(proto, grouped="no such kernel").quantized

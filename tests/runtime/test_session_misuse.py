@@ -160,6 +160,17 @@ def test_layouts_that_arrays_do_not_have_are_refused(cuda: FakeCuda, open_sessio
         open_session(engine)
 
 
+def test_bindings_that_lack_types_of_answers(cuda: FakeCuda, open_session: Open) -> None:
+    engine = adding_engine(cuda)
+    engine.lean = True
+    with open_session(engine) as session:
+        inputs = inputs_of(2)
+        np.testing.assert_array_equal(session.run(inputs)["y"], inputs["x"] + inputs["row"])
+    engine.layout = "CHW32"
+    with pytest.raises(EngineError, match=r"'x' is laid out as CHW32 format; arrays are LINEAR"):
+        open_session(engine)
+
+
 def test_batches_of_nothing_or_of_different_numbers(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda)) as session:
         with pytest.raises(UsageError, match=r"'x' 0, 'row' 3; one number of at least 1"):

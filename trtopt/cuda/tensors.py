@@ -171,13 +171,32 @@ def _describe(engine: Any, name: str) -> Tensor:
     kind = engine.get_tensor_dtype(name).name
     if kind not in DTYPES:
         raise EngineError(f"tensor {name!r} has type {kind}; allowed for inputs and outputs: {', '.join(DTYPES)}")
-    layout = engine.get_tensor_format(name).name
+    layout = _layout(engine, name)
     if layout != "LINEAR":
         raise EngineError(
             f"tensor {name!r} is laid out as {layout}; arrays are LINEAR: build the engine with linear inputs and outputs"
         )
     shape = tuple(int(size) for size in engine.get_tensor_shape(name))
-    return Tensor(name, numpy_dtype(DTYPES[kind]), shape, engine.get_tensor_location(name).name == "HOST")
+    return Tensor(name, numpy_dtype(DTYPES[kind]), shape, _on_host(engine, name))
+
+
+# The lean runtime's bindings lack the types of some answers, which then raise TypeError: 8.6.0's and 10.16.1's `TensorFormat`,
+# 8.6.0's `TensorLocation`.
+
+
+def _layout(engine: Any, name: str) -> str:
+    try:
+        return str(engine.get_tensor_format(name).name)
+    except TypeError:
+        described = str(engine.get_tensor_format_desc(name))  # such as "Row-major linear FP32 format"
+        return "LINEAR" if "linear" in described.lower() else described
+
+
+def _on_host(engine: Any, name: str) -> bool:
+    try:
+        return bool(engine.get_tensor_location(name).name == "HOST")
+    except TypeError:
+        return bool(engine.is_shape_inference_io(name))
 
 
 def _range(engine: Any, tensor: Tensor, index: int) -> ShapeRange:

@@ -8,7 +8,7 @@ kernel; inputs of one Concat share one scale; pooling reads INT8; nothing is qua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import onnx_ir as ir
@@ -25,6 +25,9 @@ SCALE_PRESERVING = frozenset({
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
+BEHIND_GROUPED = (
+    "its input comes right from a grouped convolution in floating point, which TensorRT 8.6 quantizes wrongly"
+)
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -70,6 +73,7 @@ class _Search:
     overrides: Sequence[Override]
     excluded: Mapping[str, str]
     barred: Mapping[str, str]
+    bare: Collection[str]  # tensors that nothing may read quantized
     reads: dict[str, list[tuple[str, int]]] = field(default_factory=dict)
     weights: list[Weight] = field(default_factory=list)
     quantized: list[ir.Node] = field(default_factory=list)
@@ -87,7 +91,7 @@ class _Search:
         value = node.inputs[slot]
         assert value is not None and value.name is not None and node.name is not None
         reader = (node.name, slot)
-        if reader not in (readers := self.reads.setdefault(value.name, [])):
+        if value.name not in self.bare and reader not in (readers := self.reads.setdefault(value.name, [])):
             readers.append(reader)
 
 
@@ -107,15 +111,21 @@ def find_points(
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
         excluded: operator → why the target can't run it quantized.
-        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can.
+        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can. Nor is the result
+            of one quantized there that runs in floating point: 8.6.0 then computes something else, without a word
+            (docs/results/accuracy.md).
     """
-    barred = dict[str, str]()
+    barred, bare = dict[str, str](), set[str]()
     while True:
-        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred))
-        giving = {str(node.name) for node in search.quantized if grouped and _gives_floats(search, node)}
-        if giving <= barred.keys():  # what is left of them was asked for by name
+        search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare))
+        quantized = set(search.quantized)
+        ends = {node: _end(node) for node in model.graph if grouped and _is_grouped(node)}
+        giving = {str(node.name) for node in ends if node in quantized and _gives_floats(search, ends[node])}
+        floats = {str(end.name) for node, end in ends.items() if node not in quantized and end.name in search.reads}
+        if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
             return search.points
         barred.update(dict.fromkeys(giving, grouped))
+        bare |= floats
 
 
 def _searched(search: _Search) -> _Search:
@@ -130,13 +140,20 @@ def _searched(search: _Search) -> _Search:
     return search
 
 
-def _gives_floats(search: _Search, node: ir.Node) -> bool:
-    """Whether it is a grouped convolution whose result, behind its activation if it has one, anybody reads unquantized."""
-    if node.op_type != "Conv" or attribute(node, "group", 1) == 1:
-        return False
+def _is_grouped(node: ir.Node) -> bool:
+    return node.op_type == "Conv" and bool(attribute(node, "group", 1) > 1)
+
+
+def _end(node: ir.Node) -> ir.Value:
+    """The result of a convolution, behind its activation if it has one."""
     value = node.outputs[0]
     while read_once(value) and (user := value.uses()[0].node).op_type in ("Relu", "Clip"):
         value = user.outputs[0]
+    return value
+
+
+def _gives_floats(search: _Search, value: ir.Value) -> bool:
+    """Whether anybody reads it unquantized."""
     quantized = search.reads.get(str(value.name), [])
     return value.is_graph_output() or any((str(use.node.name), use.idx) not in quantized for use in value.uses())
 
@@ -163,6 +180,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
         reason = search.excluded[node.op_type]
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
+    elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
+        reason = BEHIND_GROUPED
     elif is_constant(node.inputs[0]):
         reason = "its left operand is constant"
     elif weight is None and node.op_type != "MatMul":
