@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from trtopt.core.errors import (
         AccuracyLost as AccuracyLost,
         BackendError as BackendError,
+        BundleFailed as BundleFailed,
         BuildCancelled as BuildCancelled,
         BuildFailed as BuildFailed,
         Busy as Busy,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         OutputError as OutputError,
         PrecisionLost as PrecisionLost,
         ServerFailed as ServerFailed,
+        SignatureRefused as SignatureRefused,
         TrtoptError as TrtoptError,
         UnsupportedOperator as UnsupportedOperator,
         UnsupportedRequest as UnsupportedRequest,
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
         version as version,
     )
     from trtopt.engine.manifest import Manifest as Manifest, load_manifest as load_manifest
+    from trtopt.engine.signing import Signature as Signature, sign as sign
     from trtopt.engine.store import StoredEngine as StoredEngine
     from trtopt.engine.storekeeping import (
         StoreListing as StoreListing,
@@ -151,6 +154,7 @@ _HOMES = {
         "BackendError",
         "BuildCancelled",
         "BuildFailed",
+        "BundleFailed",
         "Busy",
         "CalibrationError",
         "DataError",
@@ -166,6 +170,7 @@ _HOMES = {
         "OutputError",
         "PrecisionLost",
         "ServerFailed",
+        "SignatureRefused",
         "TrtoptError",
         "UnsupportedOperator",
         "UnsupportedRequest",
@@ -216,6 +221,7 @@ _HOMES = {
     "runtime.profiling": ("LayerTime", "LayerTimes"),
     "runtime.session": ("MemoryReport", "Session", "SessionStats"),
     "runtime.timing": ("Spread", "Timing"),
+    "engine.signing": ("Signature", "sign"),
     "serving.bundle": ("Bundle", "BundledFile", "bundle"),
     "serving.repository": ("DeployedModel", "Deployment", "deploy_triton"),
     "serving.server": ("Server", "ServerEnd", "serve"),

@@ -29,7 +29,7 @@ from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
-from trtopt.engine.request import PruneStoreRequest, StoreRequest
+from trtopt.engine.request import PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest
 from trtopt.jobs.request import JobsRequest
@@ -643,6 +643,12 @@ def deploy_triton(result: Any, values: _Options) -> Iterator[str]:
         for note in model.notes:
             yield f"  {note}"
     yield f"trtopt serve {result.repo} serves it here"
+
+
+@_command(SignRequest, "trtopt sign model.engine --key key.pem")
+def sign(result: Any, values: _Options) -> Iterator[str]:
+    """Sign an engine and its manifest (Ed25519), for those who run it with --trusted-keys."""
+    yield f"{result.path}: signed by {result.key}"
 
 
 @_command(BundleRequest, "trtopt bundle model.engine -o model.tar --python 3.10")

@@ -45,7 +45,16 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     Raises:
         Damaged: it can't be read, isn't JSON, or is beyond the limits.
     """
-    return parsed_json(_content(path, JSON_LIMIT))
+    return parsed_json(read_document(path))
+
+
+def read_document(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of a JSON file.
+
+    Raises:
+        Damaged: it can't be read, or is beyond the limit.
+    """
+    return _content(path, JSON_LIMIT)
 
 
 def parsed_json(text: str | bytes) -> Any:

@@ -33,6 +33,12 @@ backend = partial(option, "auto", help="auto, tensorrt or rtx.")
 trust_host_code = partial(
     option, False, help="Run the library that a --version-compatible plan carries: if you trust it."
 )
+trusted_keys = partial(
+    option,
+    (),
+    help="Only engines that this public key has signed (trtopt sign); repeatable.",
+    metavar="KEY.pub.pem",
+)
 output_kind = partial(
     option,
     (),

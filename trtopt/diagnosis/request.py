@@ -59,6 +59,7 @@ class ProfileRequest:
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
+    trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT
 
 

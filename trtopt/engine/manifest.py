@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from trtopt.core.documents import Damaged, converted, path_in, read_json
+from trtopt.core.documents import Damaged, converted, parsed_json, path_in, read_document
 from trtopt.core.errors import EngineError, EngineMismatch, TrtoptError, UsageError
 from trtopt.core.files import existing_file, sha256_file, write_json
 from trtopt.core.values import Kept, LayerInfo, Precision, ShapeRange, TensorInfo, parse_targets
@@ -274,8 +274,11 @@ class Manifest:
             )
 
 
-def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
+def load_manifest(engine: str | os.PathLike[str], accept: Callable[[bytes], None] = lambda _: None) -> Manifest | None:
     """The manifest beside a plan, or None where there is none.
+
+    Args:
+        accept: sees the very bytes that are read, and raises where it doesn't take them.
 
     Raises:
         UsageError: the plan itself doesn't exist.
@@ -286,7 +289,9 @@ def load_manifest(engine: str | os.PathLike[str]) -> Manifest | None:
         return None
     again = "build the engine again"
     try:
-        content = read_json(path)
+        raw = read_document(path)
+        accept(raw)
+        content = parsed_json(raw)
     except Damaged as error:
         raise EngineError(f"{path} can't be read ({error}); {again}, or delete it to use the plan alone") from error
     said = content.get("format") if isinstance(content, dict) else None

@@ -1,12 +1,13 @@
-"""What looking after an engine store is asked for."""
+"""What looking after an engine store, and signing an engine, are asked for."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 from trtopt.core import shared_options as shared
-from trtopt.core.options import option
+from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
 
 
@@ -27,3 +28,19 @@ class PruneStoreRequest(StoreRequest):
     max_size: str | int | None = option(
         None, help="What may stay; default: $TRTOPT_STORE_MAX_SIZE, or 20GiB; 0: nothing.", metavar="20GB", typed=str
     )
+
+
+@dataclass(frozen=True)
+class SignRequest:
+    """The arguments of `trtopt.sign`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(
+        metadata=about(help="A plan with its manifest.", metavar="M.engine", typed=Path)
+    )
+    key: str | os.PathLike[str] = field(
+        metadata=about(
+            help="A private Ed25519 key; $TRTOPT_KEY_PASSWORD opens it.", metavar="KEY.pem", typed=Path, short="-k"
+        )
+    )
+    _: KW_ONLY
+    reporter: Reporter = SILENT

@@ -140,7 +140,7 @@ def bench(request: BenchRequest) -> BenchReport:
             a mapping without `preset` changes that.
         model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
         source: where PyTorch's module comes from, as for `export`.
-        trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        trust_host_code, trusted_keys: as for `Session`.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
@@ -161,7 +161,7 @@ def bench(request: BenchRequest) -> BenchReport:
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
-        options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code")}
+        options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code", "trusted_keys")}
         session = Session(path, contexts=max(4, request.streams), **options)
         stack.callback(session.close)
         notes = list(session.notes)

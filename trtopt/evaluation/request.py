@@ -84,4 +84,5 @@ class BenchRequest:
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
+    trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

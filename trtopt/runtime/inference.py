@@ -121,6 +121,7 @@ def run(request: RunRequest) -> RunResult:
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
+        trusted_keys: as for `Session`: run only an engine that one of these has signed.
 
     Raises:
         UsageError: not exactly one of `input` and `images`, a folder or file that isn't there, no image in a folder, or
@@ -140,6 +141,7 @@ def run(request: RunRequest) -> RunResult:
         "backend": request.backend,
         "device": request.device,
         "trust_host_code": request.trust_host_code,
+        "trusted_keys": request.trusted_keys,
     }
     with _folder(request.output) as folder, Session(path, **options) as session:
         if request.images is not None and request.preprocess is not None:

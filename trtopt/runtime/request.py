@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,4 +36,5 @@ class RunRequest:
     backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()
+    trusted_keys: Sequence[str | os.PathLike[str]] = shared.trusted_keys()
     reporter: Reporter = SILENT

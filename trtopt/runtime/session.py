@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.documents import converted
-from trtopt.core.errors import DeviceError, UsageError
+from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
 from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, chosen_builder, parse_size
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
@@ -34,6 +35,7 @@ from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, embedded_by, load_manifest
+from trtopt.engine.signing import check_signed
 from trtopt.engine.store import Entry
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
@@ -127,6 +129,8 @@ class Session:
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
             library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
+        trusted_keys: public Ed25519 keys (PEM files): open only an engine that one of them has signed (`trtopt.sign`), manifest
+            and plan as they are; such a one may carry a library. Empty: who made it isn't asked.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
             each does more with its share of them, since threads that wait for others spin.
 
@@ -137,7 +141,7 @@ class Session:
         UsageError: no such file, arguments that can't be right, or a plan that needs `trust_host_code`.
         DeviceError: no GPU, no driver, or not enough memory.
         EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
-        EngineError: the plan or its manifest is damaged.
+        EngineError: the plan or its manifest is damaged; SignatureRefused: no trusted key has signed it.
         NoBackend: the TensorRT that made it isn't installed.
     """
 
@@ -153,6 +157,7 @@ class Session:
         graphs: int = 16,
         memory: str | int | None = None,
         trust_host_code: bool = False,
+        trusted_keys: Sequence[str | os.PathLike[str]] = (),
         threads: int | None = None,
     ) -> None:
         choice(backend, BACKENDS, "backend")
@@ -168,7 +173,7 @@ class Session:
                 f"{self.engine.name} is an ONNX model, not an engine: build one from it with trtopt build; or, to run the "
                 "model itself on the CPU, ask for `backend='onnxruntime'`"
             )
-        self.manifest: Manifest | None = None if onnx else load_manifest(self.engine)
+        self.manifest: Manifest | None = None if onnx else _manifest(self.engine, trusted_keys)
         self.notes: list[str] = []
         self._process, self._forked = os.getpid(), False
         _opened.add(self)
@@ -186,7 +191,7 @@ class Session:
                 backend,
                 graphs,
                 self._limit,
-                trust_host_code,
+                trust_host_code or bool(trusted_keys),
             )
             self._use_gpus(*opened, contexts)
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
@@ -806,3 +811,12 @@ def _bytes(memory: str | int | None) -> int | None:
 def _wake(called: asyncio.Future[None]) -> None:
     if not called.done():
         called.set_result(None)
+
+
+def _manifest(engine: Path, trusted_keys: Sequence[str | os.PathLike[str]]) -> Manifest | None:
+    if not trusted_keys:
+        return load_manifest(engine)
+    found = load_manifest(engine, lambda content: check_signed(engine, content, trusted_keys))
+    if found is None:
+        raise SignatureRefused(f"{engine} has no manifest, which is what is signed: build it by trtopt, and sign it")
+    return found
