@@ -34,7 +34,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     lines = ["| what | measured | note |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     if report := os.environ.get("TRTOPT_GPU_REPORT"):
-        Path(report).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with Path(report).open("a", encoding="utf-8") as file:  # gpu_check may ask for several runs
+            file.write("\n".join(lines) + "\n\n")
         return
     terminalreporter.section("GPU")
     for line in lines:

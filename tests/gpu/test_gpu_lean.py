@@ -1,4 +1,4 @@
-"""What only the lean runtime can show: `TRTOPT_GPU_LEAN=8 scripts/gpu_check INPUTS` (or 10) runs it, and Session's tests on it.
+"""What only the lean runtime can show: `TRTOPT_GPU_LEAN="8 10" scripts/gpu_check INPUTS` runs it, and Session's tests on it.
 
 This process has the lean runtime alone; the full TensorRT 8.6, in one of its own (full_runtime.py), builds what runs here.
 """
