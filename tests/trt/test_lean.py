@@ -24,7 +24,7 @@ from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.engine.inspection import EngineReport
 from trtopt.trt import Loader, PlanOrigin, lean_library, loaders, plan_loader, select
-from trtopt.trt.compatibility import reads, runs_on, unread
+from trtopt.trt.compatibility import numbers, reads, runs_on, unread
 
 ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
 SPEC = BuildSpec(profiles=({"x": ROWS},), version_compatible=True)
@@ -332,7 +332,7 @@ print(plan is not None and Path(sys.argv[1]).read_bytes() in bytes(plan))
 def test_tensorrt_puts_that_library_into_the_plan(compiler: str, tmp_path: Path) -> None:
     """TensorRT-RTX, the one that builds without a GPU, has TensorRT's code for it, though no lean runtime to go with."""
     rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
-    major, minor, patch, *_ = map(int, rtx.__version__.split("."))
+    major, minor, patch, *_ = numbers(rtx.__version__)
     path = tmp_path / "wheel/lib_of_another_name.so"
     library(compiler, path, major * 1000 + minor * 100 + patch, "libnvinfer_lean.so.of.another.name")
     done = asked(tmp_path, str(path), script=BUILD)
