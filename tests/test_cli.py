@@ -187,6 +187,20 @@ def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(result.stdout)["trtopt"] == trtopt.__version__
 
 
+def test_a_graph_where_only_engines_run_is_no_internal_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def needing() -> None:
+        raise ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir")
+
+    monkeypatch.setattr(trtopt, "version", needing, raising=False)
+    monkeypatch.setattr(sys, "argv", ["trtopt", "version"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 1
+    assert "onnx_ir, which isn't installed: pip install onnx onnx-ir" in capsys.readouterr().err
+
+
 def test_an_unexpected_error_is_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,7 +23,7 @@ from trtopt.runtime.session import Session
 collect_ignore = ["test_gpu_lean.py"]
 if LEAN:
     collect_ignore = [f"test_gpu_{name}.py" for name in ("best", "cache", "kernels", "rearranged")]  # they build
-    for module in ("tensorrt", "tensorrt_rtx", *(("tensorrt_lean",) if LEAN == "10" else ())):
+    for module in ("tensorrt", "tensorrt_rtx", "tensorrt_lean" if LEAN == "10" else "tensorrt_lean_bindings"):
         sys.modules[module] = None  # type: ignore[assignment]
     trtopt.builder.construction.build = build
     Session.__init__.__kwdefaults__["trust_host_code"] = True  # the plans were built just now
@@ -34,7 +34,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     lines = ["| what | measured | note |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     if report := os.environ.get("TRTOPT_GPU_REPORT"):
-        Path(report).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with Path(report).open("a", encoding="utf-8") as file:  # gpu_check may ask for several runs
+            file.write("\n".join(lines) + "\n\n")
         return
     terminalreporter.section("GPU")
     for line in lines:

@@ -24,7 +24,7 @@ from trtopt.core.values import BuildSpec, ShapeRange
 from trtopt.core.version import to_install
 from trtopt.engine.inspection import EngineReport
 from trtopt.trt import Loader, PlanOrigin, lean_library, loaders, plan_loader, select
-from trtopt.trt.compatibility import reads, runs_on, unread
+from trtopt.trt.compatibility import numbers, reads, runs_on, unread
 
 ROWS = ShapeRange((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))
 SPEC = BuildSpec(profiles=({"x": ROWS},), version_compatible=True)
@@ -266,10 +266,10 @@ def library(compiler: str, path: Path, number: int, soname: str) -> None:
     subprocess.run(command, check=True)
 
 
-def asked(site: Path, version: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def asked(site: Path, *values: str, script: str = PRESENT, **environment: str) -> subprocess.CompletedProcess[str]:
     paths = os.pathsep.join([str(site), str(Path(trtopt.__file__).parents[1])])
     return subprocess.run(
-        [sys.executable, "-c", PRESENT, version],
+        [sys.executable, "-c", script, *values],
         env={**os.environ, "PYTHONPATH": paths, **environment},
         capture_output=True,
         text=True,
@@ -296,6 +296,47 @@ def test_a_wheels_library_is_found_under_the_name_that_tensorrt_asks_for(
     assert done.stdout.splitlines() == ["''", str(number), str(site / place)], done.stderr
     other = asked(site, version.replace(".1.11", ".2.3").replace("8.6.0", "8.6.1"))
     assert "isn't here" in other.stdout and f"{site / place} is of {version[:7].rstrip('.')}" in other.stdout
+
+
+def test_another_version_on_the_path_hides_that_of_a_wheel(compiler: str, tmp_path: Path) -> None:
+    """The loader gives TensorRT the one that it found first under this name."""
+    first, second = tmp_path / "lib/libnvinfer_lean.so.10", tmp_path / "tensorrt_lean_libs/libnvinfer_lean.so.10"
+    library(compiler, first, 100900, first.name)
+    library(compiler, second, 101601, second.name)
+    second.with_name("__init__.py").touch()
+    done = asked(tmp_path, "10.16.1.11", LD_LIBRARY_PATH=str(first.parent))
+    assert "(libnvinfer_lean.so.10 is of 10.9.0" in done.stdout.splitlines()[0], done.stderr
+
+
+BUILD = """
+import sys
+from pathlib import Path
+import tensorrt_rtx
+from trtopt.trt import lean_library
+
+lean_library._in_wheels = lambda major: iter([Path(sys.argv[1])])
+lean_library.library_name = lambda version: "libnvinfer_lean.so.1"  # what it asks for
+print(lean_library.problem(tensorrt_rtx.__version__, Path("nowhere")))
+logger = tensorrt_rtx.Logger()
+builder = tensorrt_rtx.Builder(logger)
+network, config = builder.create_network(0), builder.create_builder_config()
+network.mark_output(network.add_identity(network.add_input("x", tensorrt_rtx.float32, (2, 3))).get_output(0))
+config.num_compute_capabilities = 1
+config.set_compute_capability(tensorrt_rtx.ComputeCapability.SM89, 0)
+config.set_flag(tensorrt_rtx.BuilderFlag.VERSION_COMPATIBLE)
+plan = builder.build_serialized_network(network, config)
+print(plan is not None and Path(sys.argv[1]).read_bytes() in bytes(plan))
+"""
+
+
+def test_tensorrt_puts_that_library_into_the_plan(compiler: str, tmp_path: Path) -> None:
+    """TensorRT-RTX, the one that builds without a GPU, has TensorRT's code for it, though no lean runtime to go with."""
+    rtx = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    major, minor, patch, *_ = numbers(rtx.__version__)
+    path = tmp_path / "wheel/lib_of_another_name.so"
+    library(compiler, path, major * 1000 + minor * 100 + patch, "libnvinfer_lean.so.of.another.name")
+    done = asked(tmp_path, str(path), script=BUILD)
+    assert done.stdout.splitlines() == ["", "True"], done.stdout + done.stderr
 
 
 def test_a_library_on_the_path_serves_without_a_wheel(compiler: str, tmp_path: Path) -> None:

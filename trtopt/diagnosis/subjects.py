@@ -163,7 +163,11 @@ def _version(
             "error",
             f"{path} was made by {header}; {name} is here",
             f"it runs on {runs_on(made)}"
-            + ("" if manifest is not None or product == "tensorrt_rtx" else ", unless built to be version-compatible"),
+            + (
+                ""
+                if manifest or made.compatible or product == "tensorrt_rtx"
+                else ", unless built to be version-compatible"
+            ),
             to_get if manifest is None else rebuild,
         )
     elif release(version)[:3] != release(header.version)[:3]:

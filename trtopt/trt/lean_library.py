@@ -24,8 +24,7 @@ _held: list[ctypes.CDLL] = []  # never unloaded
 
 
 def library_name(version: str) -> str:
-    """What TensorRT asks the loader for (8.6.0 and TensorRT-RTX were seen to): with the whole version up to 9, the first
-    number later."""
+    """What TensorRT asks the loader for: 8 by the whole version, later ones by its first number (as TensorRT-RTX does)."""
     release = numbers(version)
     return "libnvinfer_lean.so." + ".".join(map(str, release[: 3 if release[0] < 10 else 1]))
 
@@ -37,15 +36,12 @@ def problem(version: str, folder: Path) -> str:
     Args:
         folder: of TensorRT's module, where it looks, too.
     """
-    name, others = library_name(version), list[str]()
-    for place in (name, str(folder / name)):
-        if (found := _version(place)) == numbers(version)[:3]:
+    name, wanted, others = library_name(version), numbers(version)[:3], list[str]()
+    for place in (name, folder / name, *_in_wheels(numbers(version)[0])):
+        found = _version(str(place))
+        if found == wanted and (place == name or (_load_as(name, str(place)) and _version(name) == wanted)):
             return ""
         others += [f"{place} is of {'.'.join(map(str, found))}"] if found else []
-    for path in _in_wheels(numbers(version)[0]):
-        if (found := _version(str(path))) == numbers(version)[:3] and _load_as(name, path):
-            return ""
-        others += [f"{path} is of {'.'.join(map(str, found))}"] if found else []
     return (
         f"`version_compatible=True` puts the lean runtime of TensorRT {version} into the plan, and {name} isn't here"
         f"{' (' + '; '.join(dict.fromkeys(others)) + ')' if others else ''}: {_to_install(version)}, or add "
@@ -83,16 +79,18 @@ def _version(library: str) -> tuple[int, ...] | None:
     return number // thousand, number % thousand // hundred, number % hundred
 
 
-def _load_as(name: str, path: Path) -> bool:
-    """Load the library `path` so that the loader knows it by `name`, which is neither its path nor its own name (SONAME).
+def _load_as(name: str, path: str) -> bool:
+    """Let the loader know the library `path`, already loaded by this path, by `name`, too, which isn't its own (SONAME).
 
     The loader learns such a name only when it finds the file by it. So it is let find a link of that name, by loading an empty
     library that needs it and says where to look (RUNPATH). No environment variable does this after a process has started.
+
+    TensorRT reads the library from the path by which it was loaded first: that must not be the link, which doesn't stay.
     """
     machine = _MACHINES.get(platform.machine())
     if machine is not None and not _knows(name):
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, name).symlink_to(path.resolve())
+            Path(folder, name).symlink_to(Path(path).resolve())
             asking = Path(folder, "asking.so")
             asking.write_bytes(_needing(name, machine))
             try:
