@@ -608,9 +608,7 @@ def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_sess
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), x.values + row.values)
         arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
-        for (
-            array
-        ) in arrays:  # more than there is room for graphs of this shape; the last one comes until the first is put out
+        for array in arrays:  # more than there is room for graphs of; the last one comes until the first is put out
             for _ in range(80):
                 result = session.run({"x": array, "row": row})["y"]
         assert session.stats().graphs == 4
