@@ -463,7 +463,8 @@ def test_arrays_that_say_the_same_have_one_view(changed: dict[str, Any]) -> None
 
 def test_a_view_keeps_no_array_of_others(stream: Any) -> None:
     """There may be hundreds of them; an array on the same memory is another one."""
-    for given in (_Gpu(), _CupyArray((2, 3), "f4", _CupyMemory(4096, 24, None, 0))):
+    for make in (_Gpu, lambda: _CupyArray((2, 3), "f4", _CupyMemory(4096, 24, None, 0))):
+        given: Any = make()
         gone = weakref.ref(given)
         found = view(given, 5)
         del given
