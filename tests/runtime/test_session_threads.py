@@ -593,6 +593,36 @@ def _counted(patch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.parametrize("stretch", [True, False])
+def test_the_default_stream_comes_before_what_is_written_into_memory_of_ours_alone(
+    cuda: FakeCuda, open_session: Open, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, stretch: bool
+) -> None:
+    """Such memory may have been read there; arrays of the caller's say themselves which streams they are used on."""
+    if stretch:
+        request.getfixturevalue("stretches")
+    else:
+        monkeypatch.setattr("trtopt.runtime.slot.available", lambda: False)
+    cuda.streams[1], done = [], list[int]()
+    held, _kept = driver(cuda, [], True)
+    with open_session(adding_engine(cuda), contexts=1) as session:
+        hold(session, held, 1)
+        device, values = session._gpus[0].device, inputs_of(4)
+        given = {name: OnGpu(device, array) for name, array in values.items()}
+        out = {"y": OnGpu(device, values["x"]), "s": OnGpu(device, values["x"][:, 0].copy())}
+        recalled = _counted(monkeypatch)
+        for _ in range(4):
+            session.run(given, out=out)
+            session.run(given)
+        cuda.push(1, partial(done.append, 1))
+        session.run(given, out=out)
+        assert not done
+        session.run(given)
+        assert done
+        assert recalled[-2:] == [True, True]
+        del given, out
+    del cuda.streams[1]
+
+
 def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_session: Open) -> None:
     with open_session(adding_engine(cuda), contexts=1, graphs=1) as session:
         device = session._gpus[0].device
@@ -608,9 +638,7 @@ def test_what_was_recalled_is_forgotten_with_its_graph(cuda: FakeCuda, open_sess
         result = session.run({"x": x, "row": row})["y"]
         np.testing.assert_array_equal(result.numpy(), x.values + row.values)
         arrays = [x, *(OnGpu(device, inputs_of(4, seed)["x"]) for seed in range(1, 6))]
-        for (
-            array
-        ) in arrays:  # more than there is room for graphs of this shape; the last one comes until the first is put out
+        for array in arrays:  # more than there is room for graphs of; the last one comes until the first is put out
             for _ in range(80):
                 result = session.run({"x": array, "row": row})["y"]
         assert session.stats().graphs == 4

@@ -208,17 +208,15 @@ def _from_cupy(array: Any) -> View | None:
     if type(array) is not cupy.ndarray or not getattr(array, "_c_contiguous", False):
         return None
     memory, stream = array.data, cupy.cuda.get_current_stream().ptr or LEGACY
-    said = memory.ptr, array.shape, array.dtype, memory.device_id, stream
-    known = _cupy_views.get(said)
-    if known is None:
-        if len(_cupy_views) >= _KNOWN:
-            _cupy_views.clear()
-        known = _cupy_views[said] = View(*said)
-    return known
+    return _known(memory.ptr, array.shape, array.dtype, memory.device_id, stream)
 
 
-_KNOWN = 256
-_cupy_views: dict[tuple[Any, ...], View] = {}
+@functools.lru_cache(256)
+def _known(
+    address: int, shape: Shape, dtype: np.dtype[Any], ordinal: int, stream: int | None, read_only: bool = False
+) -> View:
+    """One for all arrays that say the same, since it refers to none of them: the caller keeps the array."""
+    return View(address, shape, dtype, ordinal, stream, None, read_only)
 
 
 def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
@@ -232,7 +230,7 @@ def _from_interface(obj: Any, interface: dict[str, Any]) -> View:
     if pending == 0:  # forbidden there; the legacy stream is the safe reading
         pending = 1
     address, read_only = interface["data"]
-    return View(address or 0, shape, dtype, _ordinal(obj), pending, obj, bool(read_only))
+    return _known(address or 0, shape, dtype, _ordinal(obj), pending, bool(read_only))
 
 
 _of = functools.lru_cache(64)(np.dtype)

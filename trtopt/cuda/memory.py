@@ -104,12 +104,11 @@ class Blocks:
         """
         home = self._returned.get(nbytes)
         if home:  # the common case, short
-            last = len(home) - 1  # others append meanwhile
-            buffer, streams = home[last]
+            buffer, streams = returned = home.pop()
             if streams <= (_DEFAULT if followed else _NONE):
-                del home[last]
                 self._returned.move_to_end(nbytes)
                 return Block(buffer, home, streams)
+            home.append(returned)
         if home is None:
             if len(self._returned) >= _SIZES:
                 self._free(self._returned.popitem(last=False)[1])

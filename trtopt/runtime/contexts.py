@@ -59,15 +59,17 @@ class Recalled:
     """A call on arrays in GPU memory that came before, and that is a replay of a graph.
 
     Attributes:
-        streams: what may still make or read these arrays, and the default one, which memory of ours may have been read on.
+        streams: what may still make or read these arrays; and the default one, where memory of ours is written, which may have
+            been read on it.
         sizes: of the results that memory of ours is taken for, in bytes: of all, or of none.
-        replays: where those lie → the graph, and what asks for the streams and launches it (None: there can be none).
+        replays: where those lie → the graph; what asks for the streams and launches it, and what waits for it (None: there can
+            be none).
     """
 
     bound: BoundContext
     streams: tuple[int, ...]
     sizes: tuple[int, ...]
-    replays: dict[Locations, tuple[Replay, Stretch | None]] = field(default_factory=dict)
+    replays: dict[Locations, tuple[Replay, tuple[Stretch, Stretch] | None]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -386,14 +388,13 @@ class ContextCache:
         bound: BoundContext,
         streams: tuple[int, ...],
         taken: Locations,
-        replay: Replay,
-        start: Stretch | None,
+        replay: tuple[Replay, tuple[Stretch, Stretch] | None],
     ) -> None:
         """A call with that key and with the results at `taken` was this replay."""
         if key not in self.recalled and len(self.recalled) >= max(_REMEMBERED, self._for_graphs.most):
             self.recalled.clear()
         known = self.recalled.setdefault(key, Recalled(bound, streams, bound.sizes if taken else ()))
-        known.replays[taken] = replay, start
+        known.replays[taken] = replay
 
     def again(self, known: Recalled, replay: Replay) -> None:
         """Such a call comes again."""

@@ -154,9 +154,9 @@ class Slot:
         found = known.replays.get(tuple([block.address for block in blocks]))
         if found is None:
             return None
-        replay, start = found
+        replay, stretches = found
         self._dirty = True
-        if start is None or start.hold():
+        if stretches is None or stretches[0].hold():
             self.after(known.streams)
             self.launch(replay.raw, replay.address, self._raw, own)
         # The rest, while the GPU works.
@@ -170,7 +170,8 @@ class Slot:
                 array.owner.written(None, None)
         self.contexts.again(known, replay)
         self.replays += 1
-        self.wait(self._raw, own)
+        if stretches is None or stretches[1].run():
+            self.wait(self._raw, own)
         self._dirty = False
         return results
 
@@ -179,22 +180,19 @@ class Slot:
         replay.prepared = prepare([to for to, _ in copies], self.work(replay.address), landing)
         return replay.prepared
 
-    def work(self, graph: int, after: Sequence[int] = (), waits: bool = True) -> list[Row]:
+    def work(self, graph: int, after: Sequence[int] = ()) -> list[Row]:
         """Rows of a stretch: launch the graph at that address, and wait for it. Empty where there can be none.
 
         Args:
             after: streams. If one of them has work left, or another device is current, whose default stream would be asked,
                 this fails before the launch; the method of that name orders it then.
-            waits: else it only launches.
         """
         driver, here = self._driver, ctypes.addressof(self._here)
         if driver is None or not self._stretches or self._cuda.context is None:
             return []
         current = [calling(driver.getting, here), same(here, self._cuda.context)] if after else []
         idle = [calling(driver.querying, stream) for stream in after]
-        launched = calling(driver.launching, graph, self.own)
-        wait = [calling(driver.synchronizing, self.own)] if waits else []
-        return [*current, *idle, launched, *wait]
+        return [*current, *idle, calling(driver.launching, graph, self.own), calling(driver.synchronizing, self.own)]
 
     def _run(
         self,
@@ -250,9 +248,11 @@ class Slot:
         if min(locations, default=0) <= STAGED or len(taken) not in (0, len(results)):
             return
         views = [item for item in (*arrays, *results) if isinstance(item, View)]
-        streams = tuple({LEGACY, *(item.stream for item in views if item.stream is not None)} - {self.own})
-        rows = self.work(replay.address, streams, waits=False)
-        self.contexts.remember(key, bound, streams, taken, replay, Stretch(rows) if rows else None)
+        makers = {item.stream for item in views if item.stream is not None}
+        streams = tuple((makers | {LEGACY} if taken else makers) - {self.own})
+        rows = self.work(replay.address, streams)
+        stretches = (Stretch(rows[:-1]), Stretch(rows[-1:])) if rows else None
+        self.contexts.remember(key, bound, streams, taken, (replay, stretches))
 
     def _targets(
         self, bound: BoundContext, out: Mapping[str, Source] | None, on_gpu: bool, target: int
