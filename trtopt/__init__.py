@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from trtopt.diagnosis.page import Report as Report, report as report
     from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
     from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
+    from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
     from trtopt.engine.inspection import (
         EngineReport as EngineReport,
         ModelReport as ModelReport,
@@ -182,6 +183,7 @@ _HOMES = {
     "diagnosis.page": ("Report", "report"),
     "diagnosis.profiling": ("EngineProfile", "profile"),
     "diagnosis.report": ("DoctorReport", "doctor"),
+    "engine.difference": ("Differing", "EngineDifference"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
     "engine.store": ("StoredEngine",),
