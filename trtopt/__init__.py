@@ -106,6 +106,7 @@ if TYPE_CHECKING:
         ExportResult as ExportResult,
         export as export,
     )
+    from trtopt.frontend.proposal import InitResult as InitResult, init as init
     from trtopt.graph.output_kinds import Kind as Kind
     from trtopt.graph.passes.fold import FoldReport as FoldReport
     from trtopt.graph.passes.listing import ListedNode as ListedNode
@@ -201,6 +202,7 @@ _HOMES = {
     "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.verify": ("Accuracy", "Agreement", "verify"),
     "frontend.exporter": ("ExportComparison", "ExportResult", "export"),
+    "frontend.proposal": ("InitResult", "init"),
     "graph.output_kinds": ("Kind",),
     "graph.passes.fold": ("FoldReport",),
     "graph.passes.listing": ("ListedNode",),

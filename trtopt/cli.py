@@ -31,7 +31,7 @@ from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
-from trtopt.frontend.request import ExportRequest
+from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
@@ -295,6 +295,26 @@ def export(result: Any, values: _Options) -> Iterator[str]:
         yield f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
     if not result.verified:
         yield "  not compared with PyTorch"
+
+
+def _init(values: _Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.frontend.exporter import parse_input
+    from trtopt.frontend.factories import parse_argument
+
+    arguments = dict(map(parse_argument, values["factory_arg"])) if values["factory_arg"] else None
+    inputs = list(map(parse_input, values["inputs"])) if values["inputs"] else None
+    return trtopt.init(**{**values, "factory_arg": arguments, "inputs": inputs}, reporter=reporter)
+
+
+@_command(InitRequest, "trtopt init my_model.py:Net -o net.toml", call=_init)
+def init(result: Any, values: _Options) -> Iterator[str]:
+    """Write a recipe for a model of yours, with what was guessed and why; pipeline runs it."""
+    yield f"{result.recipe}: the file says over each guess what it comes from:"
+    for guess in result.guesses:
+        yield f"  - {guess}"
+    for number, command in enumerate(result.commands):
+        yield f"{'or' if number else 'next'}: {command}"
 
 
 @_command(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
