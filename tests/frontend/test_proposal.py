@@ -107,7 +107,7 @@ def test_what_is_given_is_taken(here: Path) -> None:
     recipe = load_recipe(made.recipe)
     assert [info.shape for info in recipe.inputs] == [("batch", 8), ("batch", 8)]
     assert recipe.source == "own.py:Sentences", "the file, so that pipeline sees a change"
-    assert recipe.options == {"width": 4} and recipe.data == here / "s.npz"
+    assert recipe.options == {"width": 4} and recipe.data == Path("s.npz")
     assert made.commands == ("trtopt pipeline new.toml -o new-out",)
 
 
