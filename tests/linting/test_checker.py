@@ -368,7 +368,7 @@ def test_a_map_at_the_end_is_told_without_a_librarys_error(tmp_path: Path) -> No
         [helper.make_value_info("z", helper.make_sequence_type_proto(table))],
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    save_model(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
     [found] = [item for item in check(tmp_path / "m.onnx").findings if item.code == "folding-incomplete"]
     assert "values that aren't tensors or sequences of them: z; leave these out" in found.message
     assert "Error" not in found.message and "report" not in str(found.hint)
