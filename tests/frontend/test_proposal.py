@@ -49,6 +49,10 @@ OWN = textwrap.dedent("""
         def forward(self, features):
             return self.out(self.rnn(features)[0])
 
+    class Masked(Sentences):
+        def forward(self, input_ids, attention_mask=None, position=None):
+            return super().forward(input_ids, attention_mask)
+
     class Puzzle(nn.Module):
         def forward(self, box):
             return box["image"]
@@ -74,6 +78,13 @@ def shapes(recipe: Recipe) -> dict[str, Any]:
             {
                 "ids": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
                 "mask": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+            },
+        ),
+        (
+            "Masked",
+            {
+                "input_ids": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+                "attention_mask": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
             },
         ),
         ("Digits", {"x": ("float32", ("batch", 1, 28, 28), "1x1x28x28,8x1x28x28,32x1x28x28")}),
@@ -122,6 +133,9 @@ def test_nothing_is_overwritten_unasked(here: Path) -> None:
 def test_what_cannot_be_is_refused(here: Path) -> None:
     with pytest.raises(UsageError, match=r"don't tell its inputs; forward takes: box.*`inputs='box:"):
         init("own.py:Puzzle")
+    for source, words in (("resnet50", "is a recipe already"), ("resnet18", "torchvision:NAME"), ("own.py", "own.py:")):
+        with pytest.raises(UsageError, match=words):
+            init(source)
     with pytest.raises(UsageError, match="ends in"):
         init("own.py:Digits", "d.yaml")
     with pytest.raises(UsageError, match=r"absent\.onnx"):

@@ -32,10 +32,11 @@ from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
-from trtopt.recipes.loader import load_recipe, package_file
+from trtopt.recipes.loader import known_recipes, load_recipe, package_file
 
 SIZES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512)  # pixels
 SEQUENCE = 16
+MASK = "attention_mask"  # optional in transformers' models
 TRIES = 200  # of a module's forward
 _TOKENS = re.compile(r"ids|mask|token")
 # What models are trained with most, from none to mean and deviation.
@@ -106,6 +107,12 @@ def init(request: InitRequest) -> InitResult:
         OutputError: the file can't be written.
     """
     text = os.fspath(request.source)
+    if text in known_recipes() or text.endswith(".toml"):
+        raise UsageError(f"{text} is a recipe already: trtopt pipeline {text} … runs it")
+    if ":" not in text and not text.endswith((".onnx", ".py")):
+        raise UsageError(
+            f"{text!r} names no model: give FILE.onnx, FILE.py:FACTORY, package.module:FACTORY or torchvision:NAME"
+        )
     stem = (
         re.sub(r"\W+", "_", Path(text).stem if text.endswith(".onnx") else text.rpartition(":")[2]).strip("_").lower()
     )
@@ -284,6 +291,7 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
     torch = require("torch", "torch", "looking at a module")
     takes = Arguments(source.module)
     names = takes.needed or takes.ordered[:1] or ["input"]
+    names = [*names, *(name for name in takes.named if name == MASK and name not in names)]  # padded batches need it
     places = [list(_candidates(torch, source.module, name)) for name in names]
     training = source.module.training
     source.module.eval()
@@ -291,7 +299,7 @@ def _tried(source: Source) -> tuple[tuple[TensorInfo, ...], str]:
         for count, infos in enumerate(itertools.product(*places)):
             if count == TRIES:
                 break
-            if _runs(torch, source.module, infos):
+            if _runs(torch, source.module, infos, named=bool(takes.named)):
                 seen = ", ".join(f"{info.name} {list(info.shape)}" for info in infos)
                 why = f"Found by calling the module: it takes {seen}"
                 if any(len(info.shape) == 4 for info in infos):
@@ -336,7 +344,7 @@ def _candidates(torch: Any, module: Any, name: str) -> Iterator[TensorInfo]:
     yield from dict.fromkeys(ordered or [TensorInfo(name, "float32", ("batch", 3, 224, 224))])
 
 
-def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo]) -> bool:
+def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo], named: bool) -> bool:
     """Whether the module takes such inputs, two samples and more than one length, and gives something for each sample."""
     lengths = (
         (SEQUENCE, SEQUENCE + 5)
@@ -355,7 +363,8 @@ def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo]) -> bool:
                 arrays.append(torch.from_numpy(np.ones(shape, info.dtype)))
         try:
             with torch.no_grad(), quiet():
-                result = module(*arrays)
+                by_name = named and len(arrays) > 1
+                result = module(**dict(zip((info.name for info in infos), arrays))) if by_name else module(*arrays)
         except Exception:  # whatever the user's code thinks of it
             return False
         tensors = [value for _, value in leaves(result) if isinstance(value, torch.Tensor)]
