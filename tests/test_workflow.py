@@ -13,6 +13,7 @@ from world import World, samples
 
 from trtopt import run
 from trtopt.core.errors import UsageError
+from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
@@ -89,6 +90,10 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     assert said.status == 1 and "outside the limit: " in said.out
     last = said.out.splitlines()[-1]
     assert last.startswith("next: trtopt tune ") and "--min-snr 90 " in last
+    photos = _recipe(folder, world, 'min_snr = 90\npreprocess = { preset = "imagenet", size = [32, 32], mean = 0.5 }')
+    write_crops("imagenet-crops", folder / "photos")
+    last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "photos")).splitlines()[-1]
+    assert f"--images {folder / 'photos'} --preprocess imagenet --size 32x32 --mean 0.5 --min-snr 90" in last
     unjudged = _recipe(folder, world, 'data = "own.npz"')
     assert pipeline(unjudged, folder / "out", target="sm89").agreement is None
 

@@ -131,15 +131,20 @@ class PipelineResult:
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
         given = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", str(engine), *given, *without_gpu])
+        return shlex.join(["trtopt", "run", str(engine), *given, *without_gpu])  # it knows how its images are prepared
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""
         if "data" in self.samples:
             return ["--data", str(self.samples["data"])]
         preprocess = self.samples["preprocess"]
-        named = ["--preprocess", preprocess] if isinstance(preprocess, str) else []
-        return ["--images", str(self.samples["images"]), *named]
+        keys = {"preset": preprocess} if isinstance(preprocess, str) else dict(preprocess or {})
+        words = ["--images", str(self.samples["images"])]
+        for name, value in keys.items():
+            flag = "--preprocess" if name == "preset" else f"--{name}"
+            mark = "x" if name == "size" else ","
+            words += [flag, mark.join(map(str, value)) if isinstance(value, list) else str(value)]
+        return words
 
 
 class _Entry(TypedDict):
