@@ -91,9 +91,9 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     last = said.out.splitlines()[-1]
     assert last.startswith("next: trtopt tune ") and "--min-snr 90 " in last
     photos = _recipe(folder, world, 'min_snr = 90\npreprocess = { preset = "imagenet", size = [32, 32], mean = 0.5 }')
-    write_crops("imagenet-crops", folder / "photos")
-    last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "photos")).splitlines()[-1]
-    assert f"--images {folder / 'photos'} --preprocess imagenet --size 32x32 --mean 0.5 --min-snr 90" in last
+    write_crops("imagenet-crops", folder / "crops")
+    last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "crops")).splitlines()[-1]
+    assert f"--images {folder / 'crops'} --preprocess imagenet --size 32x32 --mean 0.5 --min-snr 90" in last
     unjudged = _recipe(folder, world, 'data = "own.npz"')
     assert pipeline(unjudged, folder / "out", target="sm89").agreement is None
 

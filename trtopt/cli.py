@@ -466,7 +466,7 @@ def _difference_lines(found: Any) -> Iterator[str]:
     ):
         if nodes:
             some = f"{', '.join(nodes[:3])}{', …' * (len(nodes) > 3)}"
-            yield f"only in {name} in a layer with products: {len(nodes)} nodes ({some})"
+            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({some})"
     if found.same:
         yield "nothing differs of what is compared"
     for note in found.notes:

@@ -172,7 +172,7 @@ def test_the_command_fits_80_columns(tmp_path: Path, world: World) -> None:
     other = _made(tmp_path / "b.engine", [_layer(long, "fp16"), _layer("b", tactic="t2"), _layer("z")], scratch=1)
     said = world.run("inspect", this, "--diff", other)
     assert said.status == 0 and max(map(len, said.out.splitlines())) <= 80
-    assert "Run by (1)" in said.out and "only in b.engine in a layer with products: 1 nodes (z)" in said.out
+    assert "Run by (1)" in said.out and "only in b.engine in a layer with products: 1 node (z)" in said.out
     data = json.loads(world.run("inspect", this, "--diff", other, "--json").out)["difference"]
     assert [item["what"] for item in data["precision"]] == [long, "z"]
     listed = world.run("inspect", this, "--layers")
