@@ -7,10 +7,13 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from world import World, samples
 
 from trtopt import run
 from trtopt.core.errors import UsageError
+from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
@@ -58,6 +61,56 @@ def test_the_main_job_runs_once_and_agrees_with_fp32(tmp_path: Path) -> None:
     assert str(half).endswith(f"next: trtopt inspect {half.files['engine']}")
     assert half.agreement is not None
     assert half.agreement["snr_db"] > 40
+
+
+def _recipe(folder: Path, world: World, more: str = "") -> Path:
+    path = folder / "own.toml"
+    path.write_text(f"""description = "a small network"
+source = "{world.model.name}"
+{more}
+[inputs.x]
+shape = ["n", 3, 32, 32]
+range = "1x3x32x32,2x3x32x32,4x3x32x32"
+""")
+    return path
+
+
+def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) -> None:
+    folder = world.model.parent
+    np.savez(folder / "own.npz", x=samples(16))
+    good = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 10\nmin_agreement = 0.5')
+    found = pipeline(good, folder / "out", target="sm89")
+    assert found.ok and found.agreement is not None and found.compared_on == "samples of those it was calibrated on"
+    assert "agreement with FP32 on 16 samples of those" in str(found) and "(limit 10)" in str(found)
+    assert f"--input {folder / 'own.npz'}" in str(found).splitlines()[-1]
+    again = pipeline(good, folder / "out", target="sm89")
+    assert {"check", "build", "verify"} <= set(again.skipped)
+    strict = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 90')
+    said = world.run("pipeline", strict, "-o", folder / "out", "--target", "sm89")
+    assert said.status == 1 and "outside the limit: " in said.out
+    last = said.out.splitlines()[-1]
+    assert last.startswith("next: trtopt tune ") and "--min-snr 90 " in last
+    photos = _recipe(folder, world, 'min_snr = 90\npreprocess = { preset = "imagenet", size = [32, 32], mean = 0.5 }')
+    write_crops("imagenet-crops", folder / "crops")
+    last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "crops")).splitlines()[-1]
+    assert f"--images {folder / 'crops'} --preprocess imagenet --size 32x32 --mean 0.5 --min-snr 90" in last
+    unjudged = _recipe(folder, world, 'data = "own.npz"')
+    assert pipeline(unjudged, folder / "out", target="sm89").agreement is None
+
+
+def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> None:
+    folder = world.model.parent
+    bare = _recipe(folder, world)
+    with pytest.raises(UsageError, match=r"names nothing to calibrate on.*`data=F.npz`.*`precision='fp16'`"):
+        pipeline(bare, folder / "out", target="sm89")
+    np.savez(folder / "own.npz", x=samples(16))
+    assert pipeline(bare, folder / "out", target="sm89", data=folder / "own.npz").build.precision["int8"] == 2
+    with pytest.raises(UsageError, match="one of the two"):
+        pipeline(bare, folder / "out", images=folder, data=folder / "own.npz")
+    half = _recipe(folder, world, 'precision = "fp16"')
+    assert pipeline(half, folder / "out", target="sm89").build.precision["fp16"] == 2
+    with pytest.raises(UsageError, match=r"own\.toml: precision is 'int4'"):
+        pipeline(_recipe(folder, world, 'precision = "int4"'), folder / "out")
 
 
 def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from trtopt.diagnosis.page import Report as Report, report as report
     from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
     from trtopt.diagnosis.report import DoctorReport as DoctorReport, doctor as doctor
+    from trtopt.engine.difference import Differing as Differing, EngineDifference as EngineDifference
     from trtopt.engine.inspection import (
         EngineReport as EngineReport,
         ModelReport as ModelReport,
@@ -108,6 +109,7 @@ if TYPE_CHECKING:
         ExportResult as ExportResult,
         export as export,
     )
+    from trtopt.frontend.proposal import InitResult as InitResult, init as init
     from trtopt.graph.output_kinds import Kind as Kind
     from trtopt.graph.passes.fold import FoldReport as FoldReport
     from trtopt.graph.passes.listing import ListedNode as ListedNode
@@ -189,6 +191,7 @@ _HOMES = {
     "diagnosis.page": ("Report", "report"),
     "diagnosis.profiling": ("EngineProfile", "profile"),
     "diagnosis.report": ("DoctorReport", "doctor"),
+    "engine.difference": ("Differing", "EngineDifference"),
     "engine.inspection": ("EngineReport", "ModelReport", "VersionReport", "inspect", "version"),
     "engine.manifest": ("Manifest", "load_manifest"),
     "engine.store": ("StoredEngine",),
@@ -206,6 +209,7 @@ _HOMES = {
     "evaluation.per_layer": ("LayerAgreement",),
     "evaluation.verify": ("Accuracy", "Agreement", "verify"),
     "frontend.exporter": ("ExportComparison", "ExportResult", "export"),
+    "frontend.proposal": ("InitResult", "init"),
     "graph.output_kinds": ("Kind",),
     "graph.passes.fold": ("FoldReport",),
     "graph.passes.listing": ("ListedNode",),

@@ -29,9 +29,9 @@ from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
-from trtopt.engine.request import PruneStoreRequest, SignRequest, StoreRequest
+from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
-from trtopt.frontend.request import ExportRequest
+from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
@@ -213,16 +213,26 @@ def _told(value: Any) -> Any:
     return spoken(value, _FLAGS) if isinstance(value, str) else value
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], *, width: int = 200) -> None:
+    """Print a table.
 
-    table = Table(*map(visible, columns), title=visible(title), title_justify="left", show_edge=False)
+    Args:
+        width: in columns, where the output is no terminal; what is longer is continued on the next line.
+    """
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    table = Table(
+        *(Column(visible(name), overflow="fold") for name in columns),
+        title=visible(title),
+        title_justify="left",
+        show_edge=False,
+    )
     for row in rows:
         table.add_row(*(visible(_told(cell)) for cell in row))
     console = Console(file=styled(sys.stdout), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # a log has no width of its own: don't cut names short
+        console.width = width  # a log has no width of its own: don't cut names short
     console.print(table)
 
 
@@ -286,6 +296,26 @@ def export(result: Any, values: _Options) -> Iterator[str]:
         yield f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
     if not result.verified:
         yield "  not compared with PyTorch"
+
+
+def _init(values: _Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.frontend.exporter import parse_input
+    from trtopt.frontend.factories import parse_argument
+
+    arguments = dict(map(parse_argument, values["factory_arg"])) if values["factory_arg"] else None
+    inputs = list(map(parse_input, values["inputs"])) if values["inputs"] else None
+    return trtopt.init(**{**values, "factory_arg": arguments, "inputs": inputs}, reporter=reporter)
+
+
+@_command(InitRequest, "trtopt init my_model.py:Net -o net.toml", call=_init)
+def init(result: Any, values: _Options) -> Iterator[str]:
+    """Write a recipe for a model of yours, with what was guessed and why; pipeline runs it."""
+    yield f"{result.recipe}: the file says over each guess what it comes from:"
+    for guess in result.guesses:
+        yield f"  - {guess}"
+    for number, command in enumerate(result.commands):
+        yield f"{'or' if number else 'next'}: {command}"
 
 
 @_command(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
@@ -395,17 +425,71 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
 
 
-@dataclass(frozen=True)
-class _InspectRequest:
-    engine: Path = field(metadata=about(help="A TensorRT plan, or an ONNX file.", metavar="MODEL.engine", typed=Path))
-
-
-@_command(_InspectRequest, "trtopt inspect model.engine")
+@_command(InspectRequest, "trtopt inspect model.engine --diff other.engine")
 def inspect(report: Any, values: _Options) -> Iterator[str]:
-    """Say what an engine file is and what it runs, or what an ONNX file holds."""
+    """Say what an engine file is and what it runs, or what an ONNX file holds; or what differs between two engines."""
     import trtopt
 
-    return _model_lines(report) if isinstance(report, trtopt.ModelReport) else _engine_lines(report)
+    if isinstance(report, trtopt.ModelReport):
+        yield from _model_lines(report)
+    elif report.difference is not None:
+        yield from _difference_lines(report.difference)
+    else:
+        yield from _engine_lines(report)
+        if values["layers"]:
+            yield from _layer_lines(report.layers)
+
+
+def _difference_lines(found: Any) -> Iterator[str]:
+    names = [found.this.name, found.other.name]
+    if names[0] == names[1]:
+        names = [str(found.this), str(found.other)]
+    both = [item for item in found.precision if None not in (item.this, item.other)]
+    parts = (
+        ("What differs", "", found.facts),
+        ("Runs in", "node", both),
+        ("Reads and writes", "node", found.formats),
+        ("Run by", "node", found.tactics),
+    )
+    for title, first, rows in parts:
+        if rows:
+            shown = rows[:MOST_KEPT] if first else rows
+            cells = [(item.what, _cell(item.this), _cell(item.other)) for item in shown]
+            _table(f"{title} ({len(rows)})", (first, *names), cells, width=80)
+            if len(rows) > len(shown):
+                print(f"{len(rows) - len(shown)} more: --json has all")
+    for name, nodes in zip(
+        names,
+        (
+            [item.what for item in found.precision if item.other is None],
+            [item.what for item in found.precision if item.this is None],
+        ),
+    ):
+        if nodes:
+            some = f"{', '.join(nodes[:3])}{', …' * (len(nodes) > 3)}"
+            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({some})"
+    if found.same:
+        yield "nothing differs of what is compared"
+    for note in found.notes:
+        yield f"note: {note}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    from textwrap import wrap
+
+    from trtopt.engine.difference import formats
+
+    for number, layer in enumerate(layers, 1):
+        yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper()}"
+        more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
+        for what, text in more.items():
+            yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()
 
 
 def _model_lines(report: Any) -> Iterator[str]:
@@ -446,8 +530,21 @@ def _engine_lines(report: Any) -> Iterator[str]:
             yield f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}"
         if manifest.comparison:
             yield f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}"
+    if line := ", ".join(
+        f"{what} {_binary(report.memory[key])}" for key, what in _HELD.items() if report.memory.get(key)
+    ):
+        yield f"  memory: {line}"
     for note in report.notes:
         yield f"  note: {note}"
+
+
+_HELD = {
+    "plan": "plan",
+    "workspace_limit": "workspace at most",
+    "scratch": "scratch of a context",
+    "inputs": "inputs at their largest",
+    "outputs": "outputs at their largest",
+}
 
 
 def _verify(values: _Options, reporter: Reporter) -> Any:
@@ -717,6 +814,8 @@ def _engines(count: int) -> str:
 
 
 def _binary(nbytes: int) -> str:
+    if nbytes < 1 << 20:
+        return f"{nbytes / 2**10:.1f} KiB"
     return f"{nbytes / 2**20:.1f} MiB" if nbytes < 1 << 30 else f"{nbytes / 2**30:.1f} GiB"
 
 

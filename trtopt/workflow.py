@@ -6,18 +6,18 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
-from trtopt.core.documents import Damaged, converted, read_json
+from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.values import MIN_AGREEMENT, Precision, choice
+from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
 from trtopt.data import open_data
@@ -33,6 +33,7 @@ from trtopt.recipes.loader import Recipe, load_recipe
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.session import Session
 
+COMPARED = 64  # samples
 CALIBRATION = "calibration"  # folder for a recipe's images, in the output folder
 
 
@@ -44,9 +45,12 @@ class PipelineResult:
         files: what → path.
         sizes: what → bytes.
         build: the engine's result.
-        agreement: the quantized graph against FP32 on the recipe's labelled images (`Agreement.describe()`), or None.
+        agreement: the quantized graph against FP32 (`Agreement.describe()`) on the recipe's labelled images, or, where the
+            recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
         skipped: stages that were up to date.
+        limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
+        samples: what was calibrated on, as options of `build`.
     """
 
     name: str
@@ -57,6 +61,19 @@ class PipelineResult:
     timing: Mapping[str, Any] | None
     not_run: str
     skipped: tuple[str, ...]
+    limits: Limits | None = None
+    compared_on: str = ""
+    samples: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> list[str]:
+        """What of the agreement is outside the limits."""
+        return [] if self.agreement is None else (self.limits or Limits()).missed(self.agreement)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is outside the recipe's own limits."""
+        return self.limits is None or not self.missed
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,6 +84,8 @@ class PipelineResult:
             "agreement": self.agreement,
             "timing": self.timing,
             "not_run": self.not_run,
+            "compared_on": self.compared_on,
+            "missed": self.missed,
             "up_to_date": list(self.skipped),
         }
 
@@ -77,17 +96,20 @@ class PipelineResult:
         ]
         if self.agreement is not None:
             found = self.agreement
-            line = f"agreement with FP32 on {found['samples']} labelled photos: "
+            limits = self.limits or Limits()
+            line = f"agreement with FP32 on {found['samples']} {self.compared_on}: "
             if found["top1_agreement"] is None:
-                line += f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR:g})"
+                line += (
+                    f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR if limits.min_snr is None else limits.min_snr:g})"
+                )
             else:  # dB don't judge classes
-                line += f"same class for {found['top1_agreement']:.0%} (limit {MIN_AGREEMENT:.0%}), "
+                line += f"same class for {found['top1_agreement']:.0%} (limit {limits.min_agreement:.0%}), "
                 line += f"{float(found['snr_db']):.1f} dB"
             old, new = found["reference_accuracy"], found["candidate_accuracy"]
             if old and new:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
-            lines += [f"outside the limit: {text}" for text in Limits().missed(found)]
+            lines += [f"outside the limit: {text}" for text in self.missed]
         if self.timing is not None:
             lines.append(f"on this GPU: {json.dumps(self.timing)}")
         else:
@@ -99,10 +121,30 @@ class PipelineResult:
 
     def _next(self) -> str:
         engine = self.files["engine"]
+        if not self.ok and "calibration" in self.files and self.limits is not None:
+            table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
+            model = [str(self.files["ONNX"]), "-o", str(tuned), "--calib", str(table), *self._data()]
+            limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
+            asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
+            return shlex.join(["trtopt", "tune", *model, *asked]) + " keeps the layers that lose most out of it"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
-        return shlex.join(["trtopt", "run", str(engine), "--images", str(engine.parent / CALIBRATION), *without_gpu])
+        given = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
+        return shlex.join(["trtopt", "run", str(engine), *given, *without_gpu])  # it knows how its images are prepared
+
+    def _data(self) -> list[str]:
+        """The samples as flags of `tune`."""
+        if "data" in self.samples:
+            return ["--data", str(self.samples["data"])]
+        preprocess = self.samples["preprocess"]
+        keys = {"preset": preprocess} if isinstance(preprocess, str) else dict(preprocess or {})
+        words = ["--images", str(self.samples["images"])]
+        for name, value in keys.items():
+            flag = "--preprocess" if name == "preset" else f"--{name}"
+            mark = "x" if name == "size" else ","
+            words += [flag, mark.join(map(str, value)) if isinstance(value, list) else str(value)]
+        return words
 
 
 class _Entry(TypedDict):
@@ -170,7 +212,8 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
 
     Args:
         recipe: its name, or a file.
-        precision: "int8", "fp8", "fp16", "bf16" or "fp32".
+        precision: "int8", "fp8", "fp16", "bf16" or "fp32"; default: the recipe's, else INT8.
+        images, data: what to calibrate on instead of the recipe's own.
         method, target, backend: as for `build`.
         report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
 
@@ -180,8 +223,21 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     reporter = request.reporter
     if request.report is not None:
         page.ready()
-    chosen = Precision(choice(request.precision, [str(item) for item in Precision], "`precision=`"))
+    every = [str(item) for item in Precision]
+    if request.precision is not None:
+        choice(request.precision, every, "`precision=`")
     model = load_recipe(request.recipe)
+    chosen = Precision(
+        choice(request.precision or model.precision or "int8", every, f"the recipe {model.path}: precision")
+    )
+    limits = Limits.of(model.min_agreement, model.min_snr)
+    if request.images is not None and request.data is not None:
+        raise UsageError("`images=` and `data=`: give one of the two")
+    if chosen.quantized and not (request.images or request.data or model.images or model.data or model.calibration):
+        raise UsageError(
+            f"the recipe {model.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
+            "needs none, `precision='fp16'`"
+        )
     folder = made_folder(request.output)
     if request.report is not None:
         check_writable(request.report)
@@ -191,7 +247,7 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     ledger.run(
         "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
     )
-    images = _calibration_images(model, folder) if chosen.quantized else None
+    samples = _samples(model, request, folder)
     engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
     graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
     wanted = BuildRequest(
@@ -208,8 +264,8 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         classes=model.classes,
         reporter=reporter,
     )
-    if images is not None:
-        wanted = replace(wanted, images=images, preprocess=model.preprocess, method=request.method)
+    if chosen.quantized:
+        wanted = replace(wanted, **samples, method=request.method)
     built = construct(wanted)
     files["manifest"] = built.manifest
     if built.cached:
@@ -219,10 +275,25 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
     manifest = load_manifest(engine)
     kinds = (manifest.output_kinds if manifest else None) or {}
-    agreement = _agreement(model, clean, graph, kinds, ledger, reporter)
-    timing, not_run = _timed(model, clean, engine, request.backend)
+    photos = model.labelled_files()
+    compared_on = "labelled photos" if photos else "samples of those it was calibrated on" if limits else ""
+    real: dict[str, Any] = {"images": list(photos), "preprocess": model.preprocess} if photos else dict(samples)
+    agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter) if compared_on and real else None
+    timing, not_run = _timed(real, clean, engine, request.backend)
     sizes = {what: path.stat().st_size for what, path in files.items()}
-    result = PipelineResult(model.name, files, sizes, built, agreement, timing, not_run, tuple(ledger.skipped))
+    result = PipelineResult(
+        model.name,
+        files,
+        sizes,
+        built,
+        agreement,
+        timing,
+        not_run,
+        tuple(ledger.skipped),
+        limits,
+        compared_on if agreement is not None else "",
+        samples,
+    )
     if request.report is None:
         return result
     page.report(engine, request.report, results=[result], calib=files.get("calibration"), reporter=reporter)
@@ -256,52 +327,60 @@ def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> A
     return report.to_json()
 
 
-def _calibration_images(model: Recipe, folder: Path) -> Path:
-    if model.calibration is None:
-        raise UsageError(
-            f"the recipe {model.name} names no calibration images; run the stages one by one with your own: "
-            "trtopt build … --int8 --images DIR"
-        )
-    images = folder / CALIBRATION
-    write_crops(model.calibration, images)
-    return images
+def _samples(model: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
+    """What to calibrate on, as options of `build`; empty: nothing is known."""
+    data = request.data or (model.data if request.images is None else None)
+    if data is not None:
+        return {"data": Path(data)}
+    images = request.images or model.images
+    if images is None and model.calibration is not None:
+        images = folder / CALIBRATION
+        write_crops(model.calibration, images)
+    return {} if images is None else {"images": Path(images), "preprocess": model.preprocess}
 
 
 def _agreement(
-    model: Recipe, clean: Path, graph: Path, kinds: Mapping[str, str], ledger: _Ledger, reporter: Reporter
-) -> Mapping[str, Any] | None:
-    photos = model.labelled_files()
-    if not photos:
-        return None
-
+    samples: Mapping[str, Any],
+    labelled: bool,
+    clean: Path,
+    graph: Path,
+    kinds: Mapping[str, str],
+    ledger: _Ledger,
+    reporter: Reporter,
+) -> Mapping[str, Any]:
     def work() -> Any:
-        with reporter.phase("compare with FP32 on labelled photos"):
-            batches = open_data(
-                load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=4, limit=None
-            )
-            labels = [int(path.stem.rpartition("_")[2]) for path in photos]  # NAME_NN_LABEL.png
+        with reporter.phase("compare with FP32"):
+            most = None if labelled else COMPARED
+            batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
+            labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
             return verify(clean, graph, batches, labels=labels, output_kind=kinds).describe()
 
     key = {
         "clean": sha256_file(clean),
         "graph": sha256_file(graph),
-        "photos": [path.name for path in photos],
+        "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
         "kinds": dict(kinds),
     }
     found = ledger.run("verify", key, [], work, _Agreement)
     return dict(found)
 
 
-def _timed(model: Recipe, clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:
-    """The engine's times on this machine's GPU with the recipe's own photos, or why there are none."""
+def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:
+    """What the samples are, by the files' contents."""
+    place = samples.get("data") or samples["images"]
+    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    return {"files": [sha256_file(path) for path in files], "preprocess": plain(samples.get("preprocess"))}
+
+
+def _timed(samples: Mapping[str, Any], clean: Path, engine: Path, backend: str) -> tuple[Mapping[str, Any] | None, str]:
+    """The engine's times on this machine's GPU with real samples, or why there are none."""
     gpu = probe()
     if not gpu:
         return None, gpu.reason
-    photos = model.labelled_files()
-    if not photos:
-        return None, "the recipe names no images to run it on"
+    if not samples:
+        return None, "the recipe names nothing to run it on"
     try:
-        batches = open_data(load_model(clean).inputs, images=list(photos), preprocess=model.preprocess, batch=8)
+        batches = open_data(load_model(clean).inputs, **samples, batch=8)
         with Session(engine, backend=backend) as session:
             return session.time(next(iter(batches))).describe(), ""
     except (BackendError, EngineError) as error:  # TensorRT-RTX refuses some GPUs that TensorRT takes

@@ -138,3 +138,24 @@ def test_the_crops_to_measure_on_show_no_photo_that_is_calibrated_on() -> None:
     assert len(evaluation.photos) == 20
     assert list(evaluation.photos) == sorted(evaluation.photos)
     assert not {path.read_bytes() for path in calibration.photos} & {path.read_bytes() for path in evaluation.photos}
+
+
+def test_lines_of_text_are_drawn_alike_each_time(tmp_path: Path) -> None:
+    first, again = (write_crops("text-lines", tmp_path / name) for name in ("a", "b"))
+    assert len(first) == 48
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    for path in first:
+        image = cv2.imread(str(path))
+        assert image is not None
+        assert image.shape == (48, 320, 3) and image.max() > 180
+        assert (image < 140).mean() > 0.01, "there is ink on it"
+    assert len({path.read_bytes() for path in first}) == 48
+
+
+@pytest.mark.parametrize("change", ["width = 8", 'photos = ["package:skimage/data/coffee.png"]'])
+def test_words_that_cannot_be_drawn_are_refused(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "own.toml"
+    width = "" if "width" in change else "width = 64\n"
+    path.write_text(f'count = 1\nseed = 0\nsize = 32\nwords = ["a"]\n{width}{change}\n')
+    with pytest.raises(UsageError, match="words go without photos"):
+        load_crops(path)

@@ -202,7 +202,7 @@ COMMANDS = {
     ],
     "python3 -m polygraphy run m.onnx --trt --onnxrt --atol 1e-3 --save-engine e.engine --tf32": [
         "trtopt build m.onnx -o e.engine",
-        "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET",
+        "trtopt verify m.onnx e.engine --images DIR --preprocess PRESET --min-snr 20",
     ],
     "polygraphy convert d.onnx -o d.engine --tf32 --trt-min-shapes X:[1,3] --trt-opt-shapes X:[1,3] --trt-max-shapes X:[1,3] "
     "--trt-min-shapes X:[1,3] --trt-opt-shapes X:[4,3] --trt-max-shapes X:[32,3]": [

@@ -161,6 +161,14 @@ def test_files_that_are_no_plans(tmp_path: Path, on: Callable[..., None], here: 
     assert found(path)["weights-not-plan"] == f"trtopt export my_model.py:Net --weights {path} -o MODEL.onnx"
     path.write_bytes(b"")
     assert set(found(path)) == {"no-plan"}
+    for start, what in (
+        (b"", "empty (0 bytes), no TensorRT plan"),
+        (b"\x89PNG\r\n", "a PNG image"),
+        (b"%PDF-1", "a PDF"),
+    ):
+        path.write_bytes(start)
+        [finding] = [item for item in trtopt.doctor(path).findings if item.code == "no-plan"]
+        assert f"{path} is {what}" in finding.fact
     path.write_bytes(b"anything else")
     assert set(found(path)) == {"no-plan"}
     path.write_bytes(plan(**RTX)[:200])

@@ -42,6 +42,7 @@ Place = tuple[Any, ...]
 KINDS: tuple[Any, ...] = (None, True, 7, 0.5, "text", [], {})
 # The kinds that a place takes besides the one that is there.
 OPTIONAL = {
+    "scratch",
     *("preprocess", "calibration", "graph", "graph_file", "classes", "comparison", "output_kinds"),
     *("generation.gpu", "source.path", "spec.workspace", "spec.optimization_level", "spec.timing_cache"),
 }
@@ -93,7 +94,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
         candidates = (Candidate("int8", "1 of 1", 1.0, times, None), Candidate("fp16", "", 1.0, times, None))
         compared = Comparison("GPU", "real samples", None, candidates, True, Limits(), "int8", "INT8 kept", "k")
         prepared = {"size": [32, 32], "mean": [0.1, 0.2, 0.3], "std": [1.0, 2.0, 3.0]}
-        content |= {"preprocess": Preprocess.load(prepared).describe(), "warnings": ["a warning"]}
+        content |= {"preprocess": Preprocess.load(prepared).describe(), "warnings": ["a warning"], "scratch": 4096}
         content["comparison"] = compared.describe()
         content["kept"] = content["kept"] or [{"node": "n", "op": "Conv", "precision": "fp16", "reason": "r"}]
         content = json.loads(json.dumps(content))

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch  # noqa: TID251
 from torch import nn  # noqa: TID251
+from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
 from torchvision.models.detection.ssd import SSD
 
 import trtopt.frontend.exporter
 from trtopt.core.errors import DataError, ExportMismatch, ModelError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.frontend.exporter import ExportResult, export, parse_input
+from trtopt.frontend.modules import open_source
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
 
@@ -383,7 +385,6 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (Net(), {"inputs": {"x": (1, 3, 8, 8)}, "output_names": ["a", "b"]}, UsageError, "gives 1 output (output)"),
         (Two(), {"inputs": {"a": (1, 3)}}, UsageError, "`inputs='b:"),
         (Two(), {}, UsageError, "forward takes: a, b"),
-        ("torchvision:ssd300_vgg16", {}, UsageError, "NMS"),
         (Detector(), {"inputs": {"images": (1, 3, 64, 64)}}, UsageError, "NMS"),
         ("torchvision:fasterrcnn_resnet50_fpn", {}, UsageError, "backbone"),
         ("torchvision:quantized_resnet18", {}, UsageError, "torchvision:resnet18"),
@@ -424,3 +425,20 @@ def test_inputs_as_text() -> None:
     for wrong in ("input", "input:", ":1x3", "input:0x3", "input:1x3:floot", "a:b:c:d"):
         with pytest.raises(UsageError):
             parse_input(wrong)
+
+
+def test_a_torchvision_detector_is_exported_up_to_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(**_: Any) -> Any:
+        backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 16, 1))
+        backbone.out_channels = [8]  # type: ignore[assignment]
+        anchors = DefaultBoxGenerator([[2]])
+        return SSD(backbone, anchors, (64, 96), 5, image_mean=[0.5] * 3, image_std=[0.25] * 3)
+
+    monkeypatch.setattr("torchvision.models.get_model_builder", lambda name: small)
+    result = export("torchvision:ssd300_vgg16", tmp_path / "m.onnx")
+    assert [(item.name, item.shape) for item in result.inputs] == [("images", ("batch", 3, 96, 64))]
+    assert [item.name for item in result.outputs] == ["bbox_regression", "cls_logits"]
+    assert result.verified and any("ends in NMS" in note and "96×64" in note for note in result.notes)
+    source = open_source("torchvision:ssd300_vgg16", None)
+    assert isinstance(source.preprocess, dict) and source.preprocess["mean"] == [0.5] * 3
+    assert (source.preprocess["size"], source.preprocess["resize"]) == ([96, 64], "stretch")

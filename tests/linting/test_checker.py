@@ -356,3 +356,19 @@ def test_samples_show_what_is_not_a_number() -> None:
     assert (finding.node, finding.message) == ("log", "gives 384 values that aren't finite")
     with pytest.raises(UsageError, match="choose one"):
         check(proto, data={"x": np.ones((2, 3, 8, 8))}, images="photos")
+
+
+def test_a_map_at_the_end_is_told_without_a_librarys_error(tmp_path: Path) -> None:
+    """As sklearn's converters end classifiers: ZipMap gives a sequence of maps."""
+    table = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    graph = helper.make_graph(
+        [helper.make_node("ZipMap", ["x"], ["z"], "zip", domain="ai.onnx.ml", classlabels_int64s=[0, 1, 2])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
+        [helper.make_value_info("z", helper.make_sequence_type_proto(table))],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    save_model(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "m.onnx")
+    [found] = [item for item in check(tmp_path / "m.onnx").findings if item.code == "folding-incomplete"]
+    assert "values that aren't tensors or sequences of them: z; leave these out" in found.message
+    assert "Error" not in found.message and "report" not in str(found.hint)

@@ -6,10 +6,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trtopt.core.errors import MissingDependency, UsageError
+from trtopt.data import open_data
 from trtopt.data import samples as crops
 from trtopt.frontend.exporter import export
 from trtopt.recipes.classnames import load_classes
@@ -52,9 +54,15 @@ def test_every_recipe_loads_and_is_in_the_table(name: str) -> None:
 
 
 def test_the_known_recipes() -> None:
-    assert {"efficientnet-lite0", "resnet50", "mobilenet_v3_large", "vit_b_16", "minilm", "rapidocr-det"} <= set(
-        known_recipes()
-    )
+    assert {
+        "efficientnet-lite0",
+        "resnet50",
+        "mobilenet_v3_large",
+        "vit_b_16",
+        "minilm",
+        "rapidocr-det",
+        "rapidocr-rec",
+    } <= set(known_recipes())
 
 
 def test_lite0_names_its_labelled_photos() -> None:
@@ -139,6 +147,9 @@ def test_a_recipe_by_path(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ('colour = "red"', ["unknown key 'colour'", "known:"]),
+        ('images = "x"\ndata = "y"', ["images and data", "only one"]),
+        ('data = "none.npz"', ["none.npz", "doesn't exist"]),
+        ("min_snr = 'much'", ["min_snr is 'much'", "a number"]),
         ("opset = true", ["opset is True", "a whole number"]),
         ('outputs = "logits"', ["can't be read"]),
         ("[inputs.other]\nsize = [1]", ["inputs.other", "unknown key 'size'"]),
@@ -160,6 +171,31 @@ def test_wrong_keys_and_values_are_refused(tmp_path: Path, change: str, words: l
 def test_what_is_missing_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match=r"source|description|can't be read"):
         load_recipe(written(tmp_path, text))
+
+
+def test_samples_preprocessing_and_limits_of_a_recipe(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text('preset = "imagenet"')
+    (tmp_path / "photos").mkdir()
+    keys = 'images = "photos"\nprecision = "fp8"\nmin_snr = 25\nmin_agreement = 0.9\npreprocess = "own.toml"\n'
+    recipe = load_recipe(written(tmp_path, keys + GOOD))
+    assert (recipe.images, recipe.precision) == (tmp_path / "photos", "fp8")
+    assert (recipe.min_snr, recipe.min_agreement, recipe.preprocess) == (25, 0.9, str(tmp_path / "own.toml"))
+    recipe = load_recipe(written(tmp_path, 'preprocess = { preset = "yolo", size = [64, 64] }\n' + GOOD))
+    assert recipe.preprocess == {"preset": "yolo", "size": [64, 64]}
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_every_recipe_has_samples_that_fit_its_inputs(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name)
+    given: dict[str, Any] = {"data": recipe.data}
+    if recipe.calibration is not None:
+        crops.write_crops(recipe.calibration, tmp_path / "images")
+        given = {"images": tmp_path / "images", "preprocess": recipe.preprocess}
+    batch = next(iter(open_data(recipe.inputs, **given, batch=2)))
+    for info in recipe.inputs:
+        low, high = recipe.ranges[info.name].min, recipe.ranges[info.name].max
+        shape = batch[info.name].shape
+        assert all(least <= size <= most for least, size, most in zip(low, shape, high)), shape
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

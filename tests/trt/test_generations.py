@@ -49,6 +49,7 @@ PROBED = {
         "IProgressMonitor",
         "NetworkDefinitionCreationFlag.STRONGLY_TYPED",
         "HardwareCompatibilityLevel.SAME_COMPUTE_CAPABILITY",
+        "ICudaEngine.device_memory_size_v2",
         "BuilderFlag.STRIP_PLAN",
         "DataType.BF16",
         "DataType.INT4",

@@ -33,12 +33,17 @@ def test_dump() -> None:
             "convolution",
             Precision.INT8,
             ("a, LayerType: b, [odd] conv", "relu"),
+            ("Int8 (NHWC) Channel major format",),
+            ("Float z",),
+            "__myelin_CASK_STUB",
         ),
-        LayerInfo("__myl_FcAddSilu_myl0_15", "matmul", Precision.FP16, ("mm",)),
-        LayerInfo("__myl_CorrMulAdd_myl0_3", "convolution", Precision.BF16, ("depthwise",)),
-        LayerInfo("up_myl0_9", "deconvolution", Precision.FP32, ("up",)),
-        LayerInfo("fc_myl0_6", "matmul", Precision.FP8, ("fc", "dq")),
-        LayerInfo("__myl_MulCastReluMean_myl0_5", "other", Precision.FP16, ()),
+        LayerInfo("__myl_FcAddSilu_myl0_15", "matmul", Precision.FP16, ("mm",), ("Half x",), ("Half x",), "t"),
+        LayerInfo(
+            "__myl_CorrMulAdd_myl0_3", "convolution", Precision.BF16, ("depthwise",), ("BFloat16 x",), ("Float x",), "t"
+        ),
+        LayerInfo("up_myl0_9", "deconvolution", Precision.FP32, ("up",), ("Float x",), ("Float x",), "t"),
+        LayerInfo("fc_myl0_6", "matmul", Precision.FP8, ("fc", "dq"), ("FP8 x",), ("Half x",), "t"),
+        LayerInfo("__myl_MulCastReluMean_myl0_5", "other", Precision.FP16, (), ("Int64 x", "Half x"), ("Int8 x",), "t"),
     )
 
 
@@ -119,12 +124,15 @@ def test_inspector_of_86() -> None:
             "Name": "conv1.weight + QuantizeLinear_7 + Conv_9 + Relu_10",
             "LayerType": "CaskConvolution",
             "ParameterType": "Convolution",
+            "TacticName": "sm80_xmma_fprop_implicit_gemm_interleaved_i8i8",
+            "TacticValue": "0x9cd5cdc35441c505",
             "Inputs": [{"Name": "x", "Format/Datatype": int8}],
             "Outputs": [{"Name": "y", "Format/Datatype": "Row major linear FP32"}],
         },
         {
             "Name": "Gemm_20",
             "LayerType": "CaskGemmConvolution",
+            "TacticValue": "0x0000000000020318",
             "ParameterType": "Convolution",
             "Inputs": [{"Name": "x", "Format/Datatype": "Channel major FP16 format where channel % 8 == 0"}],
             "Outputs": [],
@@ -161,6 +169,9 @@ def test_inspector_of_86() -> None:
         ("other", "fp16", ("Sigmoid_3", "Mul_4")),
         ("deconvolution", "fp32", ("Deconv_5",)),
     ]
+    first, second, *_ = from_inspector(text, ops).layers
+    assert (first.reads, first.writes) == ((int8,), ("Row major linear FP32",))
+    assert (first.tactic, second.tactic) == ("sm80_xmma_fprop_implicit_gemm_interleaved_i8i8", "0x0000000000020318")
 
 
 def test_inspector_of_10_and_later() -> None:
@@ -173,10 +184,9 @@ def test_inspector_of_10_and_later() -> None:
         },
         {"Name": "fc_myl0_3", "LayerType": "gemm", "Inputs": [{"Name": "x", "Datatype": "FP8", "Format": "Row major"}]},
     )
-    assert [(layer.kind, str(layer.precision)) for layer in from_inspector(text).layers] == [
-        ("convolution", "int8"),
-        ("matmul", "fp8"),
-    ]
+    layers = from_inspector(text).layers
+    assert [(layer.kind, str(layer.precision)) for layer in layers] == [("convolution", "int8"), ("matmul", "fp8")]
+    assert layers[0].reads == ("Int8 Thirty-two wide channel vectorized row major",)
 
 
 def test_an_entry_of_the_inspector_that_cannot_be_read() -> None:

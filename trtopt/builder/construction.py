@@ -650,6 +650,7 @@ class _Build:
                 classes=self.classes,
                 output_kinds=self._kinds(self.classes),
                 safety=None if self.safety is None else self.safety.describe(),
+                scratch=built.scratch,
                 compute_capabilities=list(built.targets) or ([device.compute_capability] if device else []),
             )
             partial_manifest.write_bytes(json_bytes(asdict(manifest)))

@@ -20,8 +20,8 @@ from trtopt.core.errors import EngineError
 from trtopt.core.temporary import scratch
 from trtopt.core.values import LayerInfo, Precision
 from trtopt.engine.manifest import HEAVY
+from trtopt.trt.layers import profile_suffix
 
-_PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
 REGION = "ForeignNode"  # in the name of a layer that hides others
 SECONDS = 300
 # Attention (mha) has products, but no weights; __myl are kernels of several operators, three letters of each in the name.
@@ -112,7 +112,7 @@ def with_hidden(
     found = list(layers)
     for number, kernels in enumerate(runs):
         end = f" [profile {number}]" if number else ""
-        own = [layer for layer in layers if (_PROFILE.search(layer.name) or [""])[0] == end]
+        own = [layer for layer in layers if profile_suffix(layer.name) == end]
         told = Counter(layer.precision for layer in own if layer.kind in HEAVY)
         counts = Counter(filter(None, map(multiplies_in, kernels)))
         left = sum(count for item, count in (counts - told).items() if item is not wanted)

@@ -196,7 +196,7 @@ def suggested_shapes(
                 continue
             key = _dimension(info, axis)
             if key not in ranges:
-                ranges[key] = guess = _guess(info, axis, alone)
+                ranges[key] = guess = default_range(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis else "batch"
                 label = str(size) if str(size).isidentifier() else unnamed
                 guesses.append(f"{label} {','.join(map(str, guess))}")
@@ -217,7 +217,7 @@ def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
     return size if isinstance(size, str) and size not in ("", "?") else (info.name, axis)
 
 
-def _guess(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
+def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
     """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
     if axis == 0:
         return DEFAULT_BATCH if alone else (1, 1, 8)

@@ -324,12 +324,18 @@ class LayerInfo:
         kind: "convolution", "deconvolution", "matmul" or "other".
         precision: what it computes in (its input type).
         nodes: names of the ONNX nodes it came from, where the engine says.
+        reads, writes: type and format of each tensor, in TensorRT's words ("Int8 (NHWC) Channel major format"); empty: not
+            known, or of a manifest from before there were these fields.
+        tactic: name or number of the kernel that TensorRT chose; empty: not known.
     """
 
     name: str
     kind: str
     precision: Precision
     nodes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    tactic: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Calibration images from a data-set recipe, `crops/*.toml`: real crops of photos that installed packages carry."""
+"""Calibration images from a data-set recipe, `crops/*.toml`: real crops of photos that installed packages carry, or lines of
+text that are drawn here."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import os
 import shutil
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from trtopt.core.documents import Damaged, converted, read_toml
 from trtopt.core.errors import DataError, OutputError, UsageError, require
@@ -23,13 +25,16 @@ _MARK = "recipe.sha256"  # in a finished folder: what it was made from
 
 @dataclass(frozen=True)
 class CropRecipe:
-    """`count` square crops, `size` pixels wide, each a seeded choice of place and size in one of `photos`."""
+    """`count` square crops, `size` pixels wide, each a seeded choice of place and size in one of `photos`; or, of a recipe with
+    `words`, lines of these, `size` pixels high and `width` wide, in seeded fonts and grays, on paper that isn't quite even."""
 
-    photos: Annotated[tuple[Path, ...], list[str]]
     count: int
     seed: int
     size: int
-    scale: tuple[float, float]
+    photos: Annotated[tuple[Path, ...], list[str]] = ()
+    scale: tuple[float, float] = (1.0, 1.0)
+    words: tuple[str, ...] = ()
+    width: int = 0
     description: str = ""
     requires: str = ""
 
@@ -37,6 +42,7 @@ class CropRecipe:
     def digest(self) -> str:
         return sha256_json(
             [[sha256_file(path) for path in self.photos], self.count, self.seed, self.size, list(self.scale)]
+            + ([list(self.words), self.width] if self.words else [])
         )
 
 
@@ -65,8 +71,11 @@ def load_crops(name: str | os.PathLike[str]) -> CropRecipe:
     photos = [
         photo for path in references for photo in (sorted(path.parent.glob(path.name)) if "*" in path.name else [path])
     ]
-    if not photos or recipe.count < 1 or recipe.size < 1 or not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
-        raise UsageError(f"{path}: photos, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
+    if recipe.words and (photos or recipe.width < recipe.size or recipe.size < 16):
+        raise UsageError(f"{path}: words go without photos, with a size of at least 16 and a width of at least that")
+    drawn = bool(photos or recipe.words)
+    if not drawn or recipe.count < 1 or recipe.size < 1 or not 0 < recipe.scale[0] <= recipe.scale[1] <= 1:
+        raise UsageError(f"{path}: photos or words, count and size must be there, and 0 < scale[0] ≤ scale[1] ≤ 1")
     return replace(recipe, photos=tuple(photos))
 
 
@@ -115,12 +124,37 @@ def _write(recipe: CropRecipe, folder: Path) -> None:
             raise DataError(f"the photo {path} {image}")
         photos.append(image)
     for number in range(recipe.count):
-        photo = photos[number % len(photos)]
-        height, width = photo.shape[:2]
-        side = max(1, int(min(height, width) * random.uniform(*recipe.scale)))
-        top, left = int(random.integers(0, height - side + 1)), int(random.integers(0, width - side + 1))
-        crop = photo[top : top + side, left : left + side, ::-1]
-        kind = cv2.INTER_AREA if side > recipe.size else cv2.INTER_CUBIC
-        crop = cv2.resize(np.ascontiguousarray(crop), (recipe.size, recipe.size), interpolation=kind)
-        if not cv2.imwrite(str(folder / f"crop_{number:03}.png"), crop):
+        if recipe.words:
+            image = _line(cv2, random, recipe)
+        else:
+            image = _crop(cv2, random, recipe, photos[number % len(photos)])
+        if not cv2.imwrite(str(folder / f"crop_{number:03}.png"), image):
             raise OutputError(f"can't write {folder / f'crop_{number:03}.png'}")
+
+
+def _crop(cv2: Any, random: np.random.Generator, recipe: CropRecipe, photo: NDArray[np.uint8]) -> Any:
+    height, width = photo.shape[:2]
+    side = max(1, int(min(height, width) * random.uniform(*recipe.scale)))
+    top, left = int(random.integers(0, height - side + 1)), int(random.integers(0, width - side + 1))
+    crop = photo[top : top + side, left : left + side, ::-1]
+    kind = cv2.INTER_AREA if side > recipe.size else cv2.INTER_CUBIC
+    return cv2.resize(np.ascontiguousarray(crop), (recipe.size, recipe.size), interpolation=kind)
+
+
+def _line(cv2: Any, random: np.random.Generator, recipe: CropRecipe) -> Any:
+    """Words, as many as fit, as one who photographs a page gets them."""
+    size = (recipe.size, recipe.width)
+    paper = int(random.integers(190, 250)) + random.normal(0, 3, size)
+    fonts = (cv2.FONT_HERSHEY_SIMPLEX, cv2.FONT_HERSHEY_DUPLEX, cv2.FONT_HERSHEY_COMPLEX, cv2.FONT_HERSHEY_TRIPLEX)
+    font, scale = fonts[int(random.integers(len(fonts)))], recipe.size / 34 * random.uniform(0.8, 1.0)
+    text, margin = "", recipe.size // 6
+    for _ in range(20):
+        longer = f"{text} {recipe.words[int(random.integers(len(recipe.words)))]}".strip()
+        if cv2.getTextSize(longer, font, scale, 1)[0][0] > recipe.width - 2 * margin:
+            break
+        text = longer
+    ink = np.zeros(size, np.uint8)
+    cv2.putText(ink, text, (margin, round(recipe.size * 0.7)), font, scale, 255, 1 + int(recipe.size > 40), cv2.LINE_AA)
+    weight = cv2.GaussianBlur(ink, (3, 3), float(random.uniform(0.3, 0.9))) / 255.0
+    gray = paper * (1 - weight) + int(random.integers(0, 90)) * weight
+    return np.repeat(np.clip(gray, 0, 255).astype(np.uint8)[..., None], 3, axis=2)

@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
+from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
 from trtopt.engine.manifest import HEAVY, Manifest
 
 FORMAT = "trtopt.report/1"
 LEVELS = 127  # of INT8, on either side of 0
 BINS = 64  # of a histogram in the twin
-_CONVERTING = ("QuantizeLinear", "DequantizeLinear", "Cast", "CastLike")
 _ISLAND = 3  # layers, at most
 _PRECISIONS = ("int8", "fp8", "fp16", "bf16", "fp32")
 
@@ -120,7 +120,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "verdict": {
             "summary": subject.precision_summary,
             "asked": None if manifest is None else manifest.spec["precision"],
-            "for": _built_for(manifest),
+            "for": None if manifest is None else built_for(manifest),
             "accuracy": accuracy,
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
@@ -137,16 +137,10 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "latency": None if measured.bench is None else _latency(measured),
         "memory": _memory(subject),
         "warnings": _warnings(subject, layers),
-        "against": None if other is None else _against(subject, other, layers),
+        "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
         "unknown": unknown.entries,
     }
-
-
-def _built_for(manifest: Manifest | None) -> str | None:
-    if manifest is None:
-        return None
-    return ", ".join(manifest.targets) or manifest.generation["gpu"] or None
 
 
 # Layers ------------------------------------------------------------------------------------------------------------------
@@ -195,7 +189,7 @@ def _timed(subject: Subject) -> Sequence[TimedLayer]:
 
 def _converts(layer: Mapping[str, Any], ops: Mapping[str, str]) -> str | None:
     """ "only": it does nothing but change types or formats; "too": beside other work; None: it doesn't, or it isn't known."""
-    inside = [ops.get(node, node.rpartition("/")[2]) in _CONVERTING for node in layer["nodes"]]
+    inside = [ops.get(node, node.rpartition("/")[2]) in CONVERTING for node in layer["nodes"]]
     if layer["kind"] != "other":
         return None
     if re.search(r"reformat|copynode", layer["name"], re.I) or (inside and all(inside)):
@@ -493,54 +487,25 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
 # Two builds --------------------------------------------------------------------------------------------------------------
 
 
-def _against(subject: Subject, other: Subject, layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _against(subject: Subject, other: Subject) -> dict[str, Any]:
     """What differs, this engine's value first."""
-    values = [_facts(each) for each in (subject, other)]
-    rows = [
-        {"what": key, "this": values[0].get(key), "other": values[1].get(key)}
-        for key in dict.fromkeys((*values[0], *values[1]))
-        if values[0].get(key) != values[1].get(key)
+    found = [
+        differing(*(of(each) for each in (subject, other))) for of in (_facts, lambda each: precisions(_layers(each)))
     ]
-    mine, theirs = _by_node(layers), _by_node(_layers(other))
-    nodes = [
-        {"node": node, "this": mine.get(node), "other": theirs.get(node)}
-        for node in dict.fromkeys((*mine, *theirs))
-        if mine.get(node) != theirs.get(node)
-    ]
-    return {"engine": other.engine.name, "facts": rows, "nodes": nodes}
-
-
-def _by_node(layers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Of what is in a layer with products: the node and its precision."""
-    found: dict[str, str] = {}
-    for layer in layers:
-        if layer["kind"] in HEAVY:
-            for node in layer["nodes"]:
-                if node.rpartition("/")[2] not in _CONVERTING:
-                    found.setdefault(node, str(layer["precision"]))
-    return found
+    return {
+        "engine": other.engine.name,
+        "facts": [plain(item) for item in found[0]],
+        "nodes": [{"node": item.what, "this": item.this, "other": item.other} for item in found[1]],
+    }
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
     """What two builds can be compared by, in words."""
-    manifest = subject.manifest
-    facts: dict[str, Any] = {"bytes of the plan": subject.nbytes, "runs in": subject.precision_summary}
-    if manifest is not None:
-        facts |= {f"asked: {name}": plain(value) for name, value in manifest.spec.items()}
-        facts |= {
-            f"multiply-accumulates in {name.upper()}": share for name, share in _ordered(manifest.coverage).items()
-        }
-        facts |= {
-            "layers": len(manifest.layers),
-            "product": f"{manifest.generation['product']} {manifest.generation['version']}",
-            "built for": _built_for(manifest),
-            "model (sha256)": manifest.source["sha256"],
-            "calibration": (manifest.calibration or {}).get("digest"),
-            "seconds to build": manifest.seconds,
-        }
-    facts["accuracy"] = "; ".join(_accuracy(subject)) or None
-    facts["speed"] = "; ".join(_speed(subject)) or None
-    return facts
+    return facts(subject.nbytes, subject.precision_summary, subject.manifest) | {
+        "seconds to build": None if subject.manifest is None else subject.manifest.seconds,
+        "accuracy": "; ".join(_accuracy(subject)) or None,
+        "speed": "; ".join(_speed(subject)) or None,
+    }
 
 
 def _provenance(subject: Subject) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from trtopt.core.documents import plain
@@ -123,7 +124,10 @@ def profile(request: ProfileRequest) -> EngineProfile:
     path = existing_file(request.engine, "the engine")
     if request.backend == "onnxruntime" or not (found := probe()):
         why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else found.reason
-        raise DeviceError(f"timing the layers of {path.name} needs an NVIDIA GPU: {why}")
+        raise DeviceError(
+            f"timing the layers of {path.name} needs an NVIDIA GPU: {why}; without one, "
+            f"trtopt inspect {quote(str(path))} --layers tells each one's precision, formats and kernel"
+        )
     for output in (request.csv, request.trace):
         if output is not None:
             check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))

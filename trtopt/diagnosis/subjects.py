@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 CHECKING = 600.0  # seconds for `check`, of a large model on a slow machine
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _START = 4096
+_OTHERS = {  # what files begin with that are taken for a plan
+    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"GIF8": "a GIF image", b"RIFF": "a WebP, WAV or AVI file",
+    b"%PDF": "a PDF document", b"\x1f\x8b": "a gzip archive", b"\x93NUMPY": "a NumPy array", b"\x7fELF": "a program or library",
+    b"\x80": "a pickle, perhaps an old PyTorch checkpoint", b"<": "a web page", b"{": "JSON, perhaps a manifest",
+}  # fmt: skip
 _FIELDS = (b"\x12", b"\x1a", b"\x22", b"\x28", b"\x32", b"\x3a", b"\x42")  # of an ONNX model, behind its IR version
 _BACKENDS = {"tensorrt": "tensorrt", "tensorrt_rtx": "rtx"}  # module → backend
 
@@ -109,11 +114,20 @@ def _no_plan(path: Path, start: bytes) -> HostFinding:
             "TensorRT builds from ONNX",
             f"trtopt export my_model.py:Net --weights {name} -o MODEL.onnx",
         )
+    what = next((what for first, what in _OTHERS.items() if start.startswith(first)), "")
+    fact, reason = (
+        f"{path} isn't a TensorRT plan: its header isn't one",
+        "it is damaged, of TensorRT before 8.6, or something else",
+    )
+    if not start:
+        fact, reason = f"{path} is empty (0 bytes), no TensorRT plan", "a build or a copy of it didn't end"
+    elif what:
+        fact, reason = f"{path} is {what}, no TensorRT plan", "give the engine's file"
     return HostFinding(
         "no-plan",
         "error",
-        f"{path} isn't a TensorRT plan: its header isn't one",
-        "nothing can run it; it is damaged, of TensorRT before 8.6, or something else",
+        fact,
+        f"nothing can run it; {reason}",
         "trtopt build MODEL.onnx -o MODEL.engine",
     )
 

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import platform
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from trtopt.core import native
 from trtopt.core.documents import plain
-from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError
+from trtopt.core.errors import EngineError, EngineMismatch, NoBackend, TrtoptError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import TensorInfo
+from trtopt.core.options import taking
+from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
-from trtopt.engine.manifest import Manifest, load_manifest, precision_summary
+from trtopt.engine.difference import EngineDifference, compare, facts
+from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
+from trtopt.engine.request import InspectRequest
 from trtopt.trt import loaders, plan_loader, plan_origin, runs_on
-from trtopt.trt.layers import from_inspector
+from trtopt.trt.layers import LayerReport, from_inspector
 
+_WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
+_WIDTHS |= {"float8_e4m3fn": 1, "int16": 2, "float64": 8}
 _LIBRARIES = (
     *("numpy", "onnx", "onnxslim", "onnxruntime", "onnxruntime-gpu", "opencv-python-headless"),
     *("torch", "torchvision", "cuda-bindings"),
@@ -44,7 +48,11 @@ class EngineReport(_Report):
         runs_on: which versions of TensorRT run it, full or lean.
         manifest: the manifest beside the plan; None where there is none.
         precision, precision_summary: counts of the layers that do the arithmetic, and the line that says it.
+        layers: plain JSON, as `Manifest.layers`: name, kind, precision, nodes and, where known, reads, writes and tactic.
+        memory: bytes: of the "plan"; the "workspace_limit" of the build; the "scratch" of a context; "inputs" and "outputs" at
+            the largest shapes of any profile. None: not known, or TensorRT's default.
         notes: what couldn't be found out, and why.
+        difference: from the engine given as `diff`; None where there was none.
     """
 
     engine: Path
@@ -54,7 +62,10 @@ class EngineReport(_Report):
     manifest: Manifest | None
     precision: Mapping[str, int]
     precision_summary: str
+    layers: Sequence[Mapping[str, Any]] = ()
+    memory: Mapping[str, int | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    difference: EngineDifference | None = None
 
 
 @dataclass(frozen=True)
@@ -82,35 +93,58 @@ class ModelReport(_Report):
     quantized: bool
 
 
-def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
+@taking(InspectRequest)
+def inspect(request: InspectRequest) -> EngineReport | ModelReport:
     """Say what an engine file is, or an ONNX file.
 
+    Args:
+        engine: a plan; its manifest alone (M.engine.json), where the plan isn't at hand; or an ONNX file.
+        diff: another engine or manifest: what differs is in the report's `difference`. No GPU is needed.
+        layers: the command lists the layers; the report has them anyway.
+
     Raises:
-        UsageError: there is no such file.
+        UsageError: there is no such file; or an ONNX file was given with `diff`.
         InvalidModel: its name ends in .onnx, and it isn't a valid model.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
         EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
             isn't installed.
     """
-    path = existing_file(engine, "the engine")
-    if path.suffix == ".onnx":
-        return _model(path)
+    path = existing_file(request.engine, "the engine")
+    if request.diff is None:
+        return _model(path) if path.suffix == ".onnx" else _engine(path)
+    paths = path, existing_file(request.diff, "the other engine")
+    for one in paths:
+        if one.suffix == ".onnx":
+            raise UsageError(
+                f"`diff=` compares engines; {one} is an ONNX model: trtopt verify compares what models give"
+            )
+    this, other = map(_engine, paths)
+    known = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
+    notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
+    found = compare(*paths, (known[0], known[1]), (this.layers, other.layers))
+    return replace(this, difference=replace(found, notes=(*notes, *found.notes)))
+
+
+def _engine(path: Path) -> EngineReport:
+    if path.suffix == ".json":
+        alone = read_manifest(path)
+        return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
     manifest, plan = load_manifest(path), path.read_bytes()
     made = plan_origin(plan)
     maker = str(made) if made else None
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
-        maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
-        return EngineReport(path, len(plan), maker, where, manifest, manifest.precision, manifest.precision_summary)
+        return _described(path, len(plan), maker, manifest)
     if made is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
         )
     notes = ["no manifest beside the plan: how it was made isn't known"]
-    counts, summary = dict[str, int](), "layers not read"
+    counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
     try:
-        report = from_inspector(plan_loader("auto", made).load(plan, str(path)).inspect())
+        loaded = plan_loader("auto", made).load(plan, str(path))
+        scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
         counts, summary = precision_summary(report.layers, (), report.unread)
     except EngineError:  # damaged, or another's
         raise
@@ -123,7 +157,57 @@ def inspect(engine: str | os.PathLike[str]) -> EngineReport | ModelReport:
         notes.append(f"its layers can't be read here: {error}")
     if not made.compatible and made.product == "TensorRT":
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
-    return EngineReport(path, len(plan), maker, runs_on(made), None, counts, summary, tuple(notes))
+    layers, memory = plain(report.layers), {"plan": len(plan), "scratch": scratch}
+    return EngineReport(path, len(plan), maker, runs_on(made), None, counts, summary, layers, memory, tuple(notes))
+
+
+def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
+    """What a manifest says."""
+    maker, where = maker or str(manifest.origin), runs_on(manifest.origin)
+    inputs, outputs = _tensor_bytes(manifest)
+    memory = {
+        "plan": nbytes,
+        "workspace_limit": manifest.spec.get("workspace"),
+        "scratch": manifest.scratch,
+        "inputs": inputs,
+        "outputs": outputs,
+    }
+    summary = manifest.precision_summary
+    return EngineReport(
+        path, nbytes, maker, where, manifest, manifest.precision, summary, manifest.layers, memory, notes
+    )
+
+
+def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
+    """Bytes of all inputs and of all outputs at the largest shapes of any profile; None: a size isn't known.
+
+    An output's size is known where the inputs have its dimension, by name.
+    """
+    found: tuple[list[int | None], list[int | None]] = [], []
+    for profile in manifest.profiles or ({},):
+        largest = {name: ShapeRange.parse(text).max for name, text in profile.items()}
+        sizes: dict[str, int] = {}
+        for item in manifest.inputs:
+            shape = largest.get(item["name"], item["shape"])
+            sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str)}
+        for tensors, each in zip((manifest.inputs, manifest.outputs), found):
+            each.append(_total(_nbytes(item, largest.get(item["name"]), sizes) for item in tensors))
+    return _largest(found[0]), _largest(found[1])
+
+
+def _nbytes(tensor: Mapping[str, Any], shape: Sequence[int] | None, sizes: Mapping[str, int]) -> int | None:
+    known = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
+    width = _WIDTHS.get(str(tensor["dtype"]))
+    return None if width is None or min(known, default=0) < 0 else math.prod(known) * width
+
+
+def _total(parts: Iterable[int | None]) -> int | None:
+    known = list(parts)
+    return None if None in known else sum(filter(None, known))
+
+
+def _largest(parts: Sequence[int | None]) -> int | None:
+    return None if None in parts else max(filter(None, parts), default=0)
 
 
 def _model(path: Path) -> ModelReport:

@@ -130,7 +130,13 @@ class _Asked(_Precision, total=False):
     allow_precision_fallback: bool
 
 
-class _Layer(TypedDict):
+class _Kernel(TypedDict, total=False):
+    reads: Sequence[str]
+    writes: Sequence[str]
+    tactic: str
+
+
+class _Layer(_Kernel):
     name: str
     kind: str
     precision: str
@@ -200,6 +206,7 @@ class Manifest:
             they weren't measured.
         coverage: precision → share of the multiply-accumulates that run in it.
         safety: what samples say of the model in FP16 or BF16 (`Safety.describe()`); None: it was built without.
+        scratch: bytes of GPU memory that a context needs for activations; None: not known, as where no GPU was at the build.
         plan: sha256 and bytes of the plan file.  key: what a rebuild compares to know that nothing changed.
     """
 
@@ -230,6 +237,7 @@ class Manifest:
     output_kinds: Mapping[str, str] | None = None
     compute_capabilities: Sequence[int] = ()
     safety: Annotated[Mapping[str, Any], _Safety] | None = None
+    scratch: int | None = None
     format: str = field(default=FORMAT)
 
     def save(self, engine: str | os.PathLike[str]) -> Path:
@@ -285,8 +293,15 @@ def load_manifest(engine: str | os.PathLike[str], accept: Callable[[bytes], None
         EngineError: the manifest can't be read, or is of a format this version doesn't know.
     """
     path = manifest_path(existing_file(engine, "the engine"))
-    if not path.is_file():
-        return None
+    return read_manifest(path, accept) if path.is_file() else None
+
+
+def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) -> Manifest:
+    """A manifest's file by itself, as `load_manifest` reads it.
+
+    Raises:
+        EngineError: it can't be read, or is of a format this version doesn't know.
+    """
     again = "build the engine again"
     try:
         raw = read_document(path)

@@ -1,4 +1,4 @@
-"""What looking after an engine store, and signing an engine, are asked for."""
+"""What looking at engines, looking after an engine store, and signing an engine are asked for."""
 
 from __future__ import annotations
 
@@ -9,6 +9,20 @@ from pathlib import Path
 from trtopt.core import shared_options as shared
 from trtopt.core.options import about, option
 from trtopt.core.progress import SILENT, Reporter
+
+
+@dataclass(frozen=True)
+class InspectRequest:
+    """The arguments of `trtopt.inspect`, which describes them."""
+
+    engine: str | os.PathLike[str] = field(
+        metadata=about(help="A TensorRT plan, its manifest, or an ONNX file.", metavar="MODEL.engine", typed=Path)
+    )
+    _: KW_ONLY
+    diff: str | os.PathLike[str] | None = option(
+        None, help="Say what differs from this engine, or manifest.", metavar="OTHER.engine", typed=Path
+    )
+    layers: bool = option(False, help="List the layers: precision, formats, tactic, ONNX nodes.")
 
 
 @dataclass(frozen=True)

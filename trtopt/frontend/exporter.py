@@ -282,6 +282,11 @@ def _inputs(
     return tuple(map(_info, infos)), keywords
 
 
+def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...]:
+    """Inputs as they are given, checked against forward's arguments."""
+    return _inputs(source, inputs, None, None)[0]
+
+
 def _info(info: TensorInfo) -> TensorInfo:
     check_shape(info.shape, f"input {info.name}")
     try:

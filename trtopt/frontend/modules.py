@@ -17,7 +17,7 @@ from trtopt.core.files import existing_file
 from trtopt.core.foreign import essence
 from trtopt.core.library_output import quiet
 from trtopt.core.values import TensorInfo
-from trtopt.frontend import checkpoints
+from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
@@ -42,7 +42,7 @@ class Source:
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[str, ...] = ()
     opset: int | None = None
-    preprocess: str | None = None
+    preprocess: str | Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -132,8 +132,9 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     if name not in known:
         close = ", ".join(difflib.get_close_matches(name, known, 3)) or "see torchvision.models.list_models()"
         raise UsageError(f"torchvision has no model {name!r}; close: {close}")
-    if name in models.list_models(models.detection):
-        raise UsageError(_without_nms(text, two_stages="rcnn" in name))
+    detects = name in models.list_models(models.detection)
+    if detects and "rcnn" in name:
+        raise UsageError(_without_nms(text, two_stages=True))
     if name in models.list_models(models.quantization):
         plain = name.removeprefix("quantized_")
         raise UsageError(
@@ -157,6 +158,16 @@ def _torchvision(name: str, options: Mapping[str, Any]) -> Source:
     if filled:
         notes.append(f"{filled} layer(s) that {name} starts at zero were filled too, so that outputs differ")
     size, preprocess = 224, None
+    if detects:
+        (height, width), prepared = detectors.preparation(module)
+        notes.append(
+            f"{text} ends in NMS (non-maximum suppression), which torch's exporter can't follow: this is what comes before it, "
+            f"raw box regressions and class scores of images prepared outside ({height}×{width}); docs/export.md has the rest"
+        )
+        image = TensorInfo("images", "float32", ("batch", 3, height, width))
+        weights = "as its arguments say" if trained else f"random (seed {SEED})"
+        module = detectors.heads(torch, module)
+        return Source(module, text, weights, (image,), preprocess=prepared, notes=tuple(notes))
     with contextlib.suppress(Exception):  # only a hint: the size its published weights were made for
         preset = models.get_model_weights(name).DEFAULT.transforms()
         size = int((getattr(preset, "crop_size", None) or preset.resize_size)[0])

@@ -21,6 +21,36 @@ TOLERANCE = 1e-3  # of the largest output; FP32 models differ by about 1e-6
 
 
 @dataclass(frozen=True)
+class InitRequest:
+    """The arguments of `trtopt.init`, which describes them."""
+
+    source: str | os.PathLike[str] = field(
+        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str)
+    )
+    output: str | os.PathLike[str] | None = option(
+        None,
+        help="The recipe to write; default: NAME.toml, NAME the model's.",
+        metavar="F.toml",
+        typed=Path,
+        short="-o",
+    )
+    _: KW_ONLY
+    factory_arg: Mapping[str, Any] | None = option(
+        None, help="An argument of the class or factory; repeatable.", metavar="NAME=VALUE", typed=list[str]
+    )
+    inputs: InputSpec | None = option(
+        None,
+        help="Shape of an input, as for export; default: found by trying.",
+        metavar="NAME:batchx3x224x224",
+        typed=list[str],
+    )
+    images: str | os.PathLike[str] | None = shared.images(help="Folder of real images to calibrate on.")
+    data: str | os.PathLike[str] | None = shared.data()
+    force: bool = option(False, help="Write over a recipe that is there.")
+    reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
 class ExportRequest:
     """The arguments of `trtopt.export`, which describes them."""
 

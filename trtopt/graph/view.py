@@ -37,16 +37,25 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
     Raises:
         ModelError: it holds values that onnx-ir has no form for.
     """
-    try:
-        model = ir.from_proto(proto)
-    except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
-        raise ModelError(
-            f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
-        ) from error
+    model = read_ir(proto)
     for tensor in filter(is_lazy, proto.graph.initializer):
         model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
     _infer(model, proto)
     return model
+
+
+def read_ir(proto: onnx.ModelProto) -> ir.Model:
+    """`proto` as an onnx-ir model, as it is.
+
+    Raises:
+        ModelError: it holds values that onnx-ir has no form for.
+    """
+    try:
+        return ir.from_proto(proto)
+    except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
+        raise ModelError(
+            f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
+        ) from error
 
 
 def _infer(model: ir.Model, proto: onnx.ModelProto) -> None:

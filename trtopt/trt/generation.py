@@ -56,6 +56,7 @@ class BuiltPlan:
         seconds: wall-clock time of parsing and building.
         targets: compute capabilities that it was built for (TensorRT-RTX); empty: the GPU of this machine.
         native_cache: the calibration cache that TensorRT's own calibrator wrote.
+        scratch: bytes of GPU memory that a context needs for activations; None: not known.
     """
 
     plan: bytes | memoryview
@@ -66,6 +67,7 @@ class BuiltPlan:
     layers_unknown: str = ""
     unseen: str = ""
     native_cache: bytes | None = None
+    scratch: int | None = None
 
 
 class _Objects:
@@ -131,7 +133,7 @@ class Generation(Loader):
     ) -> LayerReport:
         try:
             loaded = self.load(plan, "the new plan", host_code=True)
-            return from_inspector(loaded.inspect(), ops, in_float)
+            return replace(from_inspector(loaded.inspect(), ops, in_float), scratch=loaded.scratch_bytes)
         except (EngineError, BackendError, DeviceError) as error:
             return LayerReport(unread=str(error))
 
@@ -372,7 +374,16 @@ class Generation(Loader):
         report = self._found_layers(view, messages, dict(nodes), parsing.float_products(light))
         cache = None if native is None else native.cache
         targets = self.targets(spec)
-        return BuiltPlan(view, report.layers, tuple(warnings), 0.0, targets, report.unread, native_cache=cache)
+        return BuiltPlan(
+            view,
+            report.layers,
+            tuple(warnings),
+            0.0,
+            targets,
+            report.unread,
+            native_cache=cache,
+            scratch=report.scratch,
+        )
 
     def _let_attention_be_parted(self, network: Any) -> None:
         """Let TensorRT compute attention by its parts where it has no kernel for the whole; else it fails to build it."""

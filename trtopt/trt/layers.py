@@ -24,6 +24,7 @@ from trtopt.core.values import LayerInfo, Precision
 _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
 _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
+_FORMAT = re.compile(r"Datatype: (\w+)(?:, Format: ([^{}]*?))? \}")  # the last two of a tensor's keys
 # A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
 _METADATA = re.compile(r"\[ONNX Layer: (.*?)\](?=(?:__\w+)?(?:\[ONNX Layer: |\s*$|\x1e))")
 _TYPES = {
@@ -51,6 +52,7 @@ _KINDS = (  # of the layer's type, the first that matches
     (r"conv|correlation", "convolution"),
     (r"gemm|gemv|matrixmultiply|matrix_multiply|fullyconnected|mha|\bfc\b", "matmul"),
 )
+_PROFILE = re.compile(r" \[profile [1-9]\d*\]$")
 HEAVY_OPS = {
     "Conv": "convolution",
     "ConvTranspose": "deconvolution",
@@ -66,6 +68,11 @@ def onnx_nodes(metadata: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_METADATA.findall(metadata.replace("\x1f", "\x1e"))))
 
 
+def profile_suffix(name: str) -> str:
+    """ " [profile 1]" of a layer that an engine has again for its second profile; empty for the first one's."""
+    return (_PROFILE.search(name) or [""])[0]
+
+
 @dataclass(frozen=True)
 class LayerReport:
     """What an engine says of its layers.
@@ -73,10 +80,12 @@ class LayerReport:
     Attributes:
         layers: those that touch a floating or quantized tensor.
         unread: why some or all of the report can't be read; empty: everything was.
+        scratch: bytes of GPU memory that a context needs for activations; None: the engine wasn't loaded.
     """
 
     layers: tuple[LayerInfo, ...] = ()
     unread: str = ""
+    scratch: int | None = None
 
 
 def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collection[str] = frozenset()) -> LayerReport:
@@ -105,7 +114,9 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
         if precision is not None and precision.quantized and _multiplies_floats(nodes, ops or {}, in_float):
             precision = _floating(" ".join(tensors[1:]), _DATATYPE) or precision
         if precision is not None:
-            layers.append(LayerInfo(fields["Name"], kind, precision, nodes))
+            reads, writes = (_formats(part) for part in tensors[:2])
+            tactic = fields.get("TacticName", "").strip()
+            layers.append(LayerInfo(fields["Name"], kind, precision, nodes, reads, writes, tactic))
         elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
             unread.append(line)
     if not unread:
@@ -170,10 +181,30 @@ def from_inspector(
                 precision = _floating(tensors, _TYPE_WORD) or precision
             parameters = str(entry.get("ParameterType", ""))
             kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
-            layers.append(LayerInfo(name, kind, precision, nodes))
+            reads, writes = (_entry_formats(entry.get(key)) for key in ("Inputs", "Outputs"))
+            tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
+            layers.append(LayerInfo(name, kind, precision, nodes, reads, writes, tactic))
     unread = [entry for entry in entries if not isinstance(entry, dict)]
     what = f"{len(unread)} of {len(entries)} layers of the inspector's report can't be read, such as {unread[:1]!r}"
     return LayerReport(tuple(layers), what if unread else "")
+
+
+def _formats(tensors: str) -> tuple[str, ...]:
+    """Type and format of each tensor in a field of the dump."""
+    return tuple(" ".join(filter(None, found)) for found in _FORMAT.findall(tensors))
+
+
+def _entry_formats(tensors: Any) -> tuple[str, ...]:
+    """Type and format of each tensor in a list of the inspector's."""
+    return tuple(
+        str(said)
+        for tensor in tensors or ()
+        if isinstance(tensor, dict)
+        and (
+            said := tensor.get("Format/Datatype")
+            or " ".join(str(tensor[key]) for key in ("Datatype", "Format") if tensor.get(key))
+        )
+    )
 
 
 def _precision(text: str, pattern: re.Pattern[str]) -> Precision | None:

@@ -51,7 +51,7 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.view import attribute, constant, operand, sizes
+from trtopt.graph.view import attribute, constant, operand, read_ir, sizes
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -129,6 +129,8 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
             try:
                 result = _settled(original, steps, phase)
                 found = fault(original, result)
+            except ModelError as error:
+                result, found = None, str(error)
             except Exception as error:
                 result = None
                 found = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -252,7 +254,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     """
     from onnxscript import optimizer, rewriter
 
-    model = ir.from_proto(proto)
+    model = read_ir(proto)
     if model.functions:
         common.InlinePass()(model)
         proto = ir.to_proto(model)

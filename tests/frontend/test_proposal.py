@@ -1,0 +1,222 @@
+"""`init`: recipes for models that nobody described; each loads, and says what of it was guessed."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from world import RTX, World
+
+from trtopt.core.errors import MissingDependency, OutputError, UsageError
+from trtopt.frontend.proposal import init
+from trtopt.recipes.loader import Recipe, load_recipe, package_file
+
+OWN = textwrap.dedent("""
+    import torch
+    from torch import nn
+
+    class Sentences(nn.Module):
+        def __init__(self, width=16):
+            super().__init__()
+            self.letters, self.out = nn.Embedding(64, width), nn.Linear(width, 5)
+        def forward(self, ids, mask):
+            return self.out((self.letters(ids) * mask.unsqueeze(2)).sum(1))
+
+    class Digits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(1, 4, 5), nn.Linear(4 * 144, 10)
+        def forward(self, x):
+            return self.out(torch.max_pool2d(self.conv(x), 2).view(-1, 576))  # wrong sizes give another number of samples
+
+    class PhotoAndTable(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.table, self.out = nn.Conv2d(3, 8, 3), nn.Linear(7, 8), nn.Linear(16, 2)
+        def forward(self, photo, table):
+            return self.out(torch.cat([self.conv(photo).mean((2, 3)), self.table(table)], 1))
+
+    class Sound(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.out = nn.GRU(13, 8, batch_first=True), nn.Linear(8, 3)
+        def forward(self, features):
+            return self.out(self.rnn(features)[0])
+
+    class Masked(Sentences):
+        def forward(self, input_ids, attention_mask=None, position=None):
+            return super().forward(input_ids, attention_mask)
+
+    class Puzzle(nn.Module):
+        def forward(self, box):
+            return box["image"]
+""")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def shapes(recipe: Recipe) -> dict[str, Any]:
+    return {info.name: (info.dtype, info.shape, str(recipe.ranges[info.name])) for info in recipe.inputs}
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"),
+    [
+        (
+            "Sentences",
+            {
+                "ids": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+                "mask": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+            },
+        ),
+        (
+            "Masked",
+            {
+                "input_ids": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+                "attention_mask": ("int64", ("batch", "sequence"), "1x8,8x64,32x256"),
+            },
+        ),
+        ("Digits", {"x": ("float32", ("batch", 1, 28, 28), "1x1x28x28,8x1x28x28,32x1x28x28")}),
+        (
+            "PhotoAndTable",
+            {
+                "photo": ("float32", ("batch", 3, 224, 224), "1x3x224x224,8x3x224x224,32x3x224x224"),
+                "table": ("float32", ("batch", 7), "1x7,8x7,32x7"),
+            },
+        ),
+        ("Sound", {"features": ("float32", ("batch", "sequence", 13), "1x8x13,8x64x13,32x256x13")}),
+    ],
+)
+def test_inputs_of_a_module_are_found_by_calling_it(here: Path, name: str, inputs: dict[str, Any]) -> None:
+    made = init(f"own.py:{name}")
+    assert made.recipe == Path(f"{name.lower()}.toml")
+    recipe = load_recipe(made.recipe)
+    assert shapes(recipe) == inputs
+    assert recipe.source == f"own.py:{name}"
+    assert "# Found by calling the module" in made.text
+    assert (recipe.precision, recipe.min_agreement) == ("int8", 0.95)
+    assert (recipe.preprocess is not None) == (name == "Digits")
+
+
+def test_what_is_given_is_taken(here: Path) -> None:
+    np.savez(here / "s.npz", ids=np.ones((4, 8), np.int64), mask=np.ones((4, 8), np.int64))
+    made = init(
+        "own:Sentences", "new.toml", factory_arg={"width": 4}, data="s.npz",
+        inputs={"ids": ("batch", 8), "mask": ("batch", 8)},
+    )  # fmt: skip
+    recipe = load_recipe(made.recipe)
+    assert [info.shape for info in recipe.inputs] == [("batch", 8), ("batch", 8)]
+    assert recipe.source == "own.py:Sentences", "the file, so that pipeline sees a change"
+    assert recipe.options == {"width": 4} and recipe.data == Path("s.npz")
+    assert made.commands == ("trtopt pipeline new.toml -o new-out",)
+
+
+def test_nothing_is_overwritten_unasked(here: Path) -> None:
+    first = init("own.py:Digits", "d.toml")
+    with pytest.raises(UsageError, match=r"d\.toml exists already.*`force=True`"):
+        init("own.py:Sound", "d.toml")
+    assert (here / "d.toml").read_text() == first.text
+    assert init("own.py:Sound", "d.toml", force=True).text == (here / "d.toml").read_text() != first.text
+
+
+def test_what_cannot_be_is_refused(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"don't tell its inputs; forward takes: box.*`inputs='box:"):
+        init("own.py:Puzzle")
+    for source, words in (("resnet50", "is a recipe already"), ("resnet18", "torchvision:NAME"), ("own.py", "own.py:")):
+        with pytest.raises(UsageError, match=words):
+            init(source)
+    with pytest.raises(UsageError, match="ends in"):
+        init("own.py:Digits", "d.yaml")
+    with pytest.raises(UsageError, match=r"absent\.onnx"):
+        init("absent.onnx")
+    with pytest.raises(UsageError, match="none doesn't exist"):
+        init("own.py:Digits", images="none")
+    with pytest.raises(OutputError):
+        init("own.py:Digits", "no-folder/d.toml")
+    assert sorted(path.name for path in here.glob("*.toml")) == []
+
+
+def test_a_torchvision_model_brings_its_own_preparation(here: Path) -> None:
+    made = init("torchvision:resnet18")
+    recipe = load_recipe(made.recipe)
+    assert (recipe.source, recipe.preprocess) == ("torchvision:resnet18", "imagenet")
+    assert "# resnet18 has random weights" in made.text
+    assert made.commands[0] == "trtopt pipeline resnet18.toml -o resnet18-out --images DIR"
+
+
+def test_a_model_of_a_package_is_named_by_the_package(here: Path) -> None:
+    try:
+        path = package_file("package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx")
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    made = init(str(path), "det.toml")
+    recipe = load_recipe("det.toml")
+    assert recipe.source == "package:rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx" and recipe.onnx == path
+    assert shapes(recipe)["x"][1:] == (("batch", 3, "height", "width"), "1x3x320x320,1x3x640x640,8x3x960x960")
+    assert recipe.preprocess == {"preset": "imagenet", "size": [320, 320], "resize": "letterbox"}
+    assert "BatchNormalization" in made.text and "seem to be sigmoid_0.tmp_0: mask" in made.text
+
+
+def _normalizing(path: Path, mean: float, std: float) -> Path:
+    """A network whose first layer, a BatchNormalization, knows what its training's pixels were like."""
+    values = {"s": np.ones(3), "b": np.zeros(3), "m": np.full(3, mean), "v": np.full(3, std**2)}
+    graph = helper.make_graph(
+        [
+            helper.make_node("BatchNormalization", ["image", *values], ["n"], "norm"),
+            helper.make_node("GlobalAveragePool", ["n"], ["p"]),
+            helper.make_node("Flatten", ["p"], ["y"]),
+        ],
+        "g",
+        [
+            helper.make_tensor_value_info("image", TensorProto.FLOAT, ["unk__1", 3, 64, 64]),
+            helper.make_tensor_value_info("rate", TensorProto.INT64, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 3])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "prepared"),
+    [
+        (0.05, 1.1, "imagenet"),
+        (0.45, 0.25, {"scale": "1/255"}),
+        (-0.1, 0.5, {"scale": "1/255", "mean": 0.5, "std": 0.5}),
+        (115.0, 64.0, {}),
+    ],
+)
+def test_preprocessing_is_what_brings_photos_nearest_to_training(
+    here: Path, mean: float, std: float, prepared: Any
+) -> None:
+    made = init(str(_normalizing(here / "m.onnx", mean, std)))
+    recipe = load_recipe("m.toml")
+    assert recipe.preprocess == prepared and recipe.source == "m.onnx"
+    assert "# A guess: with" in made.text and "Nothing tells RGB from BGR" in " ".join(made.guesses)
+    assert "Scalars have no range and stand nowhere here: rate" in " ".join(made.guesses)
+
+
+def test_the_command_and_the_pipeline_on_what_it_wrote(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    folder = world.model.parent
+    monkeypatch.chdir(folder)
+    said = world.run("init", world.model, "-o", "it's mine.toml")
+    assert said.status == 0
+    lines = said.out.splitlines()
+    assert lines[-2].startswith("next: trtopt pipeline ") and lines[-1].startswith("or: ")
+    again = world.run("init", world.model, "-o", "it's mine.toml", "--force", "--json")
+    assert json.loads(again.out)["recipe"] == "it's mine.toml"
+    run = world.run("pipeline", "it's mine.toml", "-o", folder / "out", "--precision", "fp16", *RTX)
+    assert run.status == 0 and "2 of 2 convolutions FP16" in run.out
