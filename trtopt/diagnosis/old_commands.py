@@ -387,6 +387,8 @@ _TRTEXEC: dict[str, _Handler] = {
     ),
 }  # fmt: skip
 
+TRTEXEC_OPTIONS = tuple(_TRTEXEC)
+
 
 def _trtexec(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
     draft = _Draft()
