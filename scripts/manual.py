@@ -44,6 +44,11 @@ SAMPLES = {  # values for the table of trtexec's options
     "workspace": "2048",
 }
 
+SILENT = {  # what a command shows by what it leaves out
+    "profile": "nothing: `--shapes` with an input that it had before begins another profile",
+    "skipInference": "nothing: `trtopt build` only builds",
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -57,10 +62,12 @@ def main() -> None:
         built = subprocess.run(
             [sys.executable, "-m", "zensical", "build", "--strict"],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "scripts")))},
         )
         if built.returncode:
             sys.exit(built.returncode)
+        if dead := list(dead_links(folder / "site")):
+            sys.exit("\n".join(["scripts/manual: links that lead nowhere:", *dead]))
         shutil.rmtree(output, ignore_errors=True)
         shutil.move(folder / "site", output)
     print(f"{output / 'index.html'}")
@@ -79,6 +86,14 @@ def lay_out(folder: Path) -> None:
         path.write_text(with_trtopt(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in {"cli": command_line(), "functions": functions(), "classes": classes(), "errors": errors()}.items():
         (manual / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def dead_links(site: Path) -> Iterator[str]:
+    """Links to files that aren't in the site, of whatever kind (Zensical looks at those to pages only)."""
+    for page in site.rglob("*.html"):
+        for link in re.findall(r'(?:href|src)="([^"#?:]+)[^":]*"', page.read_text(encoding="utf-8")):
+            if page.name != "404.html" and not (page.parent / link).exists():
+                yield f"{page.relative_to(site)}: {link}"
 
 
 # Coming from other tools -------------------------------------------------------------------------------------------------
@@ -116,22 +131,19 @@ def with_table_of_lines(script: str) -> str:
 
 
 def table_of_options() -> str:
-    before = ["trtexec", "--onnx=M.onnx", "--saveEngine=M.engine"]
-    plain = set(" ".join(migrated(" ".join(before)).commands).split())
+    model = "trtexec --onnx=M.onnx --saveEngine=M.engine"
+    plain = migrated(model).commands
     rows = []
     for name in TRTEXEC_OPTIONS:
-        if name in ("onnx", "saveEngine", "loadEngine"):
+        if f"--{name}=" in model or name == "loadEngine":
             continue
         option = f"--{name}" + (f"={SAMPLES[name]}" if name in SAMPLES else "")
-        found = migrated(" ".join([*before, option]))
+        found = migrated(f"{model} {option}")
         said = [f"{'no equivalent: ' * item.lacking}{prose(item.instead)}" for item in found.replaced]
-        for command in found.commands if not said else ():
-            words = command.split()
-            at = [index for index, word in enumerate(words) if word not in plain]
-            if at:
-                said.append(code(" ".join([*words[:2], *words[at[0] : at[-1] + 1]])))
+        if not said:
+            said = [code(command) for command in found.commands if command not in plain] or [SILENT[name]]
         gone = next((item.gone for item in found.replaced if item.gone), "")
-        rows.append((code(option), gone, "<br>".join(said) or "nothing: `trtopt build` doesn't run what it built"))
+        rows.append((code(option), gone, "<br>".join(said)))
     return table(("trtexec", "gone in", "trtopt"), rows)
 
 
@@ -186,7 +198,8 @@ def classes() -> str:
 
 def errors() -> str:
     chosen = [value for value in public().values() if inspect.isclass(value) and issubclass(value, TrtoptError)]
-    return f"# Errors and exit statuses\n\n{documented(chosen)}"
+    statuses = table(("exit status", "means"), [(code(status), meaning) for status, meaning in cli.EXIT_STATUSES.items()])
+    return f"# Errors and exit statuses\n\n{statuses}\n`trtopt serve` has [more to say](../serving.md#a-server).\n\n{documented(chosen)}"
 
 
 def documented(values: Iterable[object]) -> str:
