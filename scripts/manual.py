@@ -59,18 +59,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="trtopt-manual-") as made:
         folder = Path(made)
         lay_out(folder)
-        built = subprocess.run(
-            [sys.executable, "-m", "zensical", "build", "--strict"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "scripts")))},
-        )
-        if built.returncode:
-            sys.exit(built.returncode)
-        if dead := list(dead_links(folder / "site")):
-            sys.exit("\n".join(["scripts/manual: links that lead nowhere:", *dead]))
+        site = build(folder)
         shutil.rmtree(output, ignore_errors=True)
-        shutil.move(folder / "site", output)
-    print(f"{output / 'index.html'}")
+        shutil.move(site, output)
+    print(output / "index.html")
+
+
+def build(folder: Path) -> Path:
+    """The site of the folder's pages; a link or a reference that leads nowhere ends the process."""
+    modules = os.pathsep.join((str(ROOT), str(ROOT / "scripts")))
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    if status := subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": modules}).returncode:
+        sys.exit(status)
+    if dead := list(dead_links(folder / "site")):
+        sys.exit("\n".join(["scripts/manual: links that lead nowhere:", *dead]))
+    return folder / "site"
 
 
 def lay_out(folder: Path) -> None:
