@@ -87,7 +87,7 @@ def test_what_the_tutorial_made_is_served(folder: Path) -> None:
             item.bind(("127.0.0.1", 0))
         ports = [item.getsockname()[1] for item in sockets]
     words = [*shlex.split(command), *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports))]
-    variables = {**environment(folder / ".venv", folder), VARIABLE: str(server.executable)}
+    variables = {**environment(folder / ".venv", folder), VARIABLE: str(server.executable.parents[2])}
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(words, cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True)
         try:
