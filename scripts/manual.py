@@ -1,7 +1,8 @@
 """The manual as a site: pages of the checkout as they are, and what is made from the command line and the docstrings.
 
-A block of the language `bash migrate` or `python migrate` holds commands or a script of another tool; what `trtopt doctor --migrate`
-says of them follows it. `<!-- every option of trtexec -->` and `<!-- every removed name -->` become tables of all that it knows.
+A block of the language `bash migrate` or `python migrate` holds commands or a script of another tool; what
+`trtopt doctor --migrate` says of them is put beside. `<!-- every option of trtexec -->` and `<!-- every removed name -->` become
+tables of all that it knows.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "site", help="folder to write (default: site/)")
     output = parser.parse_args().output.absolute()
     if sys.version_info < (3, 11):
-        sys.exit("scripts/manual: Zensical and mkdocstrings need Python 3.11 or newer: PYTHON=python3.12 scripts/manual")
+        sys.exit(
+            "scripts/manual: Zensical and mkdocstrings need Python 3.11 or newer: PYTHON=python3.12 scripts/manual"
+        )
     with tempfile.TemporaryDirectory(prefix="trtopt-manual-") as made:
         folder = Path(made)
         lay_out(folder)
@@ -87,7 +90,12 @@ def lay_out(folder: Path) -> None:
     (manual / "zensical.toml").rename(folder / "zensical.toml")
     for path in manual.glob("*.md"):
         path.write_text(with_trtopt(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in {"cli": command_line(), "functions": functions(), "classes": classes(), "errors": errors()}.items():
+    for name, text in {
+        "cli": command_line(),
+        "functions": functions(),
+        "classes": classes(),
+        "errors": errors(),
+    }.items():
         (manual / f"{name}.md").write_text(text, encoding="utf-8")
 
 
@@ -180,7 +188,9 @@ def prose(text: str) -> str:
 def command_line() -> str:
     """What `trtopt COMMAND --help` says."""
     command = typer.main.get_command(cli.app)
-    text = get_docs_for_click(obj=command, ctx=typer.Context(command, info_name="trtopt"), name="trtopt", title="Command line")
+    text = get_docs_for_click(
+        obj=command, ctx=typer.Context(command, info_name="trtopt"), name="trtopt", title="Command line"
+    )
     return text.replace("`{", "`").replace("}`", "`")
 
 
@@ -191,7 +201,9 @@ def public() -> dict[str, object]:
 
 def functions() -> str:
     chosen = [value for value in public().values() if inspect.isfunction(value)]
-    return f"# Functions\n\nEach is also [a command](cli.md). They can be imported from `trtopt`.\n\n{documented(chosen)}"
+    return (
+        f"# Functions\n\nEach is also [a command](cli.md). They can be imported from `trtopt`.\n\n{documented(chosen)}"
+    )
 
 
 def classes() -> str:
@@ -201,8 +213,11 @@ def classes() -> str:
 
 def errors() -> str:
     chosen = [value for value in public().values() if inspect.isclass(value) and issubclass(value, TrtoptError)]
-    statuses = table(("exit status", "means"), [(code(status), meaning) for status, meaning in cli.EXIT_STATUSES.items()])
-    return f"# Errors and exit statuses\n\n{statuses}\n`trtopt serve` has [more to say](../serving.md#a-server).\n\n{documented(chosen)}"
+    statuses = table(
+        ("exit status", "means"), [(code(status), meaning) for status, meaning in cli.EXIT_STATUSES.items()]
+    )
+    more = "`trtopt serve` has [more to say](../serving.md#a-server)."
+    return f"# Errors and exit statuses\n\n{statuses}\n{more}\n\n{documented(chosen)}"
 
 
 def documented(values: Iterable[object]) -> str:

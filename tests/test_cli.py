@@ -186,6 +186,16 @@ def test_json_is_one_object_on_stdout(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(result.stdout)["trtopt"] == trtopt.__version__
 
 
+def test_every_exit_status_is_in_the_help() -> None:
+    errors = [getattr(trtopt, name) for name in trtopt.__all__]
+    due = {
+        str(error.exit_code) for error in errors if isinstance(error, type) and issubclass(error, trtopt.TrtoptError)
+    }
+    assert due | {"0", "70"} == set(cli.EXIT_STATUSES)  # test_kills.py has those of signals
+    said = " ".join(CliRunner().invoke(cli.app, ["--help"]).output.split())
+    assert all(f"{status} {' '.join(meaning.split())}" in said for status, meaning in cli.EXIT_STATUSES.items())
+
+
 def test_an_unexpected_error_is_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
