@@ -1,8 +1,8 @@
 """The manual as a site: pages of the checkout as they are, and what is made from the command line and the docstrings.
 
 A block of the language `bash migrate` or `python migrate` holds commands or a script of another tool; what
-`trtopt doctor --migrate` says of them is put beside. `<!-- every option of trtexec -->` and `<!-- every removed name -->` become
-tables of all that it knows.
+`trtopt doctor --migrate` says of them is put beside. `<!-- every option of trtexec -->` and `<!-- every removed name -->`
+become tables of all that it knows.
 """
 
 from __future__ import annotations
@@ -137,6 +137,8 @@ def with_table_of_lines(script: str) -> str:
         file.write(script)
         file.flush()
         found = migrated(file.name)
+    if not found.replaced:
+        raise ValueError(f"nothing in this script is to be replaced:\n{script}")
     rows = [(str(item.line), code(item.what), item.gone, prose(item.instead)) for item in found.replaced]
     return f"```python\n{script}```\n\n{table(('line', 'what', 'gone in', 'trtopt'), rows)}"
 
@@ -178,7 +180,9 @@ def code(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence of trtopt's with its placeholders as they are: no HTML, no Markdown."""
+    """A sentence of trtopt's with its placeholders as they are, no HTML and no Markdown; a command as code."""
+    if re.fullmatch(r"trtopt [a-z]+ (-|[A-Z]|my_model)((?!: |; |, | \(| [a-z]+s ).)*", text):
+        return code(text)
     return re.sub(r"(?<!`)([<>*_|\[\]])", r"\\\1", text)
 
 
