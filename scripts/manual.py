@@ -181,7 +181,7 @@ def code(text: str) -> str:
 
 def prose(text: str) -> str:
     """A sentence of trtopt's with its placeholders as they are, no HTML and no Markdown; a command as code."""
-    if re.fullmatch(r"trtopt [a-z]+ (-|[A-Z]|my_model)((?!: |; |, | \(| [a-z]+s ).)*", text):
+    if re.fullmatch(r"trtopt [a-z]+ (-|[A-Z]|my_model)((?!: |; |, | \(| [a-z]+s | N$).)*", text):
         return code(text)
     return re.sub(r"(?<!`)([<>*_|\[\]])", r"\\\1", text)
 
