@@ -35,6 +35,7 @@ LONG = (
     "test_models.py",
     "jobs/",
     "test_readme.py",
+    "test_manual.py",
     "graph/test_output_kinds.py",
     "test_workflow.py",
     "test_kills.py",

@@ -202,6 +202,16 @@ def test_a_graph_where_only_engines_run_is_no_internal_error(
     assert "onnx_ir, which isn't installed: pip install onnx onnx-ir" in capsys.readouterr().err
 
 
+def test_every_exit_status_is_in_the_help() -> None:
+    errors = [getattr(trtopt, name) for name in trtopt.__all__]
+    due = {
+        str(error.exit_code) for error in errors if isinstance(error, type) and issubclass(error, trtopt.TrtoptError)
+    }
+    assert due | {"0", "70"} == set(cli.EXIT_STATUSES)  # test_kills.py has those of signals
+    said = " ".join(CliRunner().invoke(cli.app, ["--help"]).output.split())
+    assert all(f"{status} {' '.join(meaning.split())}" in said for status, meaning in cli.EXIT_STATUSES.items())
+
+
 def test_an_unexpected_error_is_one_line_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

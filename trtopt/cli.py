@@ -54,11 +54,21 @@ class _Anywhere(TyperGroup):
         return super().parse_args(ctx, moved[:1] + [text for text in args[:end] if text not in moved] + args[end:])
 
 
+EXIT_STATUSES = {
+    "0": "done",
+    "1": "it failed, or what was judged isn't good enough (check, verify, doctor, …)",
+    "2": "the command line has to change",
+    "3": "no tritonserver here can serve this (serve)",
+    "70": "an error of trtopt's own, please report it",
+    "130": "Ctrl-C; 129 and 143: SIGHUP and SIGTERM",
+}
+
 app = typer.Typer(
     name="trtopt",
     cls=_Anywhere,
     help="PyTorch or ONNX to a verified INT8/FP16 TensorRT engine, the same way on TensorRT 8.6, 10, 11 and RTX.",
-    epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine",
+    epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine\n\n"
+    f"Exit status: {'; '.join(f'{status} {meaning}' for status, meaning in EXIT_STATUSES.items())}.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,  # plain help: rendering it with rich takes longer than starting Python

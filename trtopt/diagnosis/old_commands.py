@@ -339,7 +339,7 @@ _TRTEXEC: dict[str, _Handler] = {
     "excludeLeanRuntime": _switch("--exclude-lean-runtime"),
     "sparsity": _sparsity,
     "timingCacheFile": _valued("--timing-cache"),
-    "noBuilderCache": _nothing("nothing: without --timing-cache there is none"),
+    "noBuilderCache": _switch("--timing-cache", "none"),
     "builderOptimizationLevel": _valued("--optimization-level"),
     "hardwareCompatibilityLevel": _hardware,
     "device": _device,
@@ -386,6 +386,8 @@ _TRTEXEC: dict[str, _Handler] = {
         ("plugins", "staticPlugins", "dynamicPlugins", "setPluginsToSerialize", "ignoreParsedPluginLibs"), _lacks(_PLUGINS)
     ),
 }  # fmt: skip
+
+TRTEXEC_OPTIONS = tuple(_TRTEXEC)
 
 
 def _trtexec(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:

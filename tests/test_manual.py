@@ -1,0 +1,227 @@
+"""The manual: the tutorial runs as it is printed, every command of its pages parses, the site builds without a dead link."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+from wheel_environment import environment
+
+import trtopt
+from trtopt import cli
+from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs" / "manual").glob("*.md"))
+TUTORIAL = (ROOT / "docs" / "manual" / "tutorial.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def manual() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("manual", ROOT / "scripts" / "manual.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# The tutorial ------------------------------------------------------------------------------------------------------------
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)```", TUTORIAL, re.S | re.M)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Path:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    made = tmp_path_factory.mktemp("tutorial")
+    (made / ".venv").symlink_to(installed)
+    return made
+
+
+def _ran(folder: Path, *command: str) -> str:
+    variables = environment(folder / ".venv", folder)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    return done.stdout
+
+
+def test_the_tutorial_runs_and_says_what_it_says(folder: Path) -> None:
+    said = "".join(_ran(folder, "bash", "-ec", block) for block in _blocks("bash"))
+    (line,) = re.findall(r"^lite0\.engine: .*", TUTORIAL, re.M)
+    assert line in said
+    assert (folder / "report.html").is_file() and (folder / "models" / "lite0" / "config.pbtxt").is_file()
+    (script,) = _blocks("python")
+    assert _ran(folder, "python", "-c", script).splitlines() == re.findall(r"print\(.*\)\s+# (.*)", script)
+
+
+def test_what_the_tutorial_made_is_served(folder: Path) -> None:
+    if not (folder / "models").is_dir():
+        pytest.skip("needs the tutorial, which comes first")
+    pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
+    from trtopt.serving.server import VARIABLE, find_server
+
+    if not find_server():
+        pytest.skip("no tritonserver here; scripts/test installs one")
+    (command,), (client,) = _blocks("bash serve"), _blocks("python client")
+    with contextlib.ExitStack() as stack:  # another test may hold the usual ports
+        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for item in sockets:
+            item.bind(("127.0.0.1", 0))
+        ports = [item.getsockname()[1] for item in sockets]
+    words = [
+        *shlex.split(command),
+        *(f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports)),
+    ]
+    variables = environment(folder / ".venv", folder)
+    if (
+        server := Path(sys.prefix) / "tritonserver"
+    ).is_dir():  # the tests' own, which the wheel's environment is without
+        variables.setdefault(VARIABLE, str(server))
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(words, cwd=folder, env=variables, stdout=log, stderr=log, start_new_session=True)
+        try:
+            _wait(process, ports[0], folder / "log")
+            script = client.replace("127.0.0.1:8000", f"127.0.0.1:{ports[0]}")
+            assert script != client
+            assert _ran(folder, "python", "-c", script).splitlines() == re.findall(r"print\(.*\)\s+# (.*)", client)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            status = process.wait(60)
+    assert status == 0, (folder / "log").read_text()[-2000:]
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5),
+        ):
+            return
+        time.sleep(0.2)
+    raise AssertionError(log.read_text()[-2000:])
+
+
+# Commands ----------------------------------------------------------------------------------------------------------------
+
+
+def _parsed(command: str) -> None:
+    """Parse a command as the command line does; nothing is run.
+
+    Raises:
+        Exception: of the parser: an unknown command or option, or a value of another type.
+    """
+    words = shlex.split(command, comments=True)[1:]
+    for end in ("||", "|", ">", "&&", "&"):
+        words = words[: words.index(end)] if end in words else words
+    found: Any = typer.main.get_command(cli.app)
+    while hasattr(found, "commands"):
+        name, *words = [word for word in words if word != "-v"]  # which may stand anywhere
+        found = found.commands[name]
+    found.make_context(name, words)
+
+
+def _commands(text: str) -> Iterator[str]:
+    for part in re.findall(r"`(trtopt [^`]+)`|^(trtopt .*(?:\\\n.*)*)", text, re.M):
+        for command in "".join(part).replace("\\\n", " ").split(" && "):
+            yield command.replace("\\|", "|")
+
+
+def _complaint(command: str) -> str:
+    try:
+        _parsed(command)
+    except Exception as error:
+        return "" if type(error).__name__ == "MissingParameter" else f"{command}: {error}"
+    return ""
+
+
+@pytest.mark.parametrize("page", [path.name for path in PAGES])
+def test_every_command_of_a_page_parses(page: str, manual: ModuleType) -> None:
+    text = manual.with_trtopt((ROOT / "docs" / "manual" / page).read_text(encoding="utf-8"))
+    commands = list(_commands(text))
+    assert len(commands) >= 3
+    assert [said for said in map(_complaint, commands) if said] == []
+
+
+@pytest.mark.parametrize("page", [path.name for path in PAGES])
+def test_what_is_to_be_typed_is_complete(page: str) -> None:
+    text = (ROOT / "docs" / "manual" / page).read_text(encoding="utf-8")
+    for block in re.findall(r"^```bash\n(.*?)```", text, re.S | re.M):
+        for command in re.findall(r"^trtopt .*", block.replace("\\\n", " "), re.M):
+            _parsed(command)
+
+
+def test_an_unknown_option_is_noticed() -> None:
+    assert "--int7" in _complaint("trtopt build m.onnx --int7 -o m.engine")
+    assert "--nothing" in _complaint("trtopt store list --nothing")
+    assert _complaint("trtopt nothing")
+
+
+def test_every_option_of_trtexec_has_a_row(manual: ModuleType) -> None:
+    rows = re.findall(r"^\| `--(\w+)[^|]*\| [^|]*\| (.+) \|$", manual.table_of_options(), re.M)
+    assert {name for name, _ in rows} == {*TRTEXEC_OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
+    assert ("noTF32", "`trtopt build M.onnx --no-tf32 -o M.engine`") in rows
+
+
+# The site ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def zensical() -> None:
+    if sys.version_info < (3, 11):
+        pytest.skip("Zensical and mkdocstrings need Python 3.11")
+    for name in ("zensical", "mkdocstrings"):
+        pytest.importorskip(name, reason=f"{name} isn't installed: pip install 'trtopt[docs]'")
+
+
+@pytest.mark.usefixtures("zensical")
+def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, ROOT / "scripts" / "manual.py", "--output", site]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    pages = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    wanted = {path.relative_to(ROOT).with_suffix(".html").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in wanted if not name.endswith("README.html")} <= set(pages)
+    told = "".join(pages[f"docs/manual/{name}.html"] for name in ("functions", "classes", "errors"))
+    names = {name for name in trtopt.__all__ if callable(getattr(trtopt, name))}
+    assert {name for name in names if not re.search(rf'id="trtopt\.[\w.]*\b{name}"', told)} == set()
+    assert "allow_precision_fallback" in pages["docs/manual/functions.html"]  # of a request
+    assert all(f"trtopt {name}" in pages["docs/manual/cli.html"] for name in ("build", "jobs run", "store prune"))
+    assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in cli.EXIT_STATUSES)
+    fetched = [
+        found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
+    ]
+    assert fetched == []
+
+
+@pytest.mark.usefixtures("zensical")
+@pytest.mark.parametrize("broken", ["[x](nowhere.md)", "[x](#nowhere)", "[x][trtopt.nowhere]", "[x](nowhere.txt)"])
+def test_what_leads_nowhere_fails_the_build(manual: ModuleType, tmp_path: Path, broken: str) -> None:
+    (tmp_path / "pages").mkdir()
+    text = (ROOT / "docs" / "manual" / "zensical.toml").read_text(encoding="utf-8")
+    (tmp_path / "zensical.toml").write_text(re.sub(r"^nav = \[\n.*?^\]\n", "", text, flags=re.S | re.M))
+    page = tmp_path / "pages" / "index.md"
+    page.write_text("# Page\n\n[here](#page)\n")
+    manual.build(tmp_path)
+    page.write_text(f"# Page\n\n{broken}\n")
+    with pytest.raises(SystemExit):
+        manual.build(tmp_path)
