@@ -72,7 +72,7 @@ def test_anything_else_is_refused_before_the_plan_is_read(engine: Path, tmp_path
         manifest.write_bytes(manifest.read_bytes().replace(b"fp16", b"fp32", 1))
     elif change == "signature":
         told = json.loads(stored.read_text())
-        stored.write_text(json.dumps({**told, "signature": told["signature"][:-4] + "AA=="}))
+        stored.write_text(json.dumps({**told, "signature": "AAAA" + told["signature"][4:]}))
     elif change == "not JSON":
         stored.write_text("{")
     elif change == "no manifest":

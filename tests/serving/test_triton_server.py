@@ -23,12 +23,11 @@ import numpy as np
 import onnx
 import onnx.helper as helper
 import pytest
-from graphs import rapidocr
 
 import trtopt
 from trtopt.core.errors import NoServer, ServerFailed, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.recipes.loader import known_recipes
+from trtopt.recipes.loader import known_recipes, load_recipe
 from trtopt.serving.server import VARIABLE, find_server
 
 http = pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
@@ -360,7 +359,7 @@ def _samples(info: TensorInfo, sizes: Mapping[str, int]) -> Any:
 @pytest.fixture(scope="module")
 def recipes(folder: Path, exported: Callable[[str], Path]) -> Iterator[tuple[Any, dict[str, Path]]]:
     """All recipes' models in one repository, and a server on it."""
-    models = {name: rapidocr("det") if name == "rapidocr-det" else exported(name) for name in known_recipes()}
+    models = {name: load_recipe(name).onnx or exported(name) for name in known_recipes()}
     for name, model in models.items():
         trtopt.deploy_triton(model, repo=folder / "recipes", name=name, **ON_CPU)
     with trtopt.serve(folder / "recipes", **ports()) as running:
