@@ -17,9 +17,9 @@ Floats = NDArray[np.float32]
 Counts = NDArray[np.int64]
 
 _CHUNK = 1 << 16  # values at a time in NumPy: the temporaries stay in the cache
-# As in `_native.c`: values at a time, and partial histograms.
-_BLOCK = 1 << 14
-_LANES = 2
+# As in `_native.c`: values at a time, and bytes for their bins and for counts.
+_BLOCK = 1 << 12
+_SCRATCH = (BINS + 64) * 4 + _BLOCK * 2
 _own = threading.local()
 
 
@@ -38,12 +38,8 @@ def count(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, in
     if native.count is None:
         return plain(flat, exponent, counts)
     if not hasattr(_own, "scratch"):
-        _own.scratch = np.empty((_LANES, BINS), np.uint32), np.empty(_BLOCK, np.uint16)
-    addresses = [array.ctypes.data for array in (counts, *_own.scratch)]
-    least, most, reached = native.count(flat.ctypes.data, flat.size, exponent, *addresses)
-    keys = np.array([least, most], np.int32)
-    low, high = (keys ^ ((keys >> 31) & 0x7FFFFFFF)).view(np.float32)
-    return float(low), float(high), reached
+        _own.scratch = np.empty(_SCRATCH, np.uint8)
+    return native.count(flat.ctypes.data, flat.size, exponent, counts.ctypes.data, _own.scratch.ctypes.data)
 
 
 def plain(flat: Floats, exponent: int, counts: Counts) -> tuple[float, float, int]:

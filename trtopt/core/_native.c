@@ -69,15 +69,25 @@ static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_
 }
 
 /* Counting |x| in BINS equal bins over [0, 2**exponent). */
-enum { BINS = 16384, DOUBLINGS = 14, LANES = 2, BLOCK = 1 << 14, SMALL = 1 << 13 };
+enum { BINS = 16384, DOUBLINGS = 14, SPARE = 64, BLOCK = 1 << 12 };
 
 /* As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, ..., inf, NaN. */
+static int32_t turned(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
+
+static double as_float(int32_t key)
+{
+    int32_t bits = turned(key);
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 FOR_EACH_PROCESSOR
 static void extremes(const int32_t *bits, int64_t size, int32_t *least, int32_t *most)
 {
     int32_t low = INT32_MAX, high = INT32_MIN;
     for (int64_t i = 0; i < size; i++) {
-        int32_t key = bits[i] ^ ((bits[i] >> 31) & 0x7FFFFFFF);
+        int32_t key = turned(bits[i]);
         low = key < low ? key : low;
         high = key > high ? key : high;
     }
@@ -85,39 +95,45 @@ static void extremes(const int32_t *bits, int64_t size, int32_t *least, int32_t 
     *most = high;
 }
 
+/* The first bin's values, half of all after a ReLU, go to the spare bins behind the last, in turn: counts that follow each
+   other in one place would wait for each other. */
 FOR_EACH_PROCESSOR
 static void placed(const float *values, int64_t size, float scale, uint16_t *bins)
 {
-    for (int64_t i = 0; i < size; i++) /* exact: the scale is a power of two */
-        bins[i] = (uint16_t)(int32_t)(fabsf(values[i]) * scale);
+    uint16_t turn = 0;
+    for (int64_t i = 0; i < size; i++, turn++) { /* exact: the scale is a power of two */
+        uint16_t bin = (uint16_t)(int32_t)(fabsf(values[i]) * scale);
+        bins[i] = bin ? bin : (uint16_t)(BINS + turn % SPARE);
+    }
 }
 
 FOR_EACH_PROCESSOR
-static void added(const uint32_t *lane, int64_t *counts)
+static void added(const uint32_t *fresh, int64_t *counts)
 {
     for (int i = 0; i < BINS; i++)
-        counts[i] += lane[i];
+        counts[i] += fresh[i];
+    for (int i = BINS; i < BINS + SPARE; i++)
+        counts[0] += fresh[i];
 }
 
-static void coarser(uint32_t *lane, int doublings)
+static void coarser(uint32_t *fresh, int doublings)
 {
     int step = 1 << (doublings < DOUBLINGS ? doublings : DOUBLINGS);
     for (int i = 0; i < BINS / step; i++) {
         uint32_t total = 0;
         for (int j = i * step; j < i * step + step; j++)
-            total += lane[j];
-        lane[i] = total;
+            total += fresh[j];
+        fresh[i] = total;
     }
-    memset(lane + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *lane);
+    memset(fresh + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *fresh);
 }
 
-static int64_t counted(const float *values, int64_t size, int64_t exponent, int64_t *counts, uint32_t *lanes,
-                       uint16_t *bins, int32_t *least, int32_t *most)
+static int64_t counted(const float *values, int64_t size, int64_t exponent, int64_t *counts, uint32_t *fresh,
+                       int32_t *least, int32_t *most)
 {
-    /* Partial histograms: a run of equal values, such as zeros, doesn't wait for its own last count. */
-    int used = size > SMALL ? LANES : 1;
+    uint16_t *bins = (uint16_t *)(void *)(fresh + BINS + SPARE);
     int64_t before = exponent;
-    memset(lanes, 0, (size_t)used * BINS * sizeof *lanes);
+    memset(fresh, 0, (BINS + SPARE) * sizeof *fresh);
     *least = INT32_MAX;
     *most = INT32_MIN;
     for (int64_t start = 0; start < size; start += BLOCK) { /* read from memory once, for all loops */
@@ -127,25 +143,18 @@ static int64_t counted(const float *values, int64_t size, int64_t exponent, int6
         *least = low < *least ? low : *least;
         *most = high > *most ? high : *most;
         largest = high > 0 ? high : 0;
-        if (low < 0 && ((low ^ 0x7FFFFFFF) & 0x7FFFFFFF) > largest)
-            largest = (low ^ 0x7FFFFFFF) & 0x7FFFFFFF;
+        if (low < 0 && (turned(low) & 0x7FFFFFFF) > largest)
+            largest = turned(low) & 0x7FFFFFFF;
         if (largest >= 0x7F800000) /* infinite, or NaN */
             return before;
         int64_t needed = (largest >> 23) - 126; /* as frexp's, of all but subnormals, which lie below the lowest anyway */
         if (needed > exponent) {
-            for (int lane = 0; lane < used; lane++)
-                coarser(lanes + lane * BINS, (int)(needed - exponent));
+            coarser(fresh, (int)(needed - exponent));
             exponent = needed;
         }
         placed(values + start, length, ldexpf((float)BINS, (int)-exponent), bins);
-        int64_t i = 0;
-        if (used > 1)
-            for (; i + LANES <= length; i += LANES) {
-                lanes[0 * BINS + bins[i]]++;
-                lanes[1 * BINS + bins[i + 1]]++;
-            }
-        for (; i < length; i++)
-            lanes[bins[i]]++;
+        for (int64_t i = 0; i < length; i++)
+            fresh[bins[i]]++;
     }
     if (exponent > before) {
         int step = 1 << (exponent - before < DOUBLINGS ? (int)(exponent - before) : DOUBLINGS);
@@ -157,22 +166,21 @@ static int64_t counted(const float *values, int64_t size, int64_t exponent, int6
         }
         memset(counts + BINS / step, 0, (size_t)(BINS - BINS / step) * sizeof *counts);
     }
-    for (int lane = 0; lane < used; lane++)
-        added(lanes + lane * BINS, counts);
+    added(fresh, counts);
     return exponent;
 }
 
 static PyObject *count(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_t given)
 {
-    int64_t value[6], reached;
+    int64_t value[5], reached;
     int32_t least, most;
-    if (!addresses(args, given, 6, value))
+    if (!addresses(args, given, 5, value))
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     reached = counted((const float *)(intptr_t)value[0], value[1], value[2], (int64_t *)(intptr_t)value[3],
-                      (uint32_t *)(intptr_t)value[4], (uint16_t *)(intptr_t)value[5], &least, &most);
+                      (uint32_t *)(intptr_t)value[4], &least, &most);
     Py_END_ALLOW_THREADS
-    return Py_BuildValue("iiL", (int)least, (int)most, (long long)reached);
+    return Py_BuildValue("ddL", as_float(least), as_float(most), (long long)reached);
 }
 
 static PyMethodDef methods[] = {
@@ -181,8 +189,8 @@ static PyMethodDef methods[] = {
     {"hold", (PyCFunction)(void (*)(void))hold, METH_FASTCALL,
      "hold(rows, count): the same without letting the GIL go, for rows that take less time than that may."},
     {"count", (PyCFunction)(void (*)(void))count, METH_FASTCALL,
-     "count(values, size, exponent, counts, lanes, bins): add to the counts; the least and the greatest value, as integers "
-     "that are in their order, and the exponent that the counts then have."},
+     "count(values, size, exponent, counts, scratch): add to the counts; the least and the greatest value, and the exponent "
+     "that the counts then have."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -20,4 +20,4 @@ run: Callable[[int, int], int] | None = getattr(_module, "run", None)
 # The same, keeping the GIL. None: not built.
 hold: Callable[[int, int], int] | None = getattr(_module, "hold", None)
 # Count values: `trtopt.calibration.counting`. None: not built.
-count: Callable[[int, int, int, int, int, int], tuple[int, int, int]] | None = getattr(_module, "count", None)
+count: Callable[[int, int, int, int, int], tuple[float, float, int]] | None = getattr(_module, "count", None)
