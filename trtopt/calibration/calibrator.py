@@ -354,13 +354,15 @@ def _measured(
         check_enough(batches)  # again: now it is known which images can be used
         quality = facts(survey)
         refuse(quality, insist)
-        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(1, "trtopt-examine") as beside:
+        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
+            ranges = beside.submit(
+                lambda: {} if first is None else half_ranges(prepared.proto, survey.feeds, request.threads, reporter)
+            )
             examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
             table = prepared.table(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )
-        if first is not None:
-            table = replace(table, ranges=half_ranges(prepared.proto, survey.feeds, request.threads, reporter))
+            table = replace(table, ranges=ranges.result())
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:

@@ -126,16 +126,15 @@ def _counted(values: NDArray[Any]) -> NDArray[np.float64]:
         return np.zeros(4)
     if values.dtype.itemsize < 4:
         values = values.astype(np.float32)
-    low, high = float(values.min()), float(values.max())
-    if low > MASK and high < SENTINEL and np.isfinite(low) and np.isfinite(high):
-        magnitudes, nonfinite = np.abs(values), 0
-    else:
+    low, high, nonfinite = float(values.min()), float(values.max()), 0  # NaN if any value is
+    if not (low > MASK and high < SENTINEL):
         finite = np.isfinite(values)
-        nonfinite = int(values.size - finite.sum())
-        magnitudes = np.abs(values[finite & (values > MASK) & (values < SENTINEL)])
-    nonzero = int(np.count_nonzero(magnitudes))
-    below = int((magnitudes < FP16_NORMAL).sum()) - (magnitudes.size - nonzero)
-    return np.array([float(magnitudes.max(initial=0.0)), below, nonzero, nonfinite])
+        nonfinite = values.size - np.count_nonzero(finite)
+        values = values[finite & (values > MASK) & (values < SENTINEL)]
+        low, high = float(values.min(initial=0.0)), float(values.max(initial=0.0))
+    zeros = np.count_nonzero(values == 0)
+    below = np.count_nonzero((values < FP16_NORMAL) & (values > -FP16_NORMAL)) - zeros
+    return np.array([max(0.0, high, -low), below, values.size - zeros, nonfinite])
 
 
 def beyond_fp16(ranges: Mapping[str, TensorRange]) -> dict[str, float]:
