@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import NoReturn
 
@@ -19,6 +20,7 @@ def main() -> NoReturn:
         run()
     except BaseException as left:  # SystemExit as a rule
         stopping.end()
+        gc.freeze()  # or the interpreter's end passes over all that was imported, several times
         if stopping.status() is None:
             raise
         if not isinstance(left, SystemExit):
