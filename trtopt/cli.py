@@ -567,7 +567,7 @@ def _verify(values: _Options, reporter: Reporter) -> Any:
     check_reference(reference, values["candidate"])
     batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
     others = {name: value for name, value in values.items() if name not in source}
-    return trtopt.verify(**others, batches=batches)
+    return trtopt.verify(**others, batches=batches, reporter=reporter)
 
 
 @_command(

@@ -391,7 +391,7 @@ class _Build:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
         spec, generation, path = self.spec, self.generation, folder / "model.onnx"
         if spec.timing_cache is None and generation.capabilities.timing_cache:
-            kept = None if _none(self.request.timing_cache) else _kept_timing(generation, generation.device(spec))
+            kept = None if _none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
             spec = replace(spec, timing_cache=kept or folder / "timing.cache")  # a second build is then much faster
         try:
             if issues := generation.limits(graph):
@@ -683,7 +683,7 @@ def _none(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"
 
 
-def _kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
+def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
     """The timing cache that builds on this GPU by this TensorRT share; None where the cache folder can't be written."""
     gpu = re.sub(r"[^\w]+", "-", str(device)).strip("-")
     try:

@@ -46,7 +46,11 @@ class VerifyRequest:
         unit="dB",
         typed=float,
     )
-    per_layer: bool = option(False, help="Compare tensor by tensor too, and say where it breaks.")
+    per_layer: bool = option(
+        False,
+        help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",
+    )
+    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True)
