@@ -377,11 +377,22 @@ def sensitivity(result: Any, values: _Options) -> Iterator[str]:
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}",
+            *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]
     ]
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
-    _table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
+    columns = (
+        "quantized alone",
+        "read by",
+        "dB",
+        "of the noise",
+        "of the arithmetic",
+        *(["ms"] if result.timed else []),
+    )
+    _table(title, columns, rows)
+    if result.timed:
+        yield f"ms: of the layers that read it, in {result.timed}"
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]

@@ -18,16 +18,18 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError
+from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
 from trtopt.engine.manifest import load_manifest
+from trtopt.diagnosis.measured import Profiled
 from trtopt.graph.io import load_model
-from trtopt.runtime.profiling import LayerTimes
+from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
 from trtopt.trt import select
+from trtopt.runtime.timing import Spread
 
 Kept = TypeVar("Kept")
 
@@ -193,3 +195,24 @@ def _shortest(times: LayerTimes) -> float:
 
 def _mean(shares: list[dict[str, float]]) -> dict[str, float]:
     return {node: statistics.fmean(item[node] for item in shares) for node in shares[0]}
+def profiled_by_node(found: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
+    """`by_node` of the largest batch that `profile` timed, and in words what was timed.
+
+    Raises:
+        UsageError: none of its layers has one of these nodes.
+    """
+    largest = max(found["batches"], key=lambda item: item["batch"], default=None)
+    layers = [] if largest is None else largest["layers"]
+    if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
+        raise UsageError(
+            f"the profile of {found['engine']} names none of the model's layers: it is of another model, or of an engine whose "
+            "manifest was lost, so that the nodes of its layers aren't known"
+        )
+    times = tuple(
+        LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
+        for layer in layers
+    )
+    said = f"{Path(found['engine']).name} at batch {largest['batch']} on {found['gpu']}"
+    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), said
+
+

@@ -51,3 +51,9 @@ class SensitivityRequest:
     threads: int | None = shared.threads()
     top: int = option(20, help="Rows of the table to print; 0: all.")
     reporter: Reporter = SILENT
+    profile: Any = option(
+        None,
+        help="Say each layer's time, too: the JSON of trtopt profile, or an engine, which is timed on this GPU.",
+        metavar="FILE",
+        typed=Path,
+    )

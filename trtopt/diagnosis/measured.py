@@ -221,6 +221,27 @@ def _home(said: Path, engines: Sequence[Path]) -> int | None:
     """Which of the engines is meant: the one at that place, else the first of that name."""
     same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
     named = [number for number, engine in enumerate(engines) if engine.name == said.name]
+def profiled(result: Any) -> Profiled:
+    """What `profile` gives, or its JSON.
+
+    Args: as one of the results of `measurements`.
+
+    Raises:
+        UsageError: it is something else, or can't be read.
+    """
+    what, content = _content(result)
+    proof, shape = _PROOFS["profile"]
+    if not proof <= set(content):
+        raise UsageError(
+            f"{what} isn't the JSON of profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
+        )
+    try:
+        found: Profiled = converted(content, shape, what)
+    except Damaged as error:
+        raise UsageError(f"{what} isn't what profile prints: {error}; run it again") from None
+    return found
+
+
     return next(iter([*same, *named]), None)
 
 
