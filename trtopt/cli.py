@@ -415,7 +415,7 @@ def build(result: Any, values: _Options) -> Iterator[str]:
 @_command(TuneRequest, "trtopt tune model.onnx --images photos/ --preprocess imagenet --min-snr 25 -o model.engine")
 def tune(result: Any, values: _Options) -> Iterator[str]:
     """Build the fastest INT8 engine within an accuracy limit: repair weights, keep the layers that lose most out of INT8."""
-    yield from _built(result, {**values, "int8": True, "fp8": False})
+    yield from _built(result, {**values, "int8": True})
 
 
 def _built(result: Any, values: _Options) -> Iterator[str]:
@@ -423,10 +423,11 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
 
     if (tuning := result.tuning) is not None:
         rows = [
-            (f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, "" if item.missed else "yes")
+            (f"{item.share:.1%}", _out(item), f"{item.snr_db:.1f}", item.figure, "" if item.missed else "yes")
             for item in tuning.front
         ]
-        headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
+        eighths = any(item.in_fp8 for item in tuning.front)
+        headers = (f"arithmetic in {'8 bits' if eighths else 'INT8'}", "layers out", "dB", "", "within the limits")
         _table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     yield f"{result.engine}: {result.precision_summary}"
     if line := arithmetic(result.coverage):
@@ -444,6 +445,10 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
+
+
+def _out(choice: Any) -> str:
+    return f"{choice.left_out}, {choice.in_fp8} in FP8" if choice.in_fp8 else str(choice.left_out)
 
 
 @_command(InspectRequest, "trtopt inspect model.engine --diff other.engine")

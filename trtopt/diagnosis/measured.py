@@ -90,12 +90,16 @@ class Benched(TypedDict):
     notes: Sequence[str]
 
 
-class Choice(TypedDict):
+class _Choice(TypedDict):
     left_out: int
     share: float
     snr_db: Figure
     figure: str
     missed: Sequence[str]
+
+
+class Choice(_Choice, total=False):
+    in_fp8: int
 
 
 class Tuned(TypedDict):
@@ -217,10 +221,6 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     return ours, theirs
 
 
-def _home(said: Path, engines: Sequence[Path]) -> int | None:
-    """Which of the engines is meant: the one at that place, else the first of that name."""
-    same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
-    named = [number for number, engine in enumerate(engines) if engine.name == said.name]
 def profiled(result: Any) -> Profiled:
     """What `profile` gives, or its JSON.
 
@@ -242,6 +242,10 @@ def profiled(result: Any) -> Profiled:
     return found
 
 
+def _home(said: Path, engines: Sequence[Path]) -> int | None:
+    """Which of the engines is meant: the one at that place, else the first of that name."""
+    same = [number for number, engine in enumerate(engines) if engine.absolute() == said.absolute()]
+    named = [number for number, engine in enumerate(engines) if engine.name == said.name]
     return next(iter([*same, *named]), None)
 
 
