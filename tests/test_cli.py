@@ -41,7 +41,7 @@ ONLY_CLI = {"json_output"}
 # trtopt.verify takes open batches; the command opens them from these.
 INSTEAD = {
     "verify": ({"batches", "labels"}, {"images", "data", "preprocess", "limit", "batch"}),
-    "tune": ({"int8", "fp8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
+    "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "channels", "scale", "mean", "std"}  # keys of `preprocess`
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Sensitivity as Sensitivity,
         sensitivity as sensitivity,
     )
+    from trtopt.autotune.goal import TunedFigures as TunedFigures
     from trtopt.autotune.tuning import TunedChoice as TunedChoice, Tuning as Tuning
     from trtopt.builder.construction import BuildResult as BuildResult
     from trtopt.calibration.calibrator import CalibrateResult as CalibrateResult, calibrate as calibrate
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "autotune.building": ("build", "tune"),
     "autotune.sensitivity": ("NoiseSource", "Sensitivity", "sensitivity"),
+    "autotune.goal": ("TunedFigures",),
     "autotune.tuning": ("TunedChoice", "Tuning"),
     "builder.construction": ("BuildResult",),
     "calibration.calibrator": ("CalibrateResult", "calibrate"),

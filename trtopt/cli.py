@@ -377,11 +377,22 @@ def sensitivity(result: Any, values: _Options) -> Iterator[str]:
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}",
+            *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]
     ]
     title = f"{result.model}: noise at {result.output}, {result.samples} samples"
-    _table(title, ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"), rows)
+    columns = (
+        "quantized alone",
+        "read by",
+        "dB",
+        "of the noise",
+        "of the arithmetic",
+        *(["ms"] if result.timed else []),
+    )
+    _table(title, columns, rows)
+    if result.timed:
+        yield f"ms: of the layers that read it, in {result.timed}"
     if len(rows) < len(result.sources):
         yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
     yield result.summary[0].upper() + result.summary[1:]
@@ -404,7 +415,7 @@ def build(result: Any, values: _Options) -> Iterator[str]:
 @_command(TuneRequest, "trtopt tune model.onnx --images photos/ --preprocess imagenet --min-snr 25 -o model.engine")
 def tune(result: Any, values: _Options) -> Iterator[str]:
     """Build the fastest INT8 engine within an accuracy limit: repair weights, keep the layers that lose most out of INT8."""
-    yield from _built(result, {**values, "int8": True, "fp8": False})
+    yield from _built(result, {**values, "int8": True})
 
 
 def _built(result: Any, values: _Options) -> Iterator[str]:
@@ -412,10 +423,11 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
 
     if (tuning := result.tuning) is not None:
         rows = [
-            (f"{item.share:.1%}", str(item.left_out), f"{item.snr_db:.1f}", item.figure, "" if item.missed else "yes")
+            (f"{item.share:.1%}", _out(item), f"{item.snr_db:.1f}", item.figure, "" if item.missed else "yes")
             for item in tuning.front
         ]
-        headers = ("arithmetic in INT8", "layers out", "dB", "", "within the limits")
+        eighths = any(item.in_fp8 for item in tuning.front)
+        headers = (f"arithmetic in {'8 bits' if eighths else 'INT8'}", "layers out", "dB", "", "within the limits")
         _table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     yield f"{result.engine}: {result.precision_summary}"
     if line := arithmetic(result.coverage):
@@ -433,6 +445,10 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
         yield f"  {result.comparison['why']}"
     if result.not_measured:
         yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
+
+
+def _out(choice: Any) -> str:
+    return f"{choice.left_out}, {choice.in_fp8} in FP8" if choice.in_fp8 else str(choice.left_out)
 
 
 @_command(InspectRequest, "trtopt inspect model.engine --diff other.engine")
@@ -567,7 +583,7 @@ def _verify(values: _Options, reporter: Reporter) -> Any:
     check_reference(reference, values["candidate"])
     batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
     others = {name: value for name, value in values.items() if name not in source}
-    return trtopt.verify(**others, batches=batches)
+    return trtopt.verify(**others, batches=batches, reporter=reporter)
 
 
 @_command(

@@ -366,3 +366,139 @@ def test_sensitivity_reads_a_tuned_table(crops: Any, tmp_path: Path) -> None:
     result = _tuned(_net(), crops, tmp_path, min_snr=28)
     found = trtopt.sensitivity(_net(), data={"x": crops[:80]}, calib=result.tuning.table, samples=8)
     assert "c1" not in {name for source in found.sources for name in source.nodes}
+
+
+# FP8 beside INT8 -----------------------------------------------------------------------------------------------------------
+
+
+def _types(graph: ModelProto) -> set[int]:
+    return {item.data_type for item in graph.graph.initializer}
+
+
+def test_what_int8_loses_is_in_fp8_and_build_repeats_it(crops: Any, tmp_path: Path) -> None:
+    """The layer's input has one channel far over the others: FP8 is as fine for the small ones, INT8 isn't."""
+    path, kept, graphs = tmp_path / "net.onnx", tmp_path / "t.calib.json", [tmp_path / f"g{n}.onnx" for n in range(4)]
+    onnx.save(_net(), path)
+    common: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", "output_kind": ["y=other"], "min_snr": 24}
+    common["limit"] = 80
+    heard = Heard()
+    tuned = trtopt.tune(
+        path, tmp_path / "a.engine", fp8=True, save_onnx=graphs[0], save_calib=kept, reporter=heard, **common
+    )
+    assert tuned.tuning.whole.snr_db < 24 <= tuned.tuning.chosen.snr_db
+    assert list(tuned.tuning.left_out) == ["c1"] and tuned.tuning.table.in_fp8 == ("c1",)
+    assert tuned.tuning.chosen.share == 1 and tuned.tuning.chosen.in_fp8 == 1
+    assert tuned.precision["fp8"] == 1 and tuned.precision["int8"] == 4 and tuned.precision["fp16"] == 0
+    (why,) = (item for item in tuned.kept if item.node == "c1")
+    assert why.precision is Precision.FP8
+    has(why.reason, "tuned: in INT8 it makes", "in FP8 the results are within the limits")
+    has("\n".join(heard.notes), "1 layer out of INT8 (1 in FP8), 100.0% of the arithmetic in 8 bits")
+    graph = onnx.load(graphs[0])
+    assert {TensorProto.INT8, TensorProto.FLOAT8E4M3FN} <= _types(graph)
+    found = trtopt.verify(path, graphs[0], [{"x": crops[:80]}], min_snr=24)
+    assert found.ok and found.snr_db == pytest.approx(tuned.tuning.chosen.snr_db, abs=0.01)
+
+    trtopt.build(path, tmp_path / "b.engine", int8=True, fp8=True, save_onnx=graphs[1], **common)
+    stored = Table.load(kept)
+    assert stored.in_fp8 == ("c1",) and stored.digest == tuned.tuning.table.digest
+    again = {"target": "sm89", "calib": kept, "int8": True}
+    trtopt.build(path, tmp_path / "c.engine", fp8=True, save_onnx=graphs[2], **again)
+    assert graphs[0].read_bytes() == graphs[1].read_bytes() == graphs[2].read_bytes()
+    heard = Heard()
+    plain = trtopt.build(path, tmp_path / "d.engine", save_onnx=graphs[3], reporter=heard, **again)
+    assert plain.precision.get("fp8", 0) == 0 and plain.precision["fp16"] == 1
+    assert TensorProto.FLOAT8E4M3FN not in _types(onnx.load(graphs[3]))
+    has("\n".join(heard.notes), "1 would run in FP8 with `fp8=True`")
+    assert replace(stored, in_fp8=()).digest != stored.digest
+
+
+def test_where_fp8_loses_too_much_it_is_fp16(crops: Any, tmp_path: Path) -> None:
+    result = _tuned(_net(), crops, tmp_path, min_snr=39, fp8=True)
+    assert "c1" in result.tuning.left_out and "c1" not in result.tuning.table.in_fp8
+    assert result.precision["fp16"] >= 1
+    assert result.tuning.chosen.snr_db > 39
+    plain = _tuned(_net(), crops, tmp_path / "plain", min_snr=39)
+    assert result.tuning.chosen.share >= plain.tuning.chosen.share
+
+
+def test_of_many_layers_those_that_lose_most_are_in_fp8(crops: Any, tmp_path: Path) -> None:
+    net = _net(layers=14, bad=(4, 9))
+    result = _tuned(net, crops, tmp_path, min_snr=25, fp8=True)
+    assert {"c4", "c9"} == set(result.tuning.table.in_fp8) == set(result.tuning.left_out)
+    assert result.tuning.chosen.share == 1 and result.tuning.tried < 30
+    assert result.precision["fp8"] == 2 and result.precision["fp16"] == 0
+
+
+def test_a_layer_that_the_user_keeps_out_is_not_tried_in_fp8(crops: Any, tmp_path: Path) -> None:
+    result = _tuned(_net(), crops, tmp_path, min_snr=24, fp8=True, precision_override=["c1=fp16"])
+    assert not result.tuning.left_out and result.precision["fp16"] == 1 and result.precision.get("fp8", 0) == 0
+
+
+def test_without_need_nothing_is_in_fp8(crops: Any, tmp_path: Path) -> None:
+    result = _tuned(_net(bad=()), crops, tmp_path, min_snr=12, fp8=True)
+    assert not result.tuning.left_out and not result.tuning.table.in_fp8 and result.tuning.tried == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"min_snr": 24, "target": "sm86"},
+            "`target='sm86'`: fp8 needs sm89 or later; drop it or use `int8=True` alone",
+        ),
+        ({}, "nothing says which layers are in which"),
+        ({"best": True, "min_snr": 24}, "compares one of INT8 and FP8 with FP16"),
+        ({"min_snr": 24, "calibrator": "native"}, "`calibrator='native'` calibrates INT8 alone"),
+        ({"min_snr": 24, "precision_override": ["c1=fp8"]}, "it is for layers that a table names"),
+    ],
+)
+def test_int8_with_fp8_that_can_not_be(crops: Any, tmp_path: Path, options: Any, said: str) -> None:
+    given: dict[str, Any] = {"data": {"x": crops[:80]}, "target": "sm89", **options}
+    with pytest.raises(trtopt.TrtoptError, match=re.escape(said)):
+        trtopt.build(_net(), tmp_path / "m.engine", int8=True, fp8=True, **given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_says_how_many_are_in_fp8(world: World, crops: Any) -> None:
+    onnx.save(_net(), world.folder / "net.onnx")
+    np.savez(world.folder / "crops.npz", x=crops[:80])
+    given = ("--data", world.folder / "crops.npz", "--target", "sm89", "--output-kind", "y=other", "--min-snr", "24")
+    said = world.run("tune", world.folder / "net.onnx", *given, "--fp8", "-o", world.folder / "m.engine")
+    assert said.status == 0, said
+    has(said.out, "arithmetic in 8 bits", "1, 1 in FP8", "convolutions INT8, 1 of 4 FP8")
+    found = world.run("tune", world.folder / "net.onnx", *given, "--fp8", "-o", world.folder / "m.engine", "--json")
+    tuning = json.loads(found.out)["tuning"]
+    assert tuning["in_fp8"] == ["c1"] and tuning["chosen"]["in_fp8"] == 1
+
+
+# Figures as numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_numbers_as_well_as_words(crops: Any, tmp_path: Path) -> None:
+    net = _net()
+    true = _labels(net, crops[:80])
+    options: dict[str, Any] = {"output_kind": ["y=classes"], "labels": true, "max_drop": "1%", "min_agreement": "99%"}
+    result = _tuned(net, crops, tmp_path, **options)
+    figures = result.tuning.to_json()["chosen"]["figures"]
+    assert figures["reference_top1"] == 1.0 and figures["top1"] >= 0.99 and figures["metric"] is None
+    assert figures["agreement"] >= 0.99 and figures["agreement"] == figures["top1"]
+    before = result.tuning.before.figures
+    assert before.agreement is not None and before.agreement < 0.99
+    has(result.tuning.before.figure, f"{before.agreement:.1%}")
+    again = _tuned(net, crops, tmp_path, **options)  # from what the first call kept
+    assert again.tuning.chosen == result.tuning.chosen
+
+    def score(outputs: dict[str, Any]) -> float:
+        return 0.75
+
+    measured = _tuned(net, crops, tmp_path / "m", metric=score, min=0.5)
+    assert measured.tuning.to_json()["chosen"]["figures"]["metric"] == 0.75
+    embedding = _tuned(net, crops, tmp_path / "e", min_snr=20, output_kind=["y=embedding"])
+    assert 0.98 < embedding.tuning.chosen.figures.cosine <= 1
+    assert embedding.tuning.chosen.figures.agreement is None
+
+
+@pytest.mark.parametrize("given", ["101%", "-1%", "much", "99"])
+def test_a_share_that_is_none(crops: Any, tmp_path: Path, given: str) -> None:
+    with pytest.raises(UsageError, match=r"`min_agreement=`.*a share from 0 to 1 is needed, such as 0\.95 or '95%'"):
+        _tuned(_net(), crops, tmp_path, min_agreement=given)

@@ -102,3 +102,11 @@ def test_values_that_are_not_finite_are_always_outside() -> None:
 def test_limits_that_can_not_be_right_are_refused(limits: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="is needed, such as"):
         Limits(**limits)
+
+
+def test_a_share_may_be_a_percentage() -> None:
+    assert Limits.of("99%", None) == Limits.of("0.99", None) == Limits.of(0.99, None) == Limits(0.99)
+    assert Limits.of(" 97.5 % ", 30) == Limits(0.975, 30)
+    for wrong in ("101%", "99", "-1%", "much", "", "%", "nan"):
+        with pytest.raises(UsageError, match=r"`min_agreement=` is .*; a share from 0 to 1 is needed"):
+            Limits.of(wrong, None)

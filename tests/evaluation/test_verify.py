@@ -354,7 +354,7 @@ def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -
     assert found.status == 1
     (said,) = [line for line in found.out.splitlines() if line.startswith("outside the limit: ")]
     has(said, "y: ", " dB, at least 60 is asked for")
-    found = world.run(*request, "--min-agreement", 0.5, "--json")  # embeddings by their own limits then
+    found = world.run(*request, "--min-agreement", "50%", "--json")  # embeddings by their own limits then
     assert found.status == 1
     assert any("at least 20" in text or "at least 0.99" in text for text in json.loads(found.out)["missed"])
     has(world.refused(*request, "--output-kind", "z=classes"), "no output 'z'", "there is y")

@@ -6,6 +6,7 @@ import pytest
 
 from trtopt.core.errors import UsageError
 from trtopt.data.preprocess import PRESETS
+from trtopt.evaluation.limits import Limits
 from trtopt.jobs.joblist import BuildJob, Job, load_jobs
 
 GOOD = """
@@ -184,6 +185,9 @@ def test_a_quantized_build_takes_the_lists_own_table_or_has_one_made(tmp_path: P
         tmp_path / "t.calib.json",
     )
     limited = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', "min_snr = 30"))["one.int8.sm89"]
+    for share in ("0.99", '"99%"'):
+        judged = builds(tmp_path, ENGINES.replace('workspace = "2GiB"', f"min_agreement = {share}"))["one.int8.sm89"]
+        assert Limits.of(judged.request.min_agreement, None) == Limits(0.99)
     assert limited.calibration is not None and limited.request.images == tmp_path / "photos"  # which judge
 
 

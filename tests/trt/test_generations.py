@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -441,6 +442,24 @@ def test_86_lists_everything_it_refuses_at_once(stand_in: Install, float_net: Pa
         generation.refuse(spec)
     for named in ("`fp8=True`", "`remainder='bf16'`", "`target=", "`strip=True`", "TensorRT 8.6.0"):
         assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "said"),
+    [
+        ("8.6.0", 90, r"`fp8=True`: TensorRT 8\.6\.0 has fp32, fp16, int8"),
+        ("10.16.1", 86, "this GPU is sm86: fp8 needs sm89 or later; drop it or use `int8=True` alone"),
+        ("11.4.0", 90, ""),
+    ],
+)
+def test_fp8_beside_int8_needs_what_fp8_needs(
+    version: str, capability: int, said: str, stand_in: Install, with_gpu: Callable[[int | None], None]
+) -> None:
+    _, generation = stand_in(version)
+    with_gpu(capability)
+    spec = BuildSpec(precision=Precision.INT8, fp8_layers=True)
+    with pytest.raises(UnsupportedRequest, match=said) if said else contextlib.nullcontext():
+        generation.refuse(spec)
 
 
 # Messages, failures, progress, cancelling

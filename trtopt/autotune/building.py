@@ -72,7 +72,9 @@ def build(request: BuildRequest) -> BuildResult:
 
     Args:
         model: an ONNX file or model.
-        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well.
+        fp16, bf16, int8, fp8: the precision. INT8 and FP8 leave the rest in FP16, or in BF16 with bf16 as well. int8 and fp8
+            together, with a limit or with the table that a search kept: layers that INT8 loses too much in run in FP8 where
+            that is within the limit, and in FP16 where it isn't.
         best: build INT8 (or FP8, if fp8) and FP16 (or BF16), time both on this machine's GPU, and keep the fastest whose
             results stay within the limits on real samples; FP32 where neither does. `comparison` says which and why. Judged on
             the samples that it is calibrated on, or, with calib, on images or data.
@@ -146,6 +148,8 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
 
 def _built(request: BuildRequest) -> BuildResult:
     if request.best:
+        if request.int8 and request.fp8:
+            raise UsageError("`best=True` compares one of INT8 and FP8 with FP16: drop `int8=True` or `fp8=True`")
         if not request.compare:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
@@ -174,7 +178,8 @@ def goal_asked(request: BuildRequest) -> Goal | None:
 def tune(request: TuneRequest) -> BuildResult:
     """Build the fastest INT8 engine that stays within an accuracy limit: `build(int8=True)` with that limit.
 
-    Args: as of `build`; at least one of min_snr, min_agreement, max_drop and metric.
+    Args: as of `build`; at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay out of INT8
+        are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89).
 
     Raises: as `build`.
     """
@@ -228,6 +233,8 @@ def _asked_for(request: BuildRequest) -> BuildResult:
     """Build what was asked for, and compare. Where that can't be done the engine stays: it is what the user wanted."""
     result, reporter, spec = engine.construct(request), request.reporter, spec_of(request)
     quantized, base = spec.precision, spec.base
+    if spec.fp8_layers and result.table is not None and not result.table.in_fp8:
+        reporter.note("the table names no layer to run in FP8, so that `fp8=True` changes nothing")
     if not quantized.quantized:
         return result
     if not request.compare:

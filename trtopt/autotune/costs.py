@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
@@ -21,6 +21,7 @@ class Measured:
 
     Attributes:
         quantized, floating: node → the share that it takes in either engine.
+        fp8: node → the share that it takes in FP8, where that is a choice.
         shortest: for each profile, the share of the shortest layer: no kernel takes less.
         described: what was measured, in words.
     """
@@ -29,6 +30,7 @@ class Measured:
     floating: Mapping[str, float]
     shortest: Sequence[float]
     described: str
+    fp8: Mapping[str, float] = field(default_factory=dict)
 
 
 class Costs:
@@ -41,7 +43,7 @@ class Costs:
             which take longer than the layer does, as TensorRT 8.6's do (docs/results/accuracy.md).
 
     Attributes:
-        unit: in words. floating, in_int8: layer → what it costs in either.
+        unit: in words. floating, in_int8: layer → what it costs in either. in_fp8: the same, where it was measured.
         least: that a layer is taken to cost when layers are ranked. equal: costs that differ by less count as equal.
     """
 
@@ -69,6 +71,7 @@ class Costs:
             for name, node in self.nodes.items()
         }
         self.in_int8: Mapping[str, float] = {}
+        self.in_fp8: Mapping[str, float] | None = None
         self.shortest: Sequence[float] = (0.0,)
         self.scale, self.least, self.equal = 1.0, 1.0, 1.0
         if measured is None:
@@ -80,16 +83,16 @@ class Costs:
             estimated = sum(self.floating[name] for name in measured.floating if name in self.floating)
             self.scale = sum(measured.floating.values()) / (estimated or 1.0)
             self.floating = {name: measured.floating.get(name, 0.0) for name in self.nodes}
-            self.in_int8, self.shortest = measured.quantized, measured.shortest
+            self.in_int8, self.in_fp8, self.shortest = measured.quantized, measured.fp8, measured.shortest
             self.least, self.equal = 1e-4, 0.01
             self.unit = measured.described
 
     def _elements(self, tensor: str) -> int:
         return self.size.get(tensor, 0)
 
-    def share(self, points: Points) -> float:
-        """Of the arithmetic, what is in INT8."""
-        return sum(self.work.get(name, 0) for name in points.quantized) / (sum(self.work.values()) or 1)
+    def share(self, points: Points, in_fp8: Iterable[str] = ()) -> float:
+        """Of the arithmetic, what is in INT8 or FP8."""
+        return sum(self.work.get(name, 0) for name in (*points.quantized, *in_fp8)) / (sum(self.work.values()) or 1)
 
     def __call__(self, points: Points) -> float:
         inside = set(points.quantized)
@@ -105,6 +108,10 @@ class Costs:
             if self.sources.get(tensor, frozenset()) - inside:
                 cost += self._conversion(tensor, self.quantized)
         return cost
+
+    def pays_in_fp8(self, name: str) -> bool:
+        """Whether the layer is faster in FP8 than in floating point, as it is taken to be where nothing was measured."""
+        return self.in_fp8 is None or self.in_fp8.get(name, math.inf) < self.floating.get(name, 0.0)
 
     def _conversion(self, tensor: str, times: int) -> float:
         """Of a kernel that does nothing else; 0 where conversions are part of the layers beside them."""

@@ -21,6 +21,7 @@ from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.values import read_share
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import joined
@@ -84,10 +85,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
 def _drop(text: str | float | None) -> float | None:
     if text is None:
         return None
-    try:
-        value = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
-    except ValueError:
-        value = math.nan
+    value = read_share(text)
     if not 0 <= value < 1:
         raise UsageError(f"`max_drop=` is {text}; a share such as 0.005 or '0.5%' is needed")
     return value
@@ -128,12 +126,31 @@ def _function(text: str) -> Metric:
 
 
 @dataclass(frozen=True)
+class TunedFigures:
+    """What was measured besides dB; None: that wasn't.
+
+    Attributes:
+        agreement: share of classes, tokens or pixels that are the same, of the output where that is least.
+        cosine: of embeddings, the lowest.
+        reference_top1, top1: share of the samples whose label is the largest class, in floating point and in the choice.
+        metric: what the user's own function gives.
+    """
+
+    agreement: float | None = None
+    cosine: float | None = None
+    reference_top1: float | None = None
+    top1: float | None = None
+    metric: float | None = None
+
+
+@dataclass(frozen=True)
 class Judged:
-    """How a graph does on the samples."""
+    """How a graph does on the samples; `figure` is `figures` in words."""
 
     snr_db: float
     figure: str
     missed: tuple[str, ...]
+    figures: TunedFigures = TunedFigures()
 
 
 class Judge:
@@ -173,17 +190,20 @@ class Judge:
         if goal.limits is not None and goal.limits.min_snr is not None:
             silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
             figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
+        numbers = TunedFigures(*(_least(described, name) for name in ("agreement", "cosine_min")))
         if goal.max_drop is not None and agreement.reference_accuracy and agreement.candidate_accuracy:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
+            numbers = replace(numbers, reference_top1=before, top1=after)
             figures.append(f"top-1 {before:.1%} → {after:.1%}")
             if before - after > goal.max_drop + 1e-12:
                 missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
         if goal.metric is not None:
             value = self._scored(found)
+            numbers = replace(numbers, metric=value)
             figures.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
-        return Judged(_worst(agreement), "; ".join(figures), tuple(missed))
+        return Judged(_worst(agreement), "; ".join(figures), tuple(missed), numbers)
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
@@ -272,6 +292,11 @@ def _takes_labels(metric: Metric) -> bool:
 def _cut(arrays: Arrays, size: int, real: int) -> Arrays:
     """Without the samples that a fixed batch was filled up with."""
     return {name: item[:real] if item.ndim and len(item) == size else item for name, item in arrays.items()}
+
+
+def _least(described: Mapping[str, Any], name: str) -> float | None:
+    """Over the outputs that have it."""
+    return min((float(item[name]) for item in described["outputs"].values() if item[name] is not None), default=None)
 
 
 def _worst(agreement: Agreement) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,15 +19,17 @@ from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
-from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError
+from trtopt.core.errors import BuildCancelled, BuildFailed, OutputError, PrecisionLost, TrtoptError, UsageError
 from trtopt.core.files import cache_folder, sha256_json, write_json
-from trtopt.core.values import Precision
+from trtopt.core.values import Override, Precision
 from trtopt.core.version import __version__
 from trtopt.cuda.device import DeviceInfo
+from trtopt.diagnosis.measured import Profiled
 from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
-from trtopt.runtime.profiling import LayerTimes
+from trtopt.runtime.profiling import LayerTime, LayerTimes
 from trtopt.runtime.session import Session
+from trtopt.runtime.timing import Spread
 from trtopt.trt import select
 
 Kept = TypeVar("Kept")
@@ -61,12 +64,16 @@ class Engines:
         kept, reporter = self._kept(table, "times"), self.request.reporter
         if kept is not None and (stored := _stored(kept, Measured)) is not None:
             return stored
-        reporter.note(f"building in {self.quantized.upper()} and {self.base.upper()}, to time the layers of both")
+        others = " and FP8" if self.request.fp8 else ""
+        reporter.note(
+            f"building in {self.quantized.upper()} and {self.base.upper()}{others}, to time the layers of each"
+        )
         try:
             ours = self._quantized(table)
             other = self._floating(ours)
+            eighth = self._eighth(table)
             with reporter.phase("timing the layers"):
-                found = layer_times(self.gpu, ours.engine, other.engine, self.samples, work)
+                found = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
         except BuildCancelled:
             raise
         except TrtoptError as error:
@@ -117,6 +124,19 @@ class Engines:
             self._built[table.digest] = build_candidate(asked, self.quantized, folder)
         return self._built[table.digest]
 
+    def _eighth(self, table: Table) -> Path | None:
+        """An engine in FP8, where that is a choice and can be built."""
+        if not self.request.fp8:
+            return None
+        plain = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
+        others = [text for text in self.request.precision_override if not Override.parse(text).precision.quantized]
+        asked = replace(self.request, int8=False, calib=plain, images=None, data=None, precision_override=others)
+        try:
+            return build_candidate(asked, Precision.FP8, self.folder).engine
+        except (BuildFailed, PrecisionLost) as error:
+            self.request.reporter.warn(f"no layer is tried in FP8, as it can't be built in that: {error}")
+            return None
+
     def _floating(self, quantized: BuildResult) -> BuildResult:
         if self.base not in self.made:
             manifest = load_manifest(quantized.engine)
@@ -136,32 +156,42 @@ def _stored(path: Path, kind: type[Kept]) -> Kept | None:
 
 
 def layer_times(
-    gpu: DeviceInfo, quantized: Path, floating: Path, samples: Iterable[Arrays], work: Mapping[str, int]
+    gpu: DeviceInfo,
+    quantized: Path,
+    floating: Path,
+    samples: Iterable[Arrays],
+    work: Mapping[str, int],
+    fp8: Path | None = None,
 ) -> Measured:
-    """Profile two engines of one model, with the same profiles, at the opt shapes of each.
+    """Profile engines of one model, with the same profiles, at the opt shapes of each.
 
     Args:
         work: node → multiply-accumulates, by which the nodes of a fused layer share its time.
+        fp8: an engine in FP8, where that is to be known, too.
     """
-    with (
-        Session(quantized, device=gpu.ordinal, contexts=1, trust_host_code=True) as ours,  # built just now
-        Session(floating, device=gpu.ordinal, contexts=1, trust_host_code=True) as other,
-    ):
-        pairs = []
-        for profile in other.profiles or ({},):
-            inputs, _ = at_opt(other.inputs, profile, map(other.taken, samples))
-            pairs.append([session.profile(session.taken(inputs)) for session in (ours, other)])
-    totals = [right.total_ms for _, right in pairs]
-    found = [
-        {node: ms / total for node, ms in by_node(times, work).items()}
-        for pair, total in zip(pairs, totals)
-        for times in pair
+    with contextlib.ExitStack() as stack:
+        sessions = [
+            stack.enter_context(Session(engine, device=gpu.ordinal, contexts=1, trust_host_code=True))  # built just now
+            for engine in (floating, quantized, fp8)
+            if engine is not None
+        ]
+        runs = []
+        for profile in sessions[0].profiles or ({},):
+            inputs, _ = at_opt(sessions[0].inputs, profile, map(sessions[0].taken, samples))
+            runs.append([session.profile(session.taken(inputs)) for session in sessions])
+    totals = [run[0].total_ms for run in runs]
+    shares = [
+        _mean(
+            [{node: ms / total for node, ms in by_node(run[number], work).items()} for run, total in zip(runs, totals)]
+        )
+        for number in range(len(sessions))
     ]
     return Measured(
-        _mean(found[::2]),
-        _mean(found[1::2]),
-        [_shortest(right) / total for (_, right), total in zip(pairs, totals)],
-        f"the time of its layers on {gpu}, of FP16's",
+        quantized=shares[1],
+        floating=shares[0],
+        shortest=[_shortest(run[0]) / total for run, total in zip(runs, totals)],
+        described=f"the time of its layers on {gpu}, of FP16's",
+        fp8=shares[2] if fp8 is not None else {},
     )
 
 
@@ -184,6 +214,27 @@ def by_node(times: LayerTimes, work: Mapping[str, int]) -> dict[str, float]:
     for node, count in others.items():
         found[node] += hidden * count / sum(others.values())
     return found
+
+
+def profiled_by_node(found: Profiled, work: Mapping[str, int]) -> tuple[dict[str, float], str]:
+    """`by_node` of the largest batch that `profile` timed, and in words what was timed.
+
+    Raises:
+        UsageError: none of its layers has one of these nodes.
+    """
+    largest = max(found["batches"], key=lambda item: item["batch"], default=None)
+    layers = [] if largest is None else largest["layers"]
+    if largest is None or not any(node in work for layer in layers for node in layer["nodes"]):
+        raise UsageError(
+            f"the profile of {found['engine']} names none of the model's layers: it is of another model, or of an engine whose "
+            "manifest was lost, so that the nodes of its layers aren't known"
+        )
+    times = tuple(
+        LayerTime(layer["name"], layer["ms"], layer["ms"], layer["ms"], layer["kind"], None, tuple(layer["nodes"]))
+        for layer in layers
+    )
+    said = f"{Path(found['engine']).name} at batch {largest['batch']} on {found['gpu']}"
+    return by_node(LayerTimes({}, times, Spread(**largest["gpu"]), 1), work), said
 
 
 def _shortest(times: LayerTimes) -> float:

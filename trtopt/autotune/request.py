@@ -24,7 +24,11 @@ class TuneRequest(BuildRequest):
     """The arguments of `trtopt.tune`: those of a build in INT8."""
 
     int8: bool = field(default=True, kw_only=True)
-    fp8: bool = field(default=False, kw_only=True)
+    fp8: bool = field(
+        default=False,
+        metadata=about(help="Try layers that INT8 loses too much in in FP8 before FP16 (not on 8.6; GPUs from sm89)."),
+        kw_only=True,
+    )
     fp16: bool = field(default=False, kw_only=True)
     best: bool = field(default=False, kw_only=True)
     calibrator: str = field(default="trtopt", kw_only=True)
@@ -47,6 +51,12 @@ class SensitivityRequest:
     preprocess: Any = shared.preprocess()
     method: str = shared.method()
     samples: int = option(16, help="Samples that noise is measured on.")
+    profile: Any = option(
+        None,
+        help="Say each layer's time, too: the JSON of trtopt profile, or an engine, which is timed on this GPU.",
+        metavar="FILE",
+        typed=Path,
+    )
     precision_override: Sequence[str] = shared.precision_override()
     threads: int | None = shared.threads()
     top: int = option(20, help="Rows of the table to print; 0: all.")

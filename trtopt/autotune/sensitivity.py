@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
@@ -24,8 +25,12 @@ from trtopt.core.documents import plain
 from trtopt.core.errors import ModelError, UsageError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
 from trtopt.core.values import Override, Precision, check_overrides
 from trtopt.data import open_data
+from trtopt.diagnosis.measured import Profiled, profiled
+from trtopt.diagnosis.profiling import profile
+from trtopt.evaluation.verify import engine_file
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
@@ -53,6 +58,7 @@ class NoiseSource:
         noise: output → its noise power as a share of the signal's, at that output.
         macs: share of the model's multiply-accumulates that these nodes do.
         nbytes: of a weight, in FP32; 0 for an activation.
+        ms: milliseconds that these nodes take in the engine that was profiled; None: none was.
     """
 
     kind: str
@@ -61,6 +67,7 @@ class NoiseSource:
     noise: Mapping[str, float]
     macs: float
     nbytes: int = 0
+    ms: float | None = None
 
     @property
     def what(self) -> str:
@@ -79,6 +86,7 @@ class Sensitivity:
         predicted: output → the sum of the sources' noise.
         measured: output → the noise of the whole Q/DQ graph.
         left_out: outputs in which noise has no measure, and why.
+        timed: the engine, batch and GPU that the times are of; empty: there are none.
     """
 
     model: str
@@ -88,6 +96,7 @@ class Sensitivity:
     predicted: Mapping[str, float]
     measured: Mapping[str, float]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    timed: str = ""
 
     def share(self, source: NoiseSource) -> float:
         """Of the summed noise at `output`."""
@@ -132,6 +141,7 @@ class Sensitivity:
             "summary": self.summary,
             "sources": rows,
             "left_out": dict(self.left_out),
+            "timed": self.timed,
         }
 
 
@@ -152,6 +162,8 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         preprocess, method, precision_override: as for `calibrate`.
         samples: that noise is measured on, chosen by content. Their number decides how long it takes: half a pass over them
             for each tensor and weight.
+        profile: each layer's time, to stand beside its noise: what `profile` gave of an engine of this model, the file of its
+            JSON, or an engine, which is profiled on this machine's GPU. Of several batches the largest counts.
         threads: samples run at the same time; None: one per core.
         top: how many rows the command prints; not used here.
 
@@ -159,6 +171,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         UsageError, DataError: arguments or data that can't be right.
         CalibrationError: as `calibrate`; or the table is of another model.
         ModelError: the model can't be run in parts, or none of its outputs is floating.
+        DeviceError, EngineError, EngineMismatch, NoBackend: an engine is to be profiled, and can't be.
         MissingDependency: ONNX Runtime isn't installed.
     """
     reporter = request.reporter
@@ -169,6 +182,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
     refuse_quantized(model)
+    times = None if request.profile is None else _profiled(request.profile, reporter)
     source: dict[str, Any] = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
     batches = open_data(model.inputs, **source, limit=request.samples)
     if request.calib is None:
@@ -195,18 +209,29 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
     ledger.read(batches)
+    sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].feed.items()})
+    work = macs(ledger.proto, sizes)
+    timed = None if times is None else profiled_by_node(times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
         noise = dict(ledger.measured(table.repairs, phase.advance))
     measured = ledger.of_whole(whole)
-    return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, measured)
+    return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, measured, work, timed)
+
+
+def _profiled(given: Any, reporter: Reporter) -> Profiled:
+    engine = engine_file(given)
+    return profiled(given if engine is None else profile(engine, reporter=reporter))
 
 
 def _result(
-    model: str, ledger: NoiseLedger, noise: Mapping[Any, Mapping[str, float]], measured: dict[str, float]
+    model: str,
+    ledger: NoiseLedger,
+    noise: Mapping[Any, Mapping[str, float]],
+    measured: dict[str, float],
+    counts: Mapping[str, int],
+    timed: tuple[Mapping[str, float], str] | None,
 ) -> Sensitivity:
-    feed = ledger.samples[0].feed
-    sizes = sizes_in(ledger.proto, {name: array.shape for name, array in feed.items()})
-    points, counts = ledger.points, macs(ledger.proto, sizes)
+    points = ledger.points
     total = sum(counts.values()) or 1
     left_out = ledger.left_out
     readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
@@ -216,10 +241,11 @@ def _result(
         nodes = readers[place] if isinstance(place, str) else (place.node,)
         share = sum(counts.get(node, 0) for node in nodes) / total
         kept = {name: value for name, value in found.items() if name not in left_out}
+        ms = None if timed is None else sum(timed[0].get(node, 0.0) for node in nodes)
         if isinstance(place, str):
-            sources.append(NoiseSource("activation", place, nodes, kept, share))
+            sources.append(NoiseSource("activation", place, nodes, kept, share, ms=ms))
         else:
-            sources.append(NoiseSource("weight", place.name, nodes, kept, share, sizes.get(place.name, 0)))
+            sources.append(NoiseSource("weight", place.name, nodes, kept, share, sizes.get(place.name, 0), ms))
     measured = {name: value for name, value in measured.items() if name not in left_out}
     if not measured:
         raise ModelError(
@@ -229,4 +255,5 @@ def _result(
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in measured}
     count = sum(sample.real for sample in ledger.samples)
-    return Sensitivity(model, count, output, tuple(sources), predicted, measured, dict(left_out))
+    said = "" if timed is None else timed[1]
+    return Sensitivity(model, count, output, tuple(sources), predicted, measured, dict(left_out), said)

@@ -3,8 +3,9 @@
 Where INT8 everywhere isn't within the limits, weights are repaired (`trtopt.calibration.repairing`), which also tells the noise
 that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search finds how many of
 the first have to stay out for the results to be within the limits, and those that turn out not to be needed are put back, the
-costliest first. Every choice is judged by the real Q/DQ graph on real samples. Of up to `SMALL` layers all choices are tried,
-the cheapest first.
+costliest first. Where FP8 may be used, as many of the first layers are in it as are best there before any is in floating
+point, and what can't be put back in INT8 is tried in FP8. Every choice is judged by the real Q/DQ graph on real samples. Of up
+to `SMALL` layers all choices between INT8 and floating point are tried, the cheapest first.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ import onnx_ir as ir
 from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
-from trtopt.autotune.goal import PURPOSE, Goal, Judge, Judged
+from trtopt.autotune.goal import PURPOSE, Goal, Judge, Judged, TunedFigures
 from trtopt.builder.construction import spec_of, with_profiles
-from trtopt.builder.lowering import lower
+from trtopt.builder.lowering import fp8_points, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples
 from trtopt.calibration.calibrator import CalibrateResult, calibrate
@@ -69,10 +70,10 @@ class TunedChoice:
     """One choice that was tried.
 
     Attributes:
-        left_out: how many layers stay out of INT8.
-        share: of the multiply-accumulates, those in INT8.
+        left_out: how many layers stay out of INT8; in_fp8: how many of these are in FP8.
+        share: of the multiply-accumulates, those in INT8 or FP8.
         snr_db: of the worst output, on the samples that judge.
-        figure: what else was measured, in words.
+        figures: what else was measured; figure: the same in words.
         missed: the limits that it misses; empty: none.
     """
 
@@ -81,6 +82,8 @@ class TunedChoice:
     snr_db: float
     figure: str
     missed: tuple[str, ...]
+    figures: TunedFigures
+    in_fp8: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Tuning:
         samples: that judged.
         before: INT8 everywhere with the scales as they are; whole: with the repairs, where these were needed; chosen: what is
             in the table.
-        front: the choices that were tried and that no other beats in both INT8's share and accuracy, by share.
+        front: the choices that were tried and that no other beats in both the share in 8 bits and accuracy, by share.
         tried: how many choices were.
         cost: in what layers were weighed.
         unfinished: the budget ended the search before all was tried.
@@ -119,7 +122,9 @@ class Tuning:
         repaired = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
         if self.left_out:
             count = len(self.left_out)
-            out = f"{count} layer{'s' * (count > 1)} out of INT8, {self.chosen.share:.1%} of the arithmetic in it"
+            eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
+            where = "8 bits" if eighths else "it"
+            out = f"{count} layer{'s' * (count > 1)} out of INT8{eighths}, {self.chosen.share:.1%} of the arithmetic in {where}"
         else:
             out = "no layer has to stay out"
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
@@ -134,6 +139,7 @@ class Tuning:
             **described,
             "seconds": round(self.seconds, 3),
             "left_out": dict(self.left_out),
+            "in_fp8": list(self.table.in_fp8),
             "repaired": list(self.table.repairs),
             "digest": self.table.digest,
         }
@@ -144,9 +150,9 @@ class Tuning:
 
 @dataclass
 class _Search:
-    """The choices of one model: sets of layers that stay out of INT8."""
+    """The choices of one model: sets of layers that stay out of INT8, and of these, the ones that are in FP8."""
 
-    graph: Callable[[Sequence[str]], ModelProto]
+    graph: Callable[[Sequence[str], Sequence[str]], ModelProto]
     points: Callable[[Sequence[str]], Points]
     noise: NoiseByPlace
     judging: _Judging
@@ -154,11 +160,13 @@ class _Search:
     overrides: Sequence[Override]
     deadline: float
     reporter: Reporter
-    tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
+    eighths: Collection[str] = ()  # layers that can be in FP8
+    tried: dict[tuple[frozenset[str], frozenset[str]], TunedChoice] = field(default_factory=dict)
     unfinished: bool = False
 
     def __post_init__(self) -> None:
         self.whole = self.points(())
+        self.eighths = [name for name in self.eighths if self.costs.pays_in_fp8(name)]
         operators = {name: node.op_type for name, node in self.costs.nodes.items()}
         free = [name for name in self.whole.quantized if overriding(self.overrides, name, operators[name]) is None]
         self.layers, self.forced = free, len(free) < len(self.whole.quantized)  # in INT8 by the user's own wish
@@ -173,58 +181,97 @@ class _Search:
         """Over INT8 everywhere."""
         return self.costs(self.points(left_out)) - self.costs(self.whole)
 
-    def judged(self, left_out: Sequence[str]) -> TunedChoice:
+    def judged(self, left_out: Sequence[str], in_fp8: Sequence[str] = ()) -> TunedChoice:
         """One choice, run once."""
-        key = frozenset(left_out)
+        key = frozenset(left_out), frozenset(in_fp8)
         if key not in self.tried:
-            found = self.judging(sorted(key), partial(self.graph, sorted(key)))
-            self.tried[key] = _choice(len(key), self.costs.share(self.points(left_out)), found)
+            out, eighths = map(sorted, key)
+            found = self.judging([*out, *(f"fp8 {name}" for name in eighths)], partial(self.graph, out, eighths))
+            self.tried[key] = _choice(len(out), self.costs.share(self.points(out), eighths), found, len(eighths))
         return self.tried[key]
 
-    def found(self) -> tuple[str, ...]:
-        """The layers to leave out.
+    def found(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The layers to leave out of INT8, and those of them that are in FP8.
 
         Raises:
             AccuracyLost: only without INT8 do the results stay within the limits, or not even so.
         """
-        if len(self.layers) <= SMALL:
-            return self._cheapest()
-        if not self.judged(()).missed:
-            return self._cheaper(())
-        # At least a little, since nothing stays out for nothing.
-        alone = {name: max(self.cost([name]), self.costs.least) for name in self.layers}
-        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / alone[name], name))
+        small = len(self.layers) <= SMALL
+        if not small and not self.judged(()).missed:
+            return self._cheaper((), ())
+        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / self._alone[name], name))
+        eighths = self._best_in_fp8(ranked)
         low, high = 0, len(ranked)  # `low` don't do; `high` do, if anything does
+        if eighths and not self.judged(eighths, eighths).missed:
+            high = 0
+        elif small:
+            return self._in_8_bits(self._cheapest(), (), put_back=False)
+
+        def out(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+            first = tuple(ranked[:count])
+            others = tuple(name for name in eighths if name not in first)
+            return first + others, others
+
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
             while high - low > 1 and not self._over():
                 # The first few decide mostly, so that steps grow from there.
                 middle = min(2 * low + 2, (low + high) // 2) if high == len(ranked) else (low + high) // 2
-                choice = self.judged(ranked[:middle])
+                choice = self.judged(*out(middle))
                 phase.detail(f"{middle} out: {choice.snr_db:.1f} dB")
                 low, high = (middle, high) if choice.missed else (low, middle)
             if high == len(ranked) and not (self.forced and not self.judged(ranked).missed):
                 raise self._lost()
-            chosen = ranked[:high]
-            for name in sorted(chosen, key=lambda name: (-alone[name], name))[:MOST_PUT_BACK]:
+        return self._cheaper(*self._in_8_bits(*out(high)))
+
+    @cached_property
+    def _alone(self) -> Mapping[str, float]:
+        """What leaving each layer out costs: at least a little, since nothing stays out for nothing."""
+        return {name: max(self.cost([name]), self.costs.least) for name in self.layers}
+
+    def _best_in_fp8(self, ranked: Sequence[str]) -> tuple[str, ...]:
+        """As many of the first layers as are best in FP8: it is coarser, but as fine for small values as for large ones."""
+        best, count = tuple[str, ...](), 2
+        if not self.eighths:
+            return best
+        with self.reporter.phase("trying the layers that lose most in FP8", None) as phase:
+            while self.judged(best, best).missed and count < 2 * len(ranked) and not self._over():
+                names = tuple(name for name in ranked[:count] if name in self.eighths)
+                choice, count = self.judged(names, names), 2 * count + 2
+                phase.detail(f"{len(names)} in it: {choice.snr_db:.1f} dB")
+                if choice.snr_db > self.judged(best, best).snr_db:
+                    best = names
+        return best
+
+    def _in_8_bits(
+        self, out: Sequence[str], in_fp8: tuple[str, ...], *, put_back: bool = True
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What is left of them, the costliest tried first: back in INT8, or else in FP8, as far as the limits allow."""
+        left = tuple(out)
+        if not out or not (put_back or self.eighths):
+            return left, in_fp8
+        with self.reporter.phase("trying what stays out in 8 bits", None) as phase:
+            for name in sorted(out, key=lambda name: (name in in_fp8, -self._alone[name], name))[:MOST_PUT_BACK]:
                 if self._over():
                     break
-                without = [other for other in chosen if other != name]
-                choice = self.judged(without)
-                phase.detail(f"{len(without)} out: {choice.snr_db:.1f} dB")
-                if not choice.missed:
-                    chosen = without
-        return self._cheaper(chosen)
+                phase.advance()
+                without, others = (tuple(item for item in names if item != name) for names in (left, in_fp8))
+                if put_back and not self.judged(without, others).missed:
+                    left, in_fp8 = without, others
+                elif name in self.eighths and name not in in_fp8 and not self.judged(left, (*in_fp8, name)).missed:
+                    in_fp8 = (*in_fp8, name)
+        return tuple(sorted(left)), tuple(sorted(in_fp8))
 
-    def _cheaper(self, chosen: Sequence[str]) -> tuple[str, ...]:
+    def _cheaper(self, chosen: Sequence[str], in_fp8: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """With what else costs less in floating point, as a GPU's times and the conversions between them say."""
         if not chosen and not self.costs.in_int8:
-            return ()
+            return (), ()
         quantized = set(self.whole.quantized)
         tied = {name: quantized - set(self.points([name]).quantized) - {name} for name in self.layers}
         grown = self.costs.cheapest(self.whole, chosen, self.layers, tied)
         whole = len(grown) == len(self.layers) and not self.forced
-        better = not whole and self.cost(grown) < self.cost(chosen) - self.costs.equal and not self.judged(grown).missed
-        return tuple(sorted(grown if better else chosen))
+        better = not whole and self.cost(grown) < self.cost(chosen) - self.costs.equal
+        better = better and not self.judged(grown, in_fp8).missed
+        return tuple(sorted(grown if better else chosen)), tuple(in_fp8)
 
     def _cheapest(self) -> tuple[str, ...]:
         subsets = [
@@ -269,14 +316,15 @@ class _Search:
             f"only without INT8 do the results stay within the limits ({best}): build with `fp16=True`, or ask for less"
         )
 
-    def reason(self, name: str) -> str:
+    def reason(self, name: str, in_fp8: Sequence[str]) -> str:
         share = self.costs.work.get(name, 0) / (sum(self.costs.work.values()) or 1)
         noise = f"makes {self.made[name] / self.noise.total:.1%} of the noise and " if self.noise.total else ""
         time = ""
         if name in self.costs.in_int8:
             ours, other = self.costs.in_int8[name], self.costs.floating[name]
             time = f"; it takes {ours:.1%} of FP16's time in INT8 and {other:.1%} in FP16"
-        return f"tuned: in INT8 it {noise}does {share:.1%} of the arithmetic{time}"
+        eighth = "; in FP8 the results are within the limits" if name in in_fp8 else ""
+        return f"tuned: in INT8 it {noise}does {share:.1%} of the arithmetic{time}{eighth}"
 
     def front(self) -> tuple[TunedChoice, ...]:
         """Of what was tried, what nothing else beats in both share and dB."""
@@ -287,8 +335,8 @@ class _Search:
         return tuple(best)
 
 
-def _choice(left_out: int, share: float, found: Judged) -> TunedChoice:
-    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed)
+def _choice(left_out: int, share: float, found: Judged, in_fp8: int = 0) -> TunedChoice:
+    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed, found.figures, in_fp8)
 
 
 class _Judging:
@@ -307,15 +355,16 @@ class _Judging:
             found = self.known[name] = self.judge(graph())
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([name, str(found.snr_db), found.figure, list(found.missed)]) + "\n")
+                    line = [name, str(found.snr_db), found.figure, list(found.missed), vars(found.figures)]
+                    file.write(json.dumps(line) + "\n")
         return self.known[name]
 
 
 def _line(text: str) -> tuple[str, Judged] | None:
     """What a line says; None: it was cut off when the process was killed."""
     try:
-        name, snr, figure, missed = json.loads(text)
-        return str(name), Judged(float(snr), str(figure), tuple(map(str, missed)))
+        name, snr, figure, missed, figures = json.loads(text)
+        return str(name), Judged(float(snr), str(figure), tuple(map(str, missed)), TunedFigures(**figures))
     except (ValueError, TypeError):
         return None
 
@@ -391,9 +440,10 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             grouped=can.grouped,
         )
 
-    def graph(left_out: Sequence[str], used: Table) -> ModelProto:
+    def graph(left_out: Sequence[str], in_fp8: Sequence[str], used: Table) -> ModelProto:
         """What the builder would be given."""
-        return lower(folded, spec, generation, replace(used, left_out=dict.fromkeys(left_out, "tuned"))).proto
+        out = dict.fromkeys(left_out, "tuned")
+        return lower(folded, spec, generation, replace(used, left_out=out, in_fp8=tuple(in_fp8))).proto
 
     whole = points_of(to_ir(original), ())
     more = {
@@ -410,10 +460,10 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     else:
         ready, method = prepare(model, spec.overrides), request.method
         table = ready.needed(scales) if method == "auto" else ready.chosen_again(scales, method)
-        table = replace(table, left_out={})
+        table = replace(table, left_out={}, in_fp8=())
     check_scales(whole, table.amax)
     judged = _Judging(judge, None if goal.metric is not None else _kept_file({**key, **more}, "lines", reporter))
-    before = judged(["(as calibrated)"], partial(graph, (), table))
+    before = judged(["(as calibrated)"], partial(graph, (), (), table))
     noise = NoiseByPlace({}, {})
     if before.missed:
         table, noise = _repaired(request, model, prepared, key, table)
@@ -422,10 +472,13 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     costs = Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes)))
     deadline = time.monotonic() + (math.inf if budget is None else budget)
     points = partial(points_of, to_ir(proto))
-    search = _Search(partial(graph, used=table), points, noise, judged, costs, spec.overrides, deadline, reporter)
-    left_out = search.found()
-    chosen = search.judged(left_out)
-    table = replace(table, left_out={name: search.reason(name) for name in left_out})
+    eighths = fp8_points(to_ir(proto), (), base, can).quantized if spec.fp8_layers else ()
+    given = partial(graph, used=table)
+    search = _Search(given, points, noise, judged, costs, spec.overrides, deadline, reporter, eighths)
+    left_out, in_fp8 = search.found()
+    chosen = search.judged(left_out, in_fp8)
+    reasons = {name: search.reason(name, in_fp8) for name in left_out}
+    table = replace(table, left_out=reasons, in_fp8=in_fp8)
     return Tuning(
         table,
         judge.samples,

@@ -228,6 +228,11 @@ class _Build:
         self.stated = stated(request.output_kind, model.outputs)
         sources = {name: getattr(request, name) for name in _CALIBRATION}
         scales = Scales(**sources, overrides=request.precision_override)
+        if spec.fp8_layers and (scales.calib is None or scales.calib_is_cache):
+            raise UsageError(
+                "`int8=True` and `fp8=True` are both given, and nothing says which layers are in which: give a limit such as "
+                "`min_snr=25`, or the table that a search kept by `save_calib=`, or drop one of the two"
+            )
         quantized = is_quantized(model.proto)
         scales.check(spec, quantized)
         self.generation = select(request.backend)
@@ -249,6 +254,12 @@ class _Build:
             if scales.data is not None:  # is used as it is
                 scales = replace(scales, preprocess=None)
         self.table = scales.table(model, spec, quantized, reporter)
+        if self.table is not None and spec.precision is Precision.INT8 and self.table.in_fp8 and not spec.fp8_layers:
+            count = len(self.table.in_fp8)
+            reporter.note(
+                f"of the layers that the table has out of INT8, {count} would run in FP8 with `fp8=True`, and run in "
+                f"{spec.base.upper()}"
+            )
         self.native, self.cache = scales.native(model, spec), scales.native_cache(spec)
         self.native_batch = scales.native_batch(model)
         self.preprocessing = scales.preprocessing(self.table, self.native)
@@ -391,7 +402,7 @@ class _Build:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
         spec, generation, path = self.spec, self.generation, folder / "model.onnx"
         if spec.timing_cache is None and generation.capabilities.timing_cache:
-            kept = None if _none(self.request.timing_cache) else _kept_timing(generation, generation.device(spec))
+            kept = None if _none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
             spec = replace(spec, timing_cache=kept or folder / "timing.cache")  # a second build is then much faster
         try:
             if issues := generation.limits(graph):
@@ -683,7 +694,7 @@ def _none(given: Any) -> bool:
     return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"
 
 
-def _kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
+def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
     """The timing cache that builds on this GPU by this TensorRT share; None where the cache folder can't be written."""
     gpu = re.sub(r"[^\w]+", "-", str(device)).strip("-")
     try:
@@ -746,8 +757,6 @@ def spec_of(request: BuildRequest) -> BuildSpec:
     Raises:
         UsageError: options that can't be right, or don't go together.
     """
-    if request.int8 and request.fp8:
-        raise UsageError("`int8=True` and `fp8=True` are both given; one network is quantized in one of them")
     if request.fp16 and request.bf16:
         raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
     half = request.fp16 or request.int8 or request.fp8
@@ -759,12 +768,16 @@ def spec_of(request: BuildRequest) -> BuildSpec:
         if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
             others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
             here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
+            if wanted is Precision.FP8 and request.fp8:
+                here = "beside INT8 it is for layers that a table names"
+                raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` isn't taken here: {here}")
             raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
     same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
     return BuildSpec(
         **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
         precision=precision,
         remainder=base if precision.quantized else Precision.FP16,
+        fp8_layers=request.int8 and request.fp8,
         io_fp32=request.fp32_io,
         overrides=overrides,
         profiles=profiles_asked(request),

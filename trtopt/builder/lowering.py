@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx
@@ -28,6 +28,7 @@ from trtopt.graph.passes.typed import keep_fp32, overflowing, to_typed, typed_al
 from trtopt.graph.proto import forget_placeholders
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.trt import BuiltPlan, Generation
+from trtopt.trt.capabilities import Capabilities
 
 # What TensorRT 8.6 computes beside convolutions, and left to itself in FP32 in places (docs/results/zoo.md).
 _MEANS = ("ReduceMean", "GlobalAveragePool")
@@ -92,7 +93,9 @@ def lower(
         islands = islands if own is not None else {}
     typed, can = generation.typed(spec), generation.capabilities
     quantized = table is not None or is_quantized(folded)
-    opset = max(quantize.OPSET.get(spec.precision, 1), typed_opset(spec.base, quantized) if typed else 1)
+    in_fp8 = table.in_fp8 if table is not None and spec.fp8_layers else ()
+    needed = quantize.OPSET.get(Precision.FP8 if in_fp8 else spec.precision, 1)
+    opset = max(needed, typed_opset(spec.base, quantized) if typed else 1)
     opset = opset if embedded is None else max(opset, embed.OPSET)
     model = to_ir_at(folded, opset)
     unsafe = {**islands, **(measured or {})}
@@ -109,6 +112,7 @@ def lower(
         if (wanted := overriding(spec.overrides, str(node.name), node.op_type)) is not None
     }
     points, merged = Points({}), dict[str, str]()
+    eighths = Points({}, precision=Precision.FP8)
     if table is not None and table.smoothed and spec.precision is Precision.INT8:
         passes.append(smooth(model, table.smoothed))
     if table is not None:
@@ -123,12 +127,18 @@ def lower(
             excluded=can.float_only,
             grouped=can.grouped if spec.precision is Precision.INT8 else "",
         )
+        if in_fp8:
+            others = [node for node in heavy if node not in in_fp8 or node in named or node in unsafe]
+            others += unquantized or {}
+            eighths = fp8_points(model, others, spec.base, can)
         told = (replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept)
+        told = (replace(item, precision=Precision.FP8) if item.node in eighths.quantized else item for item in told)
         points = replace(points, kept=tuple(told))
         if spec.precision is Precision.INT8:
             found, points = repair_weights(model, points, table.repairs)
             passes.append(found)
         passes.append(insert_qdq(model, points, table.amax, base=spec.base if typed else Precision.FP32))
+        passes.append(insert_qdq(model, eighths, table.largest, base=spec.base))
         if generation.rearranges(spec):
             passes.append(rearrange(model, fixed=named))
             merged = {node: other for node, other in passes[-1].changes.items() if node != other}
@@ -144,7 +154,7 @@ def lower(
     asked = {name: spec.precision for name in points.quantized if name not in merged}
     if typed and not spec.precision.quantized:
         asked = {name: spec.base for name in heavy if name in reduced and name not in integer}
-    asked |= named
+    asked |= dict.fromkeys(eighths.quantized, Precision.FP8) | named
     preferred: dict[str, Precision] = {}
     if table is not None and not typed and spec.base is not Precision.FP32:
         # Left to itself TensorRT takes FP32 where that saves it a conversion.
@@ -166,6 +176,11 @@ def lower(
         )
     kept = (*(item for item in points.kept if item.node not in unsafe), *in_fp32)
     return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, merged, preferred, typed, source)
+
+
+def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, can: Capabilities) -> Points:
+    """Where FP8 goes that runs beside INT8: into all layers but `others`."""
+    return find_points(model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=can.float_only)
 
 
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:

@@ -38,13 +38,15 @@ class BuildRequest:
     fp16: bool = option(False, help="FP16.")
     bf16: bool = option(False, help="BF16 (with --int8: the rest in BF16).")
     int8: bool = option(False, help="INT8, the rest in FP16.")
-    fp8: bool = option(False, help="FP8, the rest in FP16.")
+    fp8: bool = option(
+        False, help="FP8, the rest in FP16. With --int8 and a limit: for layers that INT8 loses too much in."
+    )
     best: bool = option(False, help="Time INT8 (or --fp8) and FP16 on this GPU; keep the fastest within the limits.")
-    min_agreement: float | None = option(
+    min_agreement: str | float | None = option(
         None,
-        help="Limit for --int8 and --best: share of FP32's classes, tokens, pixels; default: 0.95 beside other limits.",
+        help="Limit for --int8 and --best: share of FP32's classes, tokens, pixels (0.99 or 99%); default: 0.95 beside others.",
         metavar="SHARE",
-        typed=float,
+        typed=str,
     )
     min_snr: float | None = option(
         None,

@@ -264,7 +264,7 @@ def _repaired(
     """The table with what lowers the noise most on samples held apart."""
     proto = to_proto(to_ir_at(in_memory(prepared.proto), OPSET[Precision.INT8]))
     source = {"images": request.images, "data": request.data, "preprocess": request.preprocess}
-    table = replace(table, repairs={}, smoothed={}, left_out={})
+    table = replace(table, repairs={}, smoothed={}, left_out={}, in_fp8=())
     threads = request.threads or cores()
 
     def found(proto: ModelProto, table: Table, what: str = "rounding weights") -> Repairs:

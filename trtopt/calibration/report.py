@@ -21,7 +21,7 @@ COSTLY = 0.05
 CLIPPING = ("entropy", "percentile", "mse")
 Facts = Mapping[str, Any]
 
-INSIST = "insist with trtopt calibrate --allow-unusual-data (trtopt build then takes the table with --calib)"
+INSIST = "insist with trtopt calibrate --allow-unusual-data, and give the table that it makes as --calib"
 
 
 def facts(survey: Survey) -> dict[str, Any]:

@@ -208,6 +208,7 @@ class BuildSpec:
     Attributes:
         precision: what the heavy layers run in.
         remainder: what the rest runs in when `precision` is INT8 or FP8.
+        fp8_layers: the layers that a table names run in FP8, where `precision` is INT8.
         io_fp32: keep the network's inputs and outputs FP32 in a reduced-precision build.
         embed_preprocess: take an image as pixels; `profiles` are of the model's own inputs all the same.
         overrides: exceptions by node name or operator, the last match wins.
@@ -221,6 +222,7 @@ class BuildSpec:
 
     precision: Precision = Precision.FP32
     remainder: Precision = Precision.FP16
+    fp8_layers: bool = False
     io_fp32: bool = True
     embed_preprocess: bool = False
     overrides: tuple[Override, ...] = ()
@@ -251,6 +253,8 @@ class BuildSpec:
             raise UsageError(
                 f"`calibrator='native'` calibrates INT8; the precision asked for is {self.precision}: add `int8=True`"
             )
+        if self.calibrator == "native" and self.fp8_layers:
+            raise UsageError("`calibrator='native'` calibrates INT8 alone: drop it, or `fp8=True`")
         if self.calibrator == "native" and self.embed_preprocess:
             raise UsageError(
                 "`calibrator='native'` calibrates on the engine's own inputs, which `embed_preprocess=True` makes pixels: drop "
@@ -383,6 +387,14 @@ def read_time(time: str | float, units: Mapping[str, float]) -> float | None:
     if isinstance(time, (int, float)) and not isinstance(time, bool) and 0 <= time < math.inf:
         return float(time)
     return None
+
+
+def read_share(text: str | float) -> float:
+    """A share of 0.005, "0.005" or "0.5%"; nan: it can't be read."""
+    try:
+        return float(text.strip()[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
+    except ValueError:
+        return math.nan
 
 
 def parse_seconds(time: str | float, name: str) -> float:

@@ -179,7 +179,7 @@ def front(
         for number, (label, share, snr) in enumerate(marked):
             mark = "sD^"[number % 3]
             axes.plot([100 * share], [snr], mark, color=_DRAWN["accent"], markersize=7, label=label, fillstyle="none")
-        axes.set_xlabel("% of the arithmetic in INT8")
+        axes.set_xlabel("% of the arithmetic in 8 bits")
         axes.set_ylabel("dB")
         axes.legend(loc="best")
 

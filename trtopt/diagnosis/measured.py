@@ -90,12 +90,16 @@ class Benched(TypedDict):
     notes: Sequence[str]
 
 
-class Choice(TypedDict):
+class _Choice(TypedDict):
     left_out: int
     share: float
     snr_db: Figure
     figure: str
     missed: Sequence[str]
+
+
+class Choice(_Choice, total=False):
+    in_fp8: int
 
 
 class Tuned(TypedDict):
@@ -215,6 +219,27 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
             place = theirs if home == 1 else ours
         _keep(place, command, found)
     return ours, theirs
+
+
+def profiled(result: Any) -> Profiled:
+    """What `profile` gives, or its JSON.
+
+    Args: as one of the results of `measurements`.
+
+    Raises:
+        UsageError: it is something else, or can't be read.
+    """
+    what, content = _content(result)
+    proof, shape = _PROOFS["profile"]
+    if not proof <= set(content):
+        raise UsageError(
+            f"{what} isn't the JSON of profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
+        )
+    try:
+        found: Profiled = converted(content, shape, what)
+    except Damaged as error:
+        raise UsageError(f"{what} isn't what profile prints: {error}; run it again") from None
+    return found
 
 
 def _home(said: Path, engines: Sequence[Path]) -> int | None:

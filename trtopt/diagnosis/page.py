@@ -283,7 +283,7 @@ def _front(tuning: Mapping[str, Any]) -> dict[str, str]:
     marked = [(label, *place) for key, label in names.items() if (place := point(tuning[key]))]
     if not (choices or marked):
         return {}
-    return {"front": charts.front("front", "Accuracy against the share in INT8", choices, marked)}
+    return {"front": charts.front("front", "Accuracy against the share in 8 bits", choices, marked)}
 
 
 def _runs(layers: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:

@@ -61,7 +61,7 @@ def precision_summary(
         parts.append("no convolution or matrix product in this engine")
         kept = ()
     reasons: dict[str, list[str]] = {}
-    for item in kept:
+    for item in (item for item in kept if not item.precision.quantized):
         reasons.setdefault(item.reason, []).append(item.node)
     for reason, nodes in sorted(reasons.items(), key=lambda entry: -len(entry[1]))[:3]:
         several = len(nodes) > 1
@@ -191,7 +191,7 @@ class Manifest:
             or written before there was this field (see `built_for`).
         spec: the request (`BuildSpec.describe()`).
         precision, precision_summary: counts of layers, and the line that says them; layers: they themselves.
-        kept: nodes that stay in a higher precision, and why.
+        kept: nodes that stay in a higher precision, or are in FP8 beside INT8, and why.
         inputs, outputs: of the engine: name, dtype and shape (-1 or the dimension's name where dynamic).
         profiles: input name → "min,opt,max", one entry a profile.
         preprocess: how an image becomes the engine's input; None where unknown.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import MIN_AGREEMENT
+from trtopt.core.values import MIN_AGREEMENT, read_share
 from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
 from trtopt.graph.output_kinds import Kind
 
@@ -20,6 +20,11 @@ by cosine confuses neighbours that are closer than that anyway."""
 MIN_OVERLAP = 0.5
 """Of masks, outside the commonest class: where objects are few, all of them can be lost and 99 % of the pixels agree."""
 _BY_AGREEMENT = (Kind.CLASSES, Kind.TOKENS, Kind.MASK)
+
+
+def _no_share(given: str | float) -> UsageError:
+    said = given if isinstance(given, str) else f"{given:g}"
+    return UsageError(f"`min_agreement=` is {said}; a share from 0 to 1 is needed, such as 0.95 or '95%'")
 
 
 @dataclass(frozen=True)
@@ -38,16 +43,23 @@ class Limits:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_agreement <= 1:
-            raise UsageError(f"`min_agreement=` is {self.min_agreement:g}; a share from 0 to 1 is needed, such as 0.95")
+            raise _no_share(self.min_agreement)
         if self.min_snr is not None and not math.isfinite(self.min_snr):
             raise UsageError(f"`min_snr=` is {self.min_snr}; a number of dB is needed, such as 20")
 
     @classmethod
-    def of(cls, min_agreement: float | None, min_snr: float | None) -> Limits | None:
-        """Those that are given, with the other one's default; None: none is."""
+    def of(cls, min_agreement: str | float | None, min_snr: float | None) -> Limits | None:
+        """Those that are given, with the other one's default; None: none is.
+
+        Args:
+            min_agreement: also as text, such as "99%".
+        """
         if min_agreement is None:
             return None if min_snr is None else cls(min_snr=min_snr)
-        return cls(min_agreement, min_snr)
+        share = read_share(min_agreement)
+        if math.isnan(share):
+            raise _no_share(min_agreement)
+        return cls(share, min_snr)
 
     def missed(self, accuracy: Mapping[str, Any]) -> list[str]:
         """What of `Agreement.describe()` is outside, each with the value and the limit."""

@@ -3,11 +3,15 @@
 Both graphs run with every tensor that they have by the same name as an output. The candidate also runs cut apart: each node is
 given the reference's tensors instead of what came before, so that its error is its own and none is inherited. Tensors behind
 Q/DQ pairs are held against those before, which tells the error of a scale from that of the weights behind it.
+
+An engine can't run cut apart. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
+makes of them is what the engine should have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +33,8 @@ GOOD = 20.0  # dB: an error of a tenth of the signal
 _BEHIND = "_dequantized"  # what trtopt calls a tensor behind its Q/DQ pair
 _GIVEN = "/given"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
-Arrays = Mapping[str, NDArray[Any]]
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
@@ -40,8 +45,9 @@ class LayerAgreement:
         tensor: its name in the candidate.
         node, op: who makes it there.
         snr_db: against the reference's, with all that came before.
-        own_snr_db: the same where the node is given the reference's tensors: its own error alone.
-        nonfinite: values of the candidate, given the reference's, that are NaN or infinite where the reference's aren't.
+        own_snr_db: the node's own error alone: where it is given the reference's tensors; of an engine, where the reference's
+            node is given the engine's.
+        nonfinite: values that are NaN or infinite by the node's own fault, where the reference's aren't.
     """
 
     tensor: str
@@ -88,11 +94,98 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
         UsageError: the graphs have no floating tensor by the same name.
         DataError, ModelError: ONNX Runtime can't run them.
     """
-    makers = {name: node for node in candidate.graph.node for name in node.output if name}
-    old, new = (widen(item) if has_half(item) else whole_copy(item) for item in (reference, candidate))
+    old, new = map(_fp32, (reference, candidate))
+    kinds, pairs = _kinds(old), _pairs(old, new)
+    exact = _opened(old, dict.fromkeys(pairs.values()))
+    whole, apart = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
+    embedded = embedded_in(candidate)
+    sums = {name: _Sums() for name in pairs}
+    for chunk in _chunks(old, batch, 1):
+        kept = _run(exact, chunk) | chunk
+        given = {f"{name}{_GIVEN}": kept[other] for name, other in pairs.items()}
+        mine = chunk if embedded is None else embedded.to_pixels(chunk)
+        found, own = _run(whole, mine), _run(apart, {**mine, **given})
+        for name, other in pairs.items():
+            sums[name].add(kept[other], found[name], kept[other], own[name])
+    return _agreements(candidate, sums)
+
+
+def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
+    """What of an engine's graph can be an output and compared: the tensors of its layers, not those behind Q/DQ pairs.
+
+    Raises:
+        UsageError: there are none.
+    """
+    return tuple(name for name, other in _pairs(_fp32(reference), _fp32(graph)).items() if name == other)
+
+
+def compare_engine_layers(
+    reference: ModelProto, graph: ModelProto, batch: Arrays, run: Callable[[Arrays], Arrays], size: int = 1
+) -> tuple[LayerAgreement, ...]:
+    """As `compare_layers`, of an engine with `tensors_of_engine` as outputs.
+
+    Args:
+        run: gives them, from inputs of the reference.
+        size: samples that it takes at a time.
+    """
+    old = _fp32(reference)
+    kinds, pairs = _kinds(old), {name: name for name in tensors_of_engine(reference, graph)}
+    exact, apart = _opened(old, pairs), _opened(_cut(old, pairs, kinds), pairs)
+    sums = {name: _Sums() for name in pairs}
+    for chunk in _chunks(old, batch, size):
+        kept, found = _run(exact, chunk), run(chunk)
+        own = _run(apart, {**chunk, **{f"{name}{_GIVEN}": np.asarray(found[name], np.float32) for name in pairs}})
+        for name in pairs:
+            sums[name].add(kept[name], found[name], own[name], found[name])
+    return _agreements(graph, sums)
+
+
+class _Sums:
+    """Of one tensor, over samples: signal and noise with all that came before, and of the node alone."""
+
+    def __init__(self) -> None:
+        self.whole, self.own, self.nonfinite = np.zeros(2), np.zeros(2), 0
+
+    def add(self, signal: Array, found: Array, own_signal: Array, own: Array) -> None:
+        self.whole += _powers(signal, found)
+        self.own += _powers(own_signal, own)
+        self.nonfinite += int((np.isfinite(own_signal) & ~np.isfinite(np.asarray(own, np.float64))).sum())
+
+
+def _powers(signal: Array, found: Array) -> NDArray[np.float64]:
+    """Of the signal and of what is beside it; values that aren't finite in the signal don't count."""
+    counted = np.isfinite(signal)
+    expected, values = (np.asarray(item, np.float64)[counted] for item in (signal, found))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.array([np.square(expected).sum(), np.square(values - expected).sum()])
+
+
+def _agreements(graph: ModelProto, sums: Mapping[str, _Sums]) -> tuple[LayerAgreement, ...]:
+    makers = {name: node for node in graph.graph.node for name in node.output}
+    return tuple(
+        LayerAgreement(
+            name, makers[name].name, makers[name].op_type, _ratio(item.whole), _ratio(item.own), item.nonfinite
+        )
+        for name, item in sums.items()
+    )
+
+
+def _ratio(powers: NDArray[np.float64]) -> float:
+    signal, noise = map(float, powers)
+    if noise == 0:
+        return math.inf
+    return -math.inf if not math.isfinite(noise) or signal == 0 else 10 * math.log10(signal / noise)
+
+
+def _fp32(proto: ModelProto) -> ModelProto:
+    return widen(proto) if has_half(proto) else whole_copy(proto)
+
+
+def _pairs(old: ModelProto, new: ModelProto) -> dict[str, str]:
+    """Floating tensor of the candidate → the reference's."""
     kinds, own = _kinds(old), _kinds(new)
     pairs = {}
-    for name in makers:
+    for name in (name for node in new.graph.node for name in node.output if name):
         other = name if name in kinds else name.removesuffix(_BEHIND)
         if kinds.get(other) in _FLOATS and own.get(name) in _FLOATS:
             pairs[name] = other
@@ -100,42 +193,24 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
         raise UsageError(
             "the two graphs have no tensor by the same name, so layers can't be compared: was one made of the other?"
         )
-    inputs = [item.name for item in old.graph.input if item.name in batch]
-    wanted = list(dict.fromkeys(pairs.values()))
-    exact = open_session(
-        old, outputs=[name for name in wanted if name not in inputs], optimize=False, purpose="comparing layers"
-    )
-    whole = open_session(new, outputs=list(pairs), optimize=False, purpose="comparing layers")
-    apart = open_session(_cut(new, pairs, kinds), outputs=list(pairs), optimize=False, purpose="comparing layers")
-    embedded = embedded_in(candidate)
-    sums = {name: np.zeros(3) for name in pairs}
-    nonfinite = dict.fromkeys(pairs, 0)
-    first = {info.shape[0] for item in old.graph.input if item.name in inputs and (info := tensor_info(item)).shape}
-    size = next((item for item in first if isinstance(item, int) and item > 0), 1)
-    for chunk, _ in chunks({name: batch[name] for name in inputs}, size, size):
-        kept = dict(_run(exact, chunk)) | chunk
-        given = {f"{name}{_GIVEN}": kept[other] for name, other in pairs.items()}
-        mine = chunk if embedded is None else embedded.to_pixels(chunk)
-        found = _run(whole, mine), _run(apart, {**mine, **given})
-        for name, other in pairs.items():
-            signal = np.asarray(kept[other], np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):
-                noise = [np.square(np.asarray(item[name], np.float64) - signal).sum() for item in found]
-            sums[name] += [np.square(signal).sum(), *noise]
-            nonfinite[name] += int(np.isfinite(signal).sum() - np.isfinite(found[1][name]).sum())
-    return tuple(
-        LayerAgreement(
-            name, makers[name].name, makers[name].op_type, *_ratios(sums[name]), nonfinite=max(0, nonfinite[name])
-        )
-        for name in pairs
-    )
+    return pairs
 
 
-def _ratios(sums: NDArray[np.float64]) -> tuple[float, float]:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = 10 * np.log10(sums[0] / sums[1:])
-    ratios = np.where(sums[1:] == 0, np.inf, np.where(np.isnan(ratios), -np.inf, ratios))
-    return float(ratios[0]), float(ratios[1])
+def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
+    given = {item.name for item in proto.graph.input}
+    outputs = [name for name in names if name not in given]
+    return open_session(proto, outputs=outputs, optimize=False, purpose="comparing layers")
+
+
+def _chunks(reference: ModelProto, batch: Arrays, size: int) -> Iterator[dict[str, Array]]:
+    """The samples, so many at a time as the reference says, or `size`."""
+    infos = [tensor_info(item) for item in reference.graph.input if item.name in batch]
+    fixed = (
+        int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
+    )
+    size = next(fixed, size)
+    for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
+        yield chunk
 
 
 def _kinds(proto: ModelProto) -> dict[str, int]:

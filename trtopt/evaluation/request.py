@@ -34,11 +34,11 @@ class VerifyRequest:
     threads: int | None = shared.threads()
     _: KW_ONLY
     output_kind: Given = shared.output_kind()
-    min_agreement: float | None = option(
+    min_agreement: str | float | None = option(
         None,
-        help="Least share of classes, tokens, pixels; default: 0.95 where least dB are given, else not judged.",
+        help="Least share of classes, tokens, pixels (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",
         metavar="SHARE",
-        typed=float,
+        typed=str,
     )
     min_snr: float | None = option(
         None,
@@ -46,7 +46,11 @@ class VerifyRequest:
         unit="dB",
         typed=float,
     )
-    per_layer: bool = option(False, help="Compare tensor by tensor too, and say where it breaks.")
+    per_layer: bool = option(
+        False,
+        help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",
+    )
+    reporter: Reporter = SILENT
 
 
 @dataclass(frozen=True)

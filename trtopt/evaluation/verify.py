@@ -15,18 +15,28 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from onnx import ModelProto
 
+from trtopt.builder.instrumented import build_with_outputs
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.options import taking
+from trtopt.core.progress import Reporter
+from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data.rebatch import joined
-from trtopt.engine.manifest import kept_graph
+from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
 from trtopt.evaluation.per_layer import SAMPLES as LAYER_SAMPLES
-from trtopt.evaluation.per_layer import LayerAgreement, compare_layers, verdict
+from trtopt.evaluation.per_layer import (
+    LayerAgreement,
+    compare_engine_layers,
+    compare_layers,
+    tensors_of_engine,
+    verdict,
+)
 from trtopt.evaluation.request import VerifyRequest
 from trtopt.graph.io import load_model
 from trtopt.graph.output_kinds import Kind, by_shape, parse, resolve, stated
@@ -138,19 +148,21 @@ def verify(request: VerifyRequest) -> Agreement:
             where it is a function, from type and shape.
         min_agreement, min_snr: with either the result is judged, by `Limits` with the other one's default; see `missed`.
         per_layer: compare the tensors that both graphs have by the same name, too, on the first samples
-            (`trtopt.evaluation.per_layer`); of an engine those of its graph.
+            (`trtopt.evaluation.per_layer`). An engine is built again for that, from the graph that was kept, with its layers'
+            tensors as outputs; without a GPU those of its graph are compared.
 
     Raises:
         ModelError: ONNX Runtime can't run a model.
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
         EngineError, DeviceError: the engine can't run.
+        BuildFailed: it can't be built with tensors inside it as outputs.
         UsageError: the reference is a TensorRT engine, or the candidate one whose graph is needed and wasn't kept; the
             outputs differ in name or shape, the labels don't fit, or a kind or limit can't be right.
     """
     judged = Limits.of(request.min_agreement, request.min_snr)
     reference: Any = request.reference
     graph: Any = request.candidate
-    engine = _engine(graph)
+    engine = engine_file(graph)
     on_gpu = engine is not None and bool(probe())
     if engine is not None and (not on_gpu or request.per_layer):
         graph = kept_graph(engine)
@@ -174,6 +186,8 @@ def verify(request: VerifyRequest) -> Agreement:
         if engine is not None and on_gpu:
             session = stack.enter_context(Session(engine, contexts=1))
             new, ran = session_runner(session), f"{engine} on {probe().devices[0]}"
+            if request.per_layer:
+                ran += f"; its tensors: another build of {graph}, with these as outputs"
         elif not callable(graph):
             new = _without_embedding(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
             if engine is not None:
@@ -181,8 +195,32 @@ def verify(request: VerifyRequest) -> Agreement:
         found = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
     layers: tuple[LayerAgreement, ...] = ()
     if request.per_layer:
-        layers = compare_layers(load_model(reference).proto, load_model(graph).proto, joined(kept))
+        protos = load_model(reference).proto, load_model(graph).proto
+        if engine is not None and on_gpu:
+            layers = _layers_of(engine, *protos, joined(kept), request.reporter)
+        else:
+            layers = compare_layers(*protos, joined(kept))
     return replace(found, limits=judged, ran=ran, layers=layers)
+
+
+def _layers_of(
+    engine: Path, reference: ModelProto, graph: ModelProto, batch: Arrays, reporter: Reporter
+) -> tuple[LayerAgreement, ...]:
+    """Of the engine itself, by a build with its tensors as outputs."""
+    manifest, embedded = load_manifest(engine), embedded_in(graph)
+    assert manifest is not None  # it names the graph
+    tensors = tensors_of_engine(reference, graph)
+    with scratch() as folder:
+        plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
+        with Session(plan, contexts=1) as session:
+            types = {item.name: item.dtype for item in session.inputs}
+            batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
+
+            def run(feed: Arrays) -> Arrays:
+                arrays = feed if embedded is None else embedded.to_pixels(feed)
+                return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
+
+            return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
 
 
 def session_runner(session: Session) -> Runner:
@@ -207,7 +245,7 @@ def _keeping(batches: Iterable[Arrays], kept: list[Arrays]) -> Iterator[Arrays]:
         yield batch
 
 
-def _engine(candidate: Any) -> Path | None:
+def engine_file(candidate: Any) -> Path | None:
     """The candidate's path, where it is a TensorRT engine."""
     path = Path(candidate) if isinstance(candidate, (str, os.PathLike)) else None
     if path is None or not path.is_file():
@@ -218,7 +256,7 @@ def _engine(candidate: Any) -> Path | None:
 
 def check_reference(reference: Any, candidate: Any) -> None:
     """Refuse a TensorRT engine as reference: results are held against a model's."""
-    if (engine := _engine(reference)) is not None:
+    if (engine := engine_file(reference)) is not None:
         raise _refused(engine, reference, candidate)
 
 

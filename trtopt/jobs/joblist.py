@@ -367,7 +367,11 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
             found[name] = _kind(value, (int,), "a whole number", at)
         elif typed is float:
             found[name] = _kind(value, (int, float), "a number", at)
-        elif about.unit or name in ("max_drop", "budget"):  # "2GiB", "0.5%", "10min", or the bare number
+        elif about.unit or name in (
+            "max_drop",
+            "min_agreement",
+            "budget",
+        ):  # "2GiB", "0.5%", "10min", or the bare number
             found[name] = _kind(value, (str, int, float), "a text or a number", at)
         else:
             found[name] = _text(value, at)

@@ -149,6 +149,8 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         option = f"`precision_override=['…={precision}']`"
         if precision in (spec.precision, spec.base):
             option = f"`{precision}=True`" if precision is spec.precision else f"`remainder='{precision}'`"
+        elif precision is Precision.FP8 and spec.fp8_layers:
+            option = "`fp8=True`"
         refuse(option, f"has {there}", "choose one of these, or install a newer TensorRT")
     if spec.calibrator == "native" and not can.native_calibrator:
         refuse("`calibrator='native'`", "has no calibrator of its own", "drop it: trtopt's calibrator gives the scales")
@@ -172,10 +174,12 @@ def refusals(spec: BuildSpec, can: Capabilities, name: str, compute_capability: 
         low = ",".join(f"sm{cc}" for cc in (*spec.targets, *here) if cc < least)
         if low and precision in asked:
             where = f"`target='{low}'`" if spec.targets else f"this GPU is {low}"
-            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use `fp16=True`")
+            instead = "`int8=True` alone" if spec.fp8_layers and precision is Precision.FP8 else "`fp16=True`"
+            problems.append(f"{where}: {precision} needs sm{least} or later; drop it or use {instead}")
     return problems
 
 
 def precisions(spec: BuildSpec) -> set[Precision]:
     """All that a build is asked for."""
-    return {spec.precision, spec.base, *(override.precision for override in spec.overrides)}
+    beside = {Precision.FP8} if spec.fp8_layers else set()
+    return {spec.precision, spec.base, *beside, *(override.precision for override in spec.overrides)}

@@ -1,0 +1,106 @@
+"""An engine built once more, with tensors inside it as outputs: what it computes there can be read then.
+
+TensorRT has to write these tensors, so it may fuse less across them; which layers are quantized stays as it is, since that is
+in the graph. Names of DequantizeLinear's results aren't for this: as an output such a tensor would be computed for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from onnx import ModelProto
+
+from trtopt.builder.construction import kept_timing
+from trtopt.core.documents import converted
+from trtopt.core.errors import BackendError, UsageError
+from trtopt.core.files import write_bytes
+from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, overriding, parse_targets
+from trtopt.engine.manifest import Manifest
+from trtopt.graph.io import save_model
+from trtopt.graph.passes import embed
+from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.proto import infer_shapes, whole_copy
+from trtopt.trt import HEAVY_OPS, select
+
+_SAME = (
+    "precision", "remainder", "io_fp32", "fp8_layers", "workspace", "optimization_level", "hardware_compatibility", "sparsity",
+    "tf32",
+)  # fmt: skip
+
+
+def build_with_outputs(
+    manifest: Manifest, graph: ModelProto, tensors: Collection[str], folder: Path, *, reporter: Reporter = SILENT
+) -> Path:
+    """Build the engine of a manifest for the GPU of this machine, and return the plan, which has no manifest.
+
+    Args:
+        graph: what TensorRT was given, as `save_onnx` kept it.
+        tensors: of it, that become outputs besides its own.
+        folder: where to write.
+
+    Raises:
+        UsageError: its scales are TensorRT's own, which the graph doesn't hold.
+        UnsupportedRequest, BuildFailed, NoBackend: from TensorRT.
+    """
+    spec, generation = _spec(manifest), select("rtx" if manifest.generation["family"] == "rtx" else "tensorrt")
+    if spec.precision.quantized and not is_quantized(graph):
+        raise UsageError(
+            "the engine's scales are those of TensorRT's own calibrator, which its graph doesn't hold: build it with trtopt's "
+            "scales, without `calibrator='native'`, to compare tensors"
+        )
+    wider = whole_copy(graph)
+    known = {value.name: value for value in infer_shapes(graph).graph.value_info}
+    own = {value.name for value in graph.graph.output}
+    wider.graph.output.extend(known[name] for name in tensors if name in known and name not in own)
+    path, plan = folder / "outputs.onnx", folder / "outputs.engine"
+    save_model(wider, path)
+    fixed, preferred = ({}, {}) if generation.typed(spec) else _precisions(manifest, spec, graph)
+    if generation.capabilities.timing_cache:  # in which it finds what the engine's own build has timed
+        spec = replace(spec, timing_cache=kept_timing(generation, generation.device(spec)))
+    try:
+        built = generation.build(
+            path,
+            spec,
+            quantized=is_quantized(graph),
+            layer_precision=fixed,
+            preferred=preferred,
+            name="the engine with tensors inside it as outputs",
+            reporter=reporter,
+        )
+    except BackendError as error:
+        raise type(error)(
+            f"{error}; compare the tensors of its graph instead, which build keeps by `save_onnx=`"
+        ) from error
+    write_bytes(plan, built.plan)
+    return plan
+
+
+def _spec(manifest: Manifest) -> BuildSpec:
+    spec = converted({name: manifest.spec[name] for name in _SAME if name in manifest.spec}, BuildSpec)
+    profiles = tuple({name: ShapeRange.parse(text) for name, text in item.items()} for item in manifest.profiles)
+    return replace(spec, profiles=profiles, targets=parse_targets(manifest.targets), allow_precision_fallback=True)
+
+
+def _precisions(
+    manifest: Manifest, spec: BuildSpec, graph: ModelProto
+) -> tuple[dict[str, Precision], dict[str, Precision]]:
+    """What nodes run in where the graph doesn't say it: what they must, and what the engine was seen to run them in."""
+    nodes = {node.name: node for node in graph.graph.node}
+    overrides = tuple(map(Override.parse, manifest.spec.get("overrides", ())))
+    named = {name: overriding(overrides, name, node.op_type) for name, node in nodes.items()}
+    fixed = {name: wanted for name, wanted in named.items() if wanted is not None and not wanted.quantized}
+    kept = (item["node"] for item in manifest.kept if item["precision"] == Precision.FP32)
+    fixed |= {name: Precision.FP32 for name in kept if name in nodes}
+    fixed |= dict.fromkeys(embed.arithmetic(graph), Precision.FP32)
+    if spec.base is Precision.FP32:
+        return {}, {}
+    seen = {
+        name: Precision(layer["precision"])
+        for layer in manifest.layers
+        for name in layer["nodes"]
+        if name in nodes and nodes[name].op_type in HEAVY_OPS
+    }
+    return fixed, {name: found for name, found in seen.items() if not found.quantized and name not in fixed}
