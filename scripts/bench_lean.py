@@ -3,8 +3,8 @@
     PY scripts/bench_lean.py [options] ENGINE… INPUTS.npz
 
 The plans are version-compatible ones of TensorRT 8.6 (`TRTOPT_GPU_LEAN="8 10" scripts/gpu_check` makes and keeps some);
-INPUTS.npz holds samples of their input. Each runtime has a process of its own in which no other one can be imported; they take turns, in
---rounds rounds after one that isn't counted, each with --calls calls:
+INPUTS.npz holds samples of their input. Each runtime has a process of its own in which no other one can be imported; they take
+turns, in --rounds rounds after one that isn't counted, each with --calls calls:
 
     call     `Session.run` on ordinary arrays, a replay of a CUDA graph with its copies: median of the calls' times
     GPU      `Session.time`: a CUDA graph by CUDA events, without copies: median
