@@ -242,7 +242,16 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'trtopt' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"trtopt.{_HOME[name]}"), name)
+    try:
+        module = importlib.import_module(f"trtopt.{_HOME[name]}")
+    except ModuleNotFoundError as error:
+        from trtopt.core.errors import without_graphs
+
+        told = without_graphs(error)
+        if told is None:
+            raise
+        raise told from error
+    value = globals()[name] = getattr(module, name)
     return value
 
 

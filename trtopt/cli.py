@@ -23,7 +23,7 @@ from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
 from trtopt.core import stopping
-from trtopt.core.errors import BuildCancelled, MissingDependency, TrtoptError
+from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.options import About, about, option, options, spoken
@@ -98,7 +98,6 @@ class _Pixels:
 ROWS = 10  # of tables of layers
 _Options = Mapping[str, Any]
 _FLAGS: dict[str, str] = {}  # of every option of every command
-_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "onnxslim")  # left out where only engines run (docs/lean.md)
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
@@ -927,6 +926,7 @@ def _failure(error: Exception) -> int:
         traceback.print_exc()
     if stopping.status() and not isinstance(error, BuildCancelled):
         return 1  # what became of the interruption
+    error = without_graphs(error) or error
     if isinstance(error, TrtoptError):
         kind, status, said = type(error).__name__, error.exit_code, error.for_cli(_FLAGS)
     elif type(error).__name__ == "NoArgsIsHelpError":
@@ -936,10 +936,6 @@ def _failure(error: Exception) -> int:
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
         said = [f"{error.format_message().rstrip('.?')}; try '{command} -h'"]
-    elif isinstance(error, ModuleNotFoundError) and error.name in _ON_GRAPHS:
-        kind, status = "MissingDependency", MissingDependency.exit_code
-        packages = " ".join(_ON_GRAPHS).replace("_", "-")
-        said = [f"this works on ONNX graphs and needs {error.name}, which isn't installed: pip install {packages}"]
     else:
         kind, status = "InternalError", 70
         said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]

@@ -169,6 +169,9 @@ class WorkerDied(TrtoptError):
     """A process of a job list ended in the middle of a task."""
 
 
+_ON_GRAPHS = ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google")  # the extra `onnx`; google: its protobuf
+
+
 def require(module: str, extra: str, purpose: str) -> ModuleType:
     """Import an optional dependency where it is used.
 
@@ -188,3 +191,12 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
         raise MissingDependency(f"{purpose} needs {top}, which {what}: {to_install(extra)}") from error
+
+
+def without_graphs(error: Exception) -> MissingDependency | None:
+    """What to say where code that works on ONNX graphs was imported without the extra `onnx`; None: it is another error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
+        return None
+    return MissingDependency(
+        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install('onnx')}"
+    )

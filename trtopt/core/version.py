@@ -21,7 +21,8 @@ __version__ = package_version("trtopt") or "0+unknown"  # run from a source tree
 def to_install(*extras: str) -> str:
     """The command that installs what trtopt's extras bring, such as "ort".
 
-    It names the packages themselves: a package that an index has under trtopt's own name needn't be this one.
+    It names the packages themselves: a package that an index has under trtopt's own name needn't be this one. Of extras that
+    those include, only what isn't there.
     """
     try:
         texts = requires("trtopt") or ()
@@ -30,9 +31,15 @@ def to_install(*extras: str) -> str:
         return f"pip install {shlex.quote(place)}"
     from packaging.requirements import Requirement
 
-    words = []
-    for wanted in map(Requirement, texts):
-        marker, wanted.marker = wanted.marker, None
-        if marker and not marker.evaluate({"extra": ""}) and any(marker.evaluate({"extra": name}) for name in extras):
-            words.append(shlex.quote(str(wanted)))
+    words: dict[str, None] = {}
+    names = list(extras)
+    for name in names:
+        for wanted in map(Requirement, texts):
+            marker, wanted.marker = wanted.marker, None
+            if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": name}):
+                continue
+            if wanted.name == "trtopt":  # an extra includes another
+                names += sorted(wanted.extras.difference(names))
+            elif name in extras or package_version(wanted.name) is None:
+                words[shlex.quote(str(wanted))] = None
     return " ".join(["pip install", *words])

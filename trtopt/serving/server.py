@@ -38,6 +38,7 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
+from trtopt.serving.door import warm_up
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
 from trtopt.trt.plans import plan_header
@@ -475,6 +476,7 @@ def _start(
     reader.start()
     stack.callback(reader.join, 5.0)
     _wait_until_ready(process, request, last, reader)
+    warm_up(f"{_here(request.host)}:{request.http_port}", repo)
     return Server(process, last, control, repo, addresses, drain, models)
 
 
