@@ -93,9 +93,10 @@ class BenchReport:
         return dict(plain(self))
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Columns and rows, as text; the last column is how many times as long as the engine it takes."""
+        """Columns and rows, as text; the last column is how many times as long as the engine it takes. Callers stand behind the
+        throughput where there are several."""
         times = ("GPU ms", "host ms", "p50 ms", "p90 ms", "p99 ms")
-        columns = ("runner", "batch", *times, "samples/s", "callers", "× time")
+        columns = ("runner", "batch", *times, "samples/s", "× time")
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
@@ -103,7 +104,8 @@ class BenchReport:
             longer = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
             alone = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
             rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
-            rows.append((row.runner, str(row.batch), *alone, *run, rate, str(row.streams), longer))
+            rate += f" by {row.streams}" if row.streams > 1 and row.throughput is not None else ""
+            rows.append((row.runner, str(row.batch), *alone, *run, rate, longer))
         return columns, rows
 
     def remarks(self) -> list[str]:

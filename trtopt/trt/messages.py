@@ -50,7 +50,10 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
 class Messages:
     """One operation's messages: warnings, errors, and the layer dump that TensorRT-RTX writes at VERBOSE."""
 
-    def __init__(self, on_step: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._heard = heard
         self._problems: deque[str] = deque(maxlen=_RECENT)
         self._counts: dict[str, int] = {}
         self.layers: list[str] = []
@@ -58,6 +61,8 @@ class Messages:
 
     def add(self, severity: str, text: str) -> None:
         """Take one message; called from TensorRT's threads, so it must never raise."""
+        if self._heard is not None:
+            self._heard(severity, text)
         if severity == "VERBOSE":
             if text.startswith(_LAYERS):
                 self.layers.append(text)
@@ -111,8 +116,11 @@ class Collector:
         self.logger = Logger()
 
     @contextlib.contextmanager
-    def collecting(self, on_step: Callable[[str], None] | None = None) -> Iterator[Messages]:
-        messages = Messages(on_step)
+    def collecting(
+        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+    ) -> Iterator[Messages]:
+        """Messages from now on; each is also given to `heard`, which mustn't raise."""
+        messages = Messages(on_step, heard)
         self._sinks.append(messages)
         try:
             yield messages
