@@ -58,7 +58,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerDied as WorkerDied,
     )
-    from trtopt.core.progress import Phase as Phase, Reporter as Reporter
+    from trtopt.core.progress import Duration as Duration, Phase as Phase, Reporter as Reporter
     from trtopt.core.shapes import Suggestion as Suggestion
     from trtopt.core.values import (
         Kept as Kept,
@@ -179,7 +179,7 @@ _HOMES = {
         "UsageError",
         "WorkerDied",
     ),
-    "core.progress": ("Phase", "Reporter"),
+    "core.progress": ("Duration", "Phase", "Reporter"),
     "core.shapes": ("Suggestion",),
     "core.values": ("Kept", "Precision", "ShapeRange", "TensorInfo"),
     "core.version": ("__version__",),
