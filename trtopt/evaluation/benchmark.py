@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import named, taking
+from trtopt.core.options import named
 from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
@@ -127,28 +127,10 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
 
 
-@taking(BenchRequest)
-def bench(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs.
+def measure(request: BenchRequest) -> BenchReport:
+    """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page.
 
-    Args:
-        engine: a plan file.
-        against: of "torch", "onnxruntime", "polygraphy"; all are opened before anything is measured.
-        batch: samples at a time; empty: what each profile is tuned for.
-        streams: threads that call at the same time, for the throughput.
-        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
-        data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
-            nothing else. Without `preprocess`, images are prepared as the manifest says;
-            a mapping without `preset` changes that.
-        model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
-        source: where PyTorch's module comes from, as for `export`.
-        trust_host_code, trusted_keys: as for `Session`.
-
-    Raises:
-        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
-        MissingDependency: something in `against` isn't installed.
-        DeviceError: no GPU, or PyTorch can't use it.
-        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
+    Raises: as `trtopt.bench`.
     """
     reporter = request.reporter
     _check(request)
