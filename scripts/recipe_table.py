@@ -44,7 +44,17 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "docs" / "results" / "recipes.json"
 PAGE = ROOT / "trtopt" / "recipes" / "models" / "README.md"
 BEGIN, END = "<!-- rows: scripts/recipe_table.py table -->", "<!-- end of rows -->"
-COLUMNS = ("recipe", "layers with products", "arithmetic", "kept", "MB", "agrees with FP32", "GPU time", "command")
+COLUMNS = (
+    "recipe",
+    "layers with products",
+    "arithmetic",
+    "layers with ONNX nodes",
+    "kept",
+    "MB",
+    "agrees with FP32",
+    "GPU time",
+    "command",
+)
 AGREEMENT = ("samples", "snr_db", "top1_agreement", "reference_accuracy", "candidate_accuracy")
 MOST = 3  # reasons to keep nodes that are told
 COMPARED = 20  # samples that travel to another machine
@@ -102,6 +112,7 @@ def facts(
         "targets": list(manifest.targets),
         "layers": [part for part in manifest.precision_summary.split("; ") if " of " in part and "kept in" not in part],
         "coverage": dict(manifest.coverage),
+        "placed": [sum(bool(item["nodes"] or item.get("follows")) for item in manifest.layers), len(manifest.layers)],
         "kept": reasons,
         "model_bytes": sizes[0],
         "engine_bytes": sizes[1],
@@ -282,6 +293,7 @@ def _line(row: dict[str, Any]) -> str:
         f"`{row['recipe']}`",
         "; ".join(row["layers"]),
         shares or "not known",
+        f"{row['placed'][0]} of {row['placed'][1]}",
         told or "none",
         sizes,
         said,

@@ -170,6 +170,7 @@ def _layers(subject: Subject) -> list[dict[str, Any]]:
                 "kind": str(item["kind"]),
                 "precision": str(item["precision"]) if item["precision"] in _PRECISIONS else None,
                 "nodes": list(item["nodes"]),
+                "follows": list(item.get("follows", ())),
                 "ms": ms,
                 "share": ms / total if ms is not None and total else None,
                 "damage_db": None,
