@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -289,6 +291,85 @@ def test_verbose_shows_tracebacks_and_the_libraries_lines_on_stderr(
         written = capsys.readouterr()
         assert ("Traceback" in written.err and "a library's own line" in written.err) is shown
         assert list(json.loads(written.out)) == ["error"]
+
+
+@pytest.mark.parametrize("arguments", [["-q", "version"], ["version", "-q"], ["version", "--quiet"]])
+def test_quiet_stands_before_or_after_the_command_and_leaves_warnings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    def said() -> Any:
+        reporter = cli._reporter()
+        reporter.note("a note")
+        reporter.warn("a warning")
+        with reporter.phase("a phase"):
+            pass
+        return found
+
+    found = trtopt.version()
+    monkeypatch.setattr("trtopt.version", said)
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    assert CliRunner().invoke(cli.app, ["version"]).exit_code == 0  # it isn't kept for the next
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.stderr == "warning: a warning\n" and result.stdout.startswith("trtopt ")
+    assert "a note" in CliRunner().invoke(cli.app, ["version"]).stderr
+
+
+def test_a_shell_can_complete_commands_and_options() -> None:
+    def typed(*arguments: str, **variables: str) -> str:
+        environment = {**os.environ, **variables}
+        done = subprocess.run(
+            [sys.executable, "-m", "trtopt", *arguments], env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    assert "_TRTOPT_COMPLETE=complete_bash" in typed("--show-completion", "bash")
+    for line, wanted in (("trtopt bun", "bundle\n"), ("trtopt build --int", "--int8\n")):
+        given = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+        assert typed(_TRTOPT_COMPLETE="complete_bash", **given) == wanted
+
+
+TABLES = {
+    "bench": (
+        ("runner", "batch", "GPU ms", "host ms", "p50 ms", "p90 ms", "p99 ms", "samples/s", "× time"),
+        ("onnxruntime", "32", "0.2345", "0.2456", "123.4", "125.1", "130.2", "61234", "240.90"),
+    ),
+    "profile": (
+        ("batch", "ms", "share", "precision", "kind", "layer"),
+        ("32", "0.0123", "12.3%", "INT8", "deconvolution", "node_Conv_881 + relu + " + 40 * "a"),
+    ),
+    "store": (
+        ("engine", "model", "precision", "for", "TensorRT", "size", "last used"),
+        ("0123456789ab", "lite0.onnx", "int8+fp16", "sm80, sm89", "TensorRT-RTX 1.7", "10 MiB", "2026-11-24, in use"),
+    ),
+    "sensitivity": (
+        ("quantized alone", "read by", "dB", "of the noise", "of the arithmetic"),
+        (30 * "weights", "node_Conv_882, node_Conv_883", "16.9", "61.9%", "0.9%"),
+    ),
+    "empty": (("level", "code"), ("", "")),
+}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch, name: str, width: int) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for variable, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    columns, row = TABLES[name]
+    cli._table("m.engine", columns, [row])
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.getvalue())  # NO_COLOR
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+    characters = re.compile(r"[a-z0-9]")
+    assert len(characters.findall(shown)) >= sum(len(characters.findall(cell)) for cell in row)
+    for cell in row:
+        if width >= 80 and len(cell) <= cli.SHORT and " " not in cell:
+            assert cell in shown  # figures aren't broken
 
 
 def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

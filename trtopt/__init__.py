@@ -59,7 +59,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
         WorkerDied as WorkerDied,
     )
-    from trtopt.core.progress import Phase as Phase, Reporter as Reporter
+    from trtopt.core.progress import Duration as Duration, Phase as Phase, Reporter as Reporter
     from trtopt.core.shapes import Suggestion as Suggestion
     from trtopt.core.values import (
         Kept as Kept,
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from trtopt.cuda.smi import Clocks as Clocks
     from trtopt.data.batches import Skipped as Skipped
     from trtopt.data.preprocess import Preprocess as Preprocess
+    from trtopt.diagnosis.benching import bench as bench
     from trtopt.diagnosis.checks import HostFinding as HostFinding
     from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
     from trtopt.diagnosis.page import Report as Report, report as report
@@ -95,7 +96,7 @@ if TYPE_CHECKING:
         prune_store as prune_store,
         verify_store as verify_store,
     )
-    from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow, bench as bench
+    from trtopt.evaluation.benchmark import BenchReport as BenchReport, BenchRow as BenchRow
     from trtopt.evaluation.limits import Limits as Limits
     from trtopt.evaluation.outputs import (
         Channels as Channels,
@@ -181,13 +182,14 @@ _HOMES = {
         "UsageError",
         "WorkerDied",
     ),
-    "core.progress": ("Phase", "Reporter"),
+    "core.progress": ("Duration", "Phase", "Reporter"),
     "core.shapes": ("Suggestion",),
     "core.values": ("Kept", "Precision", "ShapeRange", "TensorInfo"),
     "core.version": ("__version__",),
     "cuda.smi": ("Clocks",),
     "data.batches": ("Skipped",),
     "data.preprocess": ("Preprocess",),
+    "diagnosis.benching": ("bench",),
     "diagnosis.checks": ("HostFinding",),
     "diagnosis.migration": ("Migration", "Replacement"),
     "diagnosis.page": ("Report", "report"),
@@ -205,7 +207,7 @@ _HOMES = {
         "prune_store",
         "verify_store",
     ),
-    "evaluation.benchmark": ("BenchReport", "BenchRow", "bench"),
+    "evaluation.benchmark": ("BenchReport", "BenchRow"),
     "evaluation.limits": ("Limits",),
     "evaluation.outputs": ("Channels", "OutputAgreement", "SampleAgreement", "SampleSpread"),
     "evaluation.per_layer": ("LayerAgreement",),

@@ -14,6 +14,7 @@ from dataclasses import MISSING, Field, dataclass, field
 from inspect import Parameter, Signature
 from operator import methodcaller
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -45,13 +46,17 @@ if TYPE_CHECKING:
 MOST_KEPT = 20  # nodes that are listed
 
 
+_EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
+
+
 class _Anywhere(TyperGroup):
-    """`-v` may stand after the command, too, where people type it."""
+    """`-v` and `-q` may stand after the command, too, where people type them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        moved = [text for text in args[:end] if text in ("-v", "--verbose")]
-        return super().parse_args(ctx, moved[:1] + [text for text in args[:end] if text not in moved] + args[end:])
+        moved = [text for text in args[:end] if text in _EVERYWHERE]
+        rest = [text for text in args[:end] if text not in moved]
+        return super().parse_args(ctx, [*dict.fromkeys(moved), *rest, *args[end:]])
 
 
 EXIT_STATUSES = {
@@ -70,7 +75,6 @@ app = typer.Typer(
     epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine\n\n"
     f"Exit status: {'; '.join(f'{status} {meaning}' for status, meaning in EXIT_STATUSES.items())}.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help: rendering it with rich takes longer than starting Python
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -96,8 +100,10 @@ class _Pixels:
 
 
 ROWS = 10  # of tables of layers
+SHORT, ROOM = 12, 10  # characters of what isn't broken in tables; what another column needs, its gap too
 _Options = Mapping[str, Any]
 _FLAGS: dict[str, str] = {}  # of every option of every command
+_STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
@@ -210,7 +216,7 @@ def _image_option(name: str, text: str) -> Any:
 def _reporter() -> Reporter:
     from trtopt.core.progress import reporter
 
-    return reporter(sys.stderr, _FLAGS)
+    return reporter(sys.stderr, _FLAGS, quiet=_STATE.quiet)
 
 
 def _told(value: Any) -> Any:
@@ -228,21 +234,51 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     Args:
         width: in columns, where the output is no terminal; what is longer is continued on the next line.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Column, Table
+    from rich.table import Table
 
-    table = Table(
-        *(Column(visible(name), overflow="fold") for name in columns),
-        title=visible(title),
-        title_justify="left",
-        show_edge=False,
-    )
-    for row in rows:
-        table.add_row(*(visible(_told(cell)) for cell in row))
     console = Console(file=styled(sys.stdout), highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = width  # a log has no width of its own: don't cut names short
+    names = [visible(name) for name in columns]
+    cells = [[visible(_told(cell)) for cell in row] for row in rows]
+    whole = _whole(names, cells, console.width)
+    table = Table(title=visible(title), title_justify="left", show_edge=False)
+    if whole.close:
+        table.box, table.padding = SIMPLE_HEAD, (0, 1, 0, 0)
+    for number, name in enumerate(names):
+        kept = number in whole.columns
+        table.add_column(name.replace(" ", "\n") if kept and whole.high else name, overflow="fold", no_wrap=kept)
+    for row in cells:
+        table.add_row(*row)
     console.print(table)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """Columns of a table that aren't to be broken; for that, headings may have to be high, and columns close together."""
+
+    columns: frozenset[int] = frozenset()
+    high: bool = False
+    close: bool = False
+
+
+def _whole(names: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> _Whole:
+    """Those of figures and other short words, where they leave the others enough room."""
+    short = {
+        number: max(map(len, cells))
+        for number, cells in enumerate(zip(*rows))
+        if all(len(cell) <= SHORT and " " not in cell for cell in cells)
+    }
+    others = ROOM * (len(names) - len(short))
+    for gap, high, close in ((3, False, False), (3, True, False), (2, True, True)):
+        headings = {
+            number: max(map(len, names[number].split() if high else [names[number]]), default=0) for number in short
+        }
+        if others + sum(max(short[number], headings[number]) + gap for number in short) <= width:
+            return _Whole(frozenset(short), high, close)
+    return _Whole()
 
 
 def _print_version(asked: bool) -> None:
@@ -265,7 +301,11 @@ def _before(
         bool,
         typer.Option("-v", "--verbose", help="Show the libraries' own messages, and tracebacks; after a command, too."),
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Say results, warnings and errors alone; after a command, too.")
+    ] = False,
 ) -> None:
+    _STATE.quiet = quiet
     if verbose:
         os.environ["TRTOPT_DEBUG"] = "1"  # processes that this one starts see it, too
 
@@ -513,6 +553,7 @@ def _layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for number, layer in enumerate(layers, 1):
         yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper()}"
         more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
+        more["beside"] = ", ".join(layer.get("follows", ()))
         for what, text in more.items():
             yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()
 

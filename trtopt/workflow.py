@@ -16,7 +16,7 @@ from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import Duration, Reporter, recorded
 from trtopt.core.values import Precision, choice
 from trtopt.core.version import __version__, package_version
 from trtopt.cuda.device import probe
@@ -51,6 +51,7 @@ class PipelineResult:
         skipped: stages that were up to date.
         limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
         samples: what was calibrated on, as options of `build`.
+        durations: how long its phases took; what was up to date has none.
     """
 
     name: str
@@ -64,6 +65,7 @@ class PipelineResult:
     limits: Limits | None = None
     compared_on: str = ""
     samples: Mapping[str, Any] = field(default_factory=dict)
+    durations: Sequence[Duration] = ()
 
     @property
     def missed(self) -> list[str]:
@@ -87,6 +89,7 @@ class PipelineResult:
             "compared_on": self.compared_on,
             "missed": self.missed,
             "up_to_date": list(self.skipped),
+            "durations": plain(self.durations),
         }
 
     def __str__(self) -> str:
@@ -216,13 +219,30 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         images, data: what to calibrate on instead of the recipe's own.
         method, target, backend: as for `build`.
         report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
+        log: a file for all that is said, with TensorRT's own messages; see `build`.
 
     Raises:
         TrtoptError: whatever a stage raises; what earlier stages made stays and isn't made again.
     """
-    reporter = request.reporter
     if request.report is not None:
         page.ready()
+    with recorded(request.reporter, request.log) as reporter:
+        result = _chained(replace(request, reporter=reporter))
+    result = replace(result, durations=tuple(reporter.durations))
+    if request.report is None:
+        return result
+    page.report(
+        result.files["engine"],
+        request.report,
+        results=[result],
+        calib=result.files.get("calibration"),
+        reporter=request.reporter,
+    )
+    return replace(result, files={**result.files, "report": Path(request.report)})
+
+
+def _chained(request: PipelineRequest) -> PipelineResult:
+    reporter = request.reporter
     every = [str(item) for item in Precision]
     if request.precision is not None:
         choice(request.precision, every, "`precision=`")
@@ -281,7 +301,7 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter) if compared_on and real else None
     timing, not_run = _timed(real, clean, engine, request.backend)
     sizes = {what: path.stat().st_size for what, path in files.items()}
-    result = PipelineResult(
+    return PipelineResult(
         model.name,
         files,
         sizes,
@@ -294,10 +314,6 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
         compared_on if agreement is not None else "",
         samples,
     )
-    if request.report is None:
-        return result
-    page.report(engine, request.report, results=[result], calib=files.get("calibration"), reporter=reporter)
-    return replace(result, files={**files, "report": Path(request.report)})
 
 
 def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
+from pathlib import Path
 
 import pytest
 
 from trtopt.core import progress
-from trtopt.core.progress import SILENT, PlainReporter, RichReporter, reporter
+from trtopt.core.errors import OutputError, UsageError
+from trtopt.core.progress import SILENT, PlainReporter, QuietReporter, RichReporter, recorded, reporter
 
 
 def test_a_log_gets_a_heartbeat_and_the_time_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +52,58 @@ def test_the_stream_decides_how() -> None:
     with reporter(terminal).phase("build"):
         pass
     assert "build: 0." in terminal.getvalue()
+
+
+def test_quiet_leaves_warnings() -> None:
+    stream = io.StringIO()
+    quiet = reporter(stream, quiet=True)
+    assert isinstance(quiet, QuietReporter)
+    quiet.note("kept")
+    quiet.warn("few samples")
+    with quiet.phase("build"):
+        pass
+    assert stream.getvalue() == "warning: few samples\n"
+
+
+def test_a_log_holds_all_that_is_said_and_the_libraries_own_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRTOPT_DEBUG", raising=False)
+    log, stream = tmp_path / "b.log", io.StringIO()
+    with recorded(PlainReporter(stream, {"calib": "--calib"}), log) as told:
+        told.note("give `calib='F'`")
+        with told.phase("build"), told.phase("parse"):
+            told.library("INFO", "a message\x1b[31m\nof two lines\n")
+            told.library("VERBOSE", "a tactic")
+        told.warn("few samples")
+        assert "build…" in log.read_text()  # as it comes
+    lines = [line.partition(" ")[2] for line in log.read_text().splitlines()]
+    assert lines[0].startswith("trtopt ") and lines[-1] == "done"
+    assert lines[1:4] == ["give --calib F", "build…", "parse…"]
+    assert "TensorRT info: a message" in lines[4] and "\x1b" not in log.read_text()
+    assert "a tactic" not in log.read_text() and "warning: few samples" in lines
+    assert [item.what for item in told.durations] == ["build"]  # a phase within another is that one's time
+    assert stream.getvalue().endswith("warning: few samples\n")
+
+
+def test_verbose_messages_are_in_the_log_of_who_wants_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRTOPT_DEBUG", "1")
+    with recorded(SILENT, tmp_path / "b.log") as told:
+        told.library("VERBOSE", "a tactic")
+    assert "TensorRT verbose: a tactic" in (tmp_path / "b.log").read_text()
+
+
+def test_a_log_ends_with_the_error(tmp_path: Path) -> None:
+    log = tmp_path / "b.log"
+    with pytest.raises(UsageError), recorded(SILENT, log) as told, told.phase("build"):
+        raise UsageError("no such shape")
+    lines = log.read_text().splitlines()
+    assert "build: stopped after" in lines[-2] and lines[-1].endswith("ended by UsageError: no such shape")
+
+
+def test_a_log_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    with pytest.raises(OutputError), recorded(SILENT, tmp_path / "none" / "b.log"):
+        raise AssertionError("the work began")
 
 
 def test_the_api_is_silent(capsys: pytest.CaptureFixture[str]) -> None:

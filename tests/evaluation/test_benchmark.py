@@ -15,11 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from trtopt import cli
-from trtopt.core.errors import DeviceError, MissingDependency, ModelError, UsageError
+from trtopt.core.errors import DeviceError, MissingDependency, ModelError, OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.cuda.smi import Clocks
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.diagnosis.benching import bench
 from trtopt.evaluation import baselines, benchmark
 from trtopt.runtime.session import MemoryReport
 from trtopt.runtime.timing import Spread, Timing
@@ -110,12 +111,26 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_the_page_has_what_was_measured(tmp_path: Path, engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(engine: Path, output: Path, *, results: Any, **_: Any) -> None:
+        Path(output).write_text(str(results[0].rows[0].batch))
+
+    monkeypatch.setattr("trtopt.diagnosis.page.report", measured)
+    bench(engine, batch=(8,), iterations=1, report=tmp_path / "r.html")
+    assert (tmp_path / "r.html").read_text() == "8"
+    made = len(FakeSession.made)
+    for wrong in (engine, tmp_path / "none" / "r.html"):
+        with pytest.raises((UsageError, OutputError)):
+            bench(engine, iterations=1, report=wrong)
+    assert len(FakeSession.made) == made  # before anything is measured
+
+
 def _with(monkeypatch: pytest.MonkeyPatch, *given: FakeBaseline) -> None:
     monkeypatch.setattr(benchmark, "open_baselines", lambda *_: iter(given))
 
 
 def test_a_row_for_each_batch(engine: Path) -> None:
-    report = benchmark.bench(engine, batch=(1, 8), streams=3, iterations=7)
+    report = bench(engine, batch=(1, 8), streams=3, iterations=7)
     assert [(row.batch, row.streams, row.iterations) for row in report.rows] == [(1, 3, 7), (8, 3, 7)]
     row = report.rows[0]
     assert row.gpu and row.host and row.run and row.throughput
@@ -130,11 +145,11 @@ def test_a_row_for_each_batch(engine: Path) -> None:
 
 
 def test_without_a_batch_it_takes_what_the_profile_is_tuned_for(engine: Path) -> None:
-    assert [row.batch for row in benchmark.bench(engine, iterations=1).rows] == [4]
+    assert [row.batch for row in bench(engine, iterations=1).rows] == [4]
 
 
 def test_threads_get_contexts(engine: Path) -> None:
-    benchmark.bench(engine, streams=6, iterations=1)
+    bench(engine, streams=6, iterations=1)
     assert FakeSession.made[0].contexts == 6
 
 
@@ -162,14 +177,14 @@ def test_a_slow_way_of_running_is_cut_short(engine: Path, monkeypatch: pytest.Mo
     slow = FakeBaseline("slow")
     monkeypatch.setattr(slow, "run", lambda inputs: time.sleep(0.02) or {"y": inputs["x"] * 2})
     _with(monkeypatch, slow)
-    row = benchmark.bench(engine, against=("torch",), iterations=1000, warmup=0).rows[1]
+    row = bench(engine, against=("torch",), iterations=1000, warmup=0).rows[1]
     assert benchmark._ROUNDS <= row.iterations <= 10
 
 
 def test_a_baseline_gets_the_same_inputs_and_is_compared(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good, far = FakeBaseline("good"), FakeBaseline("far", factor=1)
     _with(monkeypatch, good, far)
-    report = benchmark.bench(engine, against=("torch",), batch=(2,), iterations=5)
+    report = bench(engine, against=("torch",), batch=(2,), iterations=5)
     assert [row.runner for row in report.rows] == ["trtopt", "good", "far"]
     assert [row.difference for row in report.rows] == [None, 0.0, 0.5]
     assert "0.5 of the largest away" in str(report)
@@ -186,13 +201,13 @@ def test_a_float_model_gets_what_the_engine_makes_of_its_pixels(engine: Path, mo
 
     monkeypatch.setattr(benchmark, "Session", PixelSession)
     _with(monkeypatch, FakeBaseline("floats"), OfPixels("same plan"))
-    report = benchmark.bench(engine, against=("torch",), batch=(2,), iterations=5)
+    report = bench(engine, against=("torch",), batch=(2,), iterations=5)
     assert [row.difference for row in report.rows] == [None, 0.0, pytest.approx(0, abs=1e-6)]
 
 
 def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _with(monkeypatch, FakeBaseline("compiled", broken=True), FakeBaseline("good"))
-    report = benchmark.bench(engine, against=("torch",), iterations=5)
+    report = bench(engine, against=("torch",), iterations=5)
     broken = report.rows[1]
     assert broken.run is None and broken.throughput is None
     assert broken.note == "didn't run: no compiler"
@@ -203,7 +218,7 @@ def test_a_baseline_that_cannot_run_says_so(engine: Path, monkeypatch: pytest.Mo
 def test_real_data(engine: Path, tmp_path: Path) -> None:
     samples = np.arange(9, dtype=np.float32).reshape(3, 3)
     np.savez(tmp_path / "d.npz", x=samples)
-    report = benchmark.bench(engine, data=tmp_path / "d.npz", batch=(2, 5), iterations=1)
+    report = bench(engine, data=tmp_path / "d.npz", batch=(2, 5), iterations=1)
     assert "3 real samples" in report.inputs and "repeated" in report.inputs
     shapes = {array.shape for array in FakeSession.made[0].given}
     assert shapes == {(2, 3), (5, 3)}
@@ -213,14 +228,14 @@ def test_real_data(engine: Path, tmp_path: Path) -> None:
 def test_a_shared_or_throttled_gpu_is_told(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "others", lambda device: ("77 train.py (900 MiB)",))
     monkeypatch.setattr(benchmark, "clocks", lambda device, load=None: Clocks(900, 1980, 99, ("power cap",)))
-    text = str(benchmark.bench(engine, iterations=1))
+    text = str(bench(engine, iterations=1))
     assert "shared: 77 train.py" in text
     assert "held back by power cap" in text
 
 
 def test_the_session_is_closed_when_something_fails(engine: Path) -> None:
     with pytest.raises(UsageError, match="outside"):
-        benchmark.bench(engine, batch=(9,))
+        bench(engine, batch=(9,))
     assert FakeSession.made[0].closed
 
 
@@ -239,7 +254,7 @@ def test_the_session_is_closed_when_something_fails(engine: Path) -> None:
 )
 def test_refused(engine: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        benchmark.bench(engine, **options)
+        bench(engine, **options)
     assert all(session.closed and not session.given for session in FakeSession.made)
 
 
@@ -249,14 +264,14 @@ def test_torch_without_a_gpu_is_refused_before_anything_is_measured(
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match="finds no GPU"):
-        benchmark.bench(engine, against=("torch",), source="torchvision:resnet18")
+        bench(engine, against=("torch",), source="torchvision:resnet18")
     assert FakeSession.made[0].given == []
 
 
 def test_polygraphy_that_is_missing_is_named(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "polygraphy", None)
     with pytest.raises(MissingDependency, match="pip install polygraphy"):
-        benchmark.bench(engine, against=("polygraphy",))
+        bench(engine, against=("polygraphy",))
     with pytest.raises(UsageError, match="RTX"):
         baselines.Polygraphy(engine, "rtx")
 

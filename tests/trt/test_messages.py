@@ -18,6 +18,10 @@ from trtopt.core.errors import (
 )
 from trtopt.trt.messages import Collector, Messages, tidy, translate
 
+LITTLE = (
+    "Tactic Device request: 8193MB Available: 4096MB. Device memory is insufficient to use tactic.",
+    "UNSUPPORTED_STATE: Skipping tactic 3 due to insufficient memory on requested size of 8591507456 detected for tactic 0x1.",
+)
 BUILD = "IBuilder::buildSerializedNetwork: Error Code 1: Myelin "
 
 
@@ -138,3 +142,17 @@ def test_verbose_shows_messages_but_not_the_verbose_ones(
     logger.log(ILogger.INFO, "building\x1b[2J\n")
     logger.log(ILogger.VERBOSE, "a tactic")
     assert capsys.readouterr() == ("", "TensorRT info: building\\x1b[2J\n" if wanted else "")
+
+
+def test_kernels_left_out_for_want_of_memory_are_one_warning_with_the_size() -> None:
+    messages = Messages()
+    for text in LITTLE * 3:
+        messages.add("WARNING", text)
+    messages.add("WARNING", "another")
+    [line, other] = messages.warnings
+    assert "one asked for 8,194 MiB" in line and "`workspace=`" in line and other == "another"
+    untold = Messages()
+    untold.add(
+        "INFO", "Some tactics do not have sufficient workspace memory to run. Increasing workspace size will enable"
+    )
+    assert "one asked for" not in untold.warnings[0] and "`workspace=`" in untold.warnings[0]

@@ -46,6 +46,7 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking, without
+from trtopt.core.progress import recorded
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
@@ -117,6 +118,8 @@ def build(request: BuildRequest) -> BuildResult:
             or other; those not named are guessed. best judges by it; it stands in the manifest, which alone is written again
             where nothing else changed.
         report: where to write a page on the engine, of all that this call knows of it (see `trtopt.report`).
+        log: a file for all that is said, as it comes: phases with their durations, warnings, TensorRT's own messages (the
+            verbose ones with TRTOPT_DEBUG set), and the error that ends it.
         force: build even where `output` is up to date, or the store has the engine.
         timing_cache: a file of kernels' times to read and update; None: one for this GPU and TensorRT in the cache folder,
             where there is such a thing; "none": times are measured anew.
@@ -137,10 +140,13 @@ def build(request: BuildRequest) -> BuildResult:
 
 def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]) -> BuildResult:
     """Do it, and write the page on it where one is asked for."""
+    if request.report is not None:
+        page.ready()
+    with recorded(request.reporter, request.log) as reporter:
+        result = work(replace(request, reporter=reporter))
+    result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
-        return work(request)
-    page.ready()
-    result = work(request)
+        return result
     page.report(result.engine, request.report, results=[result], calib=result.table, reporter=request.reporter)
     request.reporter.note(f"{os.fspath(request.report)} says what is known of the engine")
     return result

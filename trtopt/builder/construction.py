@@ -48,7 +48,7 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking
-from trtopt.core.progress import Reporter
+from trtopt.core.progress import Duration, Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
@@ -112,6 +112,7 @@ class BuildResult:
             where nothing could be measured: `not_measured` says why.
         tuning: what was chosen for the limit that was given (`trtopt.Tuning`); None: there was none.
         safety: what the samples say of the model in FP16 or BF16 (`Safety.describe()`); None: there were none.
+        durations: how long its phases took.
     """
 
     engine: Path
@@ -130,6 +131,7 @@ class BuildResult:
     coverage: Mapping[str, float] = field(default_factory=dict)
     tuning: Any = None
     safety: Mapping[str, Any] | None = None
+    durations: Sequence[Duration] = ()
 
     def to_json(self) -> dict[str, Any]:
         described = plain(replace(self, table=None, tuning=None, seconds=round(self.seconds, 3)))
@@ -740,7 +742,7 @@ def check_outputs(request: BuildRequest) -> None:
         )
     timings = None if _none(request.timing_cache) else request.timing_cache
     read = (request.model, request.data, request.calib, request.preprocess, timings)
-    others = (request.save_onnx, request.save_cache, request.save_calib, request.report)
+    others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
     written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):
         if path:

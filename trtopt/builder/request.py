@@ -117,6 +117,7 @@ class BuildRequest:
     )
     output_kind: Given = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
+    log: str | os.PathLike[str] | None = shared.log()
     force: bool = option(False, help="Build even if the engine is up to date, or in the store.")
     store: str | os.PathLike[str] | None = shared.store()
     reporter: Reporter = SILENT

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import os
+import platform
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TextIO
 
+from trtopt.core.errors import OutputError
+from trtopt.core.files import check_writable
+from trtopt.core.library_output import wanted
 from trtopt.core.options import spoken
 from trtopt.core.terminal import styled, visible
+from trtopt.core.version import __version__
 
 HEARTBEAT = 10.0  # seconds between signs of life in a log
 
@@ -38,13 +46,22 @@ class Phase:
 
 
 class Reporter:
-    """Receives notes, warnings and phases. This base is silent; it is the API's default."""
+    """Receives notes, warnings and phases. This base is silent; it is the API's default.
+
+    Attributes:
+        flags: of the options that texts name (`trtopt.core.options`), on the command line.
+    """
+
+    flags: Mapping[str, str] = {}
 
     def note(self, text: str) -> None:
         """Something the user may want to know."""
 
     def warn(self, text: str) -> None:
         """Something the user should know."""
+
+    def library(self, severity: str, text: str) -> None:
+        """A message of TensorRT's own, as it is; from any thread."""
 
     @contextlib.contextmanager
     def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
@@ -54,12 +71,91 @@ class Reporter:
 SILENT = Reporter()
 
 
-class PlainReporter(Reporter):
-    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken.
+@dataclass(frozen=True)
+class Duration:
+    """How long a phase took."""
+
+    what: str
+    seconds: float
+
+
+class _Recorder(Reporter):
+    """Hands all on, keeps how long phases took that are in no other, and writes all of it into a log."""
+
+    def __init__(self, heard: Reporter, log: TextIO | None) -> None:
+        self._heard, self._log, self._depth = heard, log, 0
+        self._lock = threading.Lock()
+        self.durations: list[Duration] = []
+
+    def _write(self, text: str) -> None:
+        if self._log is not None:
+            now = datetime.datetime.now().strftime("%H:%M:%S.%f")[:-3]
+            with self._lock, contextlib.suppress(OSError, ValueError):  # a full disk; a message after the end
+                self._log.write(f"{now} {visible(spoken(text.rstrip(), self._heard.flags))}\n")
+
+    def note(self, text: str) -> None:
+        self._write(text)
+        self._heard.note(text)
+
+    def warn(self, text: str) -> None:
+        self._write(f"warning: {text}")
+        self._heard.warn(text)
+
+    def library(self, severity: str, text: str) -> None:
+        if severity != "VERBOSE" or wanted():  # tens of thousands of lines a build
+            self._write(f"TensorRT {severity.lower()}: {text}")
+        self._heard.library(severity, text)
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        self._write(f"{name}…")
+        self._depth += 1
+        started, state = time.monotonic(), "stopped after "
+        try:
+            with self._heard.phase(name, total) as phase:
+                yield phase
+            state = ""
+        finally:
+            seconds = time.monotonic() - started
+            self._depth -= 1
+            self._write(f"{name}: {state}{seconds:.1f} s")
+            if not self._depth:
+                self.durations.append(Duration(name, round(seconds, 3)))
+
+
+@contextlib.contextmanager
+def recorded(heard: Reporter, log: str | os.PathLike[str] | None) -> Iterator[_Recorder]:
+    """A reporter that hands all on to `heard`, and keeps the durations of phases.
 
     Args:
-        flags: of the options that texts name (`trtopt.core.options`), on the command line.
+        log: a file to write all that is said into, TensorRT's own messages too (the verbose ones with TRTOPT_DEBUG, which
+            is `trtopt -v`), as it comes, and the error that ends it. What is there is replaced.
+
+    Raises:
+        OutputError: the log can't be written.
     """
+    if log is None:
+        yield _Recorder(heard, None)
+        return
+    check_writable(log)
+    try:
+        file = open(log, "w", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115  (closed below)
+    except OSError as error:
+        raise OutputError(f"can't write the log {os.fspath(log)}: {error.strerror or error}") from error
+    with file:
+        recorder = _Recorder(heard, file)
+        today = datetime.date.today().isoformat()
+        recorder._write(f"trtopt {__version__}, Python {platform.python_version()}, {today}")
+        try:
+            yield recorder
+        except BaseException as error:
+            recorder._write(f"ended by {type(error).__name__}: {error}")
+            raise
+        recorder._write("done")
+
+
+class PlainReporter(Reporter):
+    """Lines for logs: start, a heartbeat every ten seconds, end with the time taken."""
 
     def __init__(self, stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> None:
         self.stream, self.flags = stream or sys.stderr, flags or {}
@@ -144,7 +240,20 @@ class RichReporter(PlainReporter):
             self._live = before
 
 
-def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None) -> Reporter:
-    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere; `flags` as for these."""
+class QuietReporter(PlainReporter):
+    """Warnings alone."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    @contextlib.contextmanager
+    def phase(self, name: str, total: int | None = None) -> Iterator[Phase]:
+        yield Phase(name, total)
+
+
+def reporter(stream: TextIO | None = None, flags: Mapping[str, str] | None = None, quiet: bool = False) -> Reporter:
+    """The one that fits `stream` (stderr by default): rich on a terminal, plain lines elsewhere; `quiet`: warnings alone."""
     chosen = stream or sys.stderr
+    if quiet:
+        return QuietReporter(chosen, flags)
     return RichReporter(chosen, flags) if chosen.isatty() else PlainReporter(chosen, flags)

@@ -46,6 +46,13 @@ output_kind = partial(
     metavar="NAME=KIND",
 )
 report = partial(option, None, help="Write a page on the engine, as trtopt report does.", metavar="F.html", typed=Path)
+log = partial(
+    option,
+    None,
+    help="Write what is said into a file, with TensorRT's own messages (-v: all).",
+    metavar="F.log",
+    typed=Path,
+)
 gpu = partial(option, 0, help="The GPU's number.")
 store = partial(
     option,

@@ -19,6 +19,7 @@ import numpy as np
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
+from trtopt.diagnosis import roofline
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
 from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
 from trtopt.engine.manifest import HEAVY, Manifest
@@ -35,11 +36,14 @@ class Graph:
     """What of an ONNX graph matters here.
 
     Attributes:
-        ops: node → operator.   macs: node → multiply-accumulates, at the shapes that the first profile is tuned for.
+        ops: node → operator.   macs: node → multiply-accumulates, at the shapes that the first profile is tuned for, and the
+            batch that was timed.
+        tensors: what nodes read and write.
     """
 
     ops: Mapping[str, str]
     macs: Mapping[str, int]
+    tensors: roofline.Tensors | None = None
 
 
 @dataclass(frozen=True)
@@ -125,11 +129,13 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
+        "stages": _stages(subject),
         "precision": _precision(subject, layers),
         "layers": layers,
         "kept": [] if manifest is None else [plain(dict(item)) for item in manifest.kept],
         "times": _times(subject),
         "sensitivity": _sensitivity(measured),
+        "roofline": _roofline(subject, layers),
         "fusion": _fusion(subject, layers),
         "conversions": _conversions(layers),
         "calibration": _calibration(subject.table),
@@ -164,6 +170,7 @@ def _layers(subject: Subject) -> list[dict[str, Any]]:
                 "kind": str(item["kind"]),
                 "precision": str(item["precision"]) if item["precision"] in _PRECISIONS else None,
                 "nodes": list(item["nodes"]),
+                "follows": list(item.get("follows", ())),
                 "ms": ms,
                 "share": ms / total if ms is not None and total else None,
                 "damage_db": None,
@@ -201,10 +208,7 @@ def _add_damage(layers: Sequence[dict[str, Any]], measured: Measured) -> None:
     """The signal-to-noise ratio that is left where nothing but what a layer reads and its weights is quantized."""
     if measured.sensitivity is None:
         return
-    homes: dict[str, dict[str, Any]] = {}  # node → the layer that does its arithmetic; else the first that names it
-    for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
-        for node in layer["nodes"]:
-            homes.setdefault(node, layer)
+    homes = _homes(layers)
     noise: dict[int, float] = {}
     for source in measured.sensitivity["sources"]:
         power = _power(source, measured.sensitivity["output"])
@@ -215,6 +219,15 @@ def _add_damage(layers: Sequence[dict[str, Any]], measured: Measured) -> None:
     for layer in layers:
         if (power := noise.get(layer["number"], 0.0)) > 0:
             layer["damage_db"] = -10 * math.log10(power)
+
+
+def _homes(layers: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Node → the layer that does its arithmetic; else the first that names it."""
+    homes: dict[str, dict[str, Any]] = {}
+    for layer in sorted(layers, key=lambda item: item["kind"] not in HEAVY):
+        for node in layer["nodes"]:
+            homes.setdefault(node, layer)
+    return homes
 
 
 def _power(source: NoiseMade, output: str) -> float:
@@ -290,6 +303,43 @@ def _conversions(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "switches": max(0, len(runs) - 1),
         "islands": [run for run in inner if len(run["layers"]) <= _ISLAND],
     }
+
+
+def _roofline(subject: Subject, layers: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Layers with products under the GPU's roofs; operations and bytes are estimated, by the shapes alone."""
+    graph, profile = subject.graph, subject.measured.profile
+    if graph is None or graph.tensors is None or profile is None or not _timed(subject):
+        return None
+    inside: dict[int, list[str]] = {}
+    for node, home in _homes(layers).items():
+        inside.setdefault(home["number"], []).append(node)
+    peaks, rows = roofline.peaks_of(profile["gpu"]), []
+    for layer in layers:
+        nodes, precision = inside.get(layer["number"], []), layer["precision"]
+        work = sum(graph.macs.get(node, 0) for node in nodes)
+        if layer["kind"] not in HEAVY or not layer["ms"] or not work or precision is None:
+            continue
+        moved = graph.tensors.moved(nodes)
+        if moved:
+            operations, nbytes = 2 * work * graph.tensors.scale, moved * roofline.WIDTHS[precision]
+            rows.append({"layer": layer["number"], **roofline.place(operations, nbytes, layer["ms"], precision, peaks)})
+    if not rows:
+        return None
+    return {
+        "gpu": profile["gpu"],
+        "batch": max(item["batch"] for item in profile["batches"]),
+        "peaks": None if peaks is None else plain(peaks),
+        "layers": rows,
+    }
+
+
+def _stages(subject: Subject) -> list[dict[str, Any]] | None:
+    """What was done for the engine, and how long it took; None: nothing of it is known."""
+    if subject.measured.durations:
+        return [{"what": item["what"], "seconds": item["seconds"]} for item in subject.measured.durations]
+    if subject.manifest is None:
+        return None
+    return [{"what": f"building with {subject.manifest.origin}", "seconds": subject.manifest.seconds}]
 
 
 # What was measured -------------------------------------------------------------------------------------------------------

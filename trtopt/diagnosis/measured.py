@@ -114,7 +114,16 @@ class Tuned(TypedDict):
     left_out: dict[str, str]
 
 
-class Built(TypedDict):
+class Stage(TypedDict):
+    what: str
+    seconds: float
+
+
+class _Staged(TypedDict, total=False):
+    durations: Sequence[Stage]
+
+
+class Built(_Staged):
     engine: str
     tuning: Tuned | None
 
@@ -156,7 +165,7 @@ class Compares(TypedDict):
     kept: str
 
 
-class Chained(TypedDict):
+class Chained(_Staged):
     build: Built
     agreement: Compared | None
 
@@ -167,6 +176,7 @@ class Measured:
 
     Attributes:
         accuracy: `verify`'s, of the graph or the engine against FP32.
+        durations: of the stages that `build`, `tune` or `pipeline` went through.
         strangers: of which engine something says it is, where that is neither this one nor the one beside it.
     """
 
@@ -175,6 +185,7 @@ class Measured:
     bench: Benched | None = None
     tuning: Tuned | None = None
     accuracy: Compared | None = None
+    durations: Sequence[Stage] = ()
     strangers: list[str] = field(default_factory=list)
 
 
@@ -270,6 +281,8 @@ def _content(result: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _keep(place: Measured, command: str, found: Any) -> None:
+    if command in ("build", "pipeline"):
+        place.durations = found.get("durations") or place.durations
     if command == "build":
         place.tuning = found["tuning"] or place.tuning
     elif command == "pipeline":

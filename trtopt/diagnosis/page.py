@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from trtopt.core.files import check_writable, existing_file, json_bytes, writing
 from trtopt.core.options import taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
-from trtopt.diagnosis import charts
+from trtopt.diagnosis import charts, roofline
 from trtopt.diagnosis.contents import FORMAT, Graph, Subject, contents
 from trtopt.diagnosis.measured import Measured, measurements
 from trtopt.diagnosis.request import ReportRequest
@@ -31,7 +32,7 @@ from trtopt.engine.inspection import EngineReport, inspect
 from trtopt.engine.manifest import Manifest, kept_graph
 from trtopt.graph.io import load_model
 from trtopt.graph.proto import all_nodes
-from trtopt.graph.work import macs, sizes_in
+from trtopt.graph.work import macs, shapes_at, sizes_in
 
 ROWS = 2000  # of a table on the page; the twin has all
 WORST = 12  # histograms that are drawn
@@ -78,7 +79,7 @@ def report(request: ReportRequest) -> Report:
     Equal input gives equal bytes: the page has no time, no path and no random name in it.
 
     Args:
-        engine: a plan file; most of what is said stands in its manifest.
+        engine: a plan file, or its manifest alone (M.engine.json), where most of what is said stands.
         output: the page, one HTML file.
         results: what commands measured: files with their JSON, such mappings, or results of `profile`, `sensitivity`, `bench`,
             `verify`, `build`, `tune` and `pipeline`. They are known by their content; those that name another engine
@@ -103,7 +104,7 @@ def report(request: ReportRequest) -> Report:
     written = [Path(request.output), *([] if request.json_twin is None else [Path(request.json_twin)])]
     for index, path in enumerate(written):
         check_writable(path, *read, *written[:index])
-    ours, theirs = measurements(request.results, paths[0], paths[1] if len(paths) > 1 else None)
+    ours, theirs = measurements(request.results, *(_plan(path) for path in paths), *([None] if len(paths) == 1 else []))
     table = Table.load(request.calib) if isinstance(request.calib, (str, os.PathLike)) else request.calib
     with request.reporter.phase("reading"):
         subject = _subject(paths[0], ours, table, request.model)
@@ -129,16 +130,26 @@ def _subject(path: Path, measured: Measured, table: Table | None, model: str | o
     if not isinstance(found, EngineReport):
         raise UsageError(f"{path} is an ONNX model; a report is on an engine: trtopt build {path} … makes one")
     manifest, graph = found.manifest, None
-    place = Path(model) if model is not None else kept_graph(path) or _source(manifest)
+    place = Path(model) if model is not None else kept_graph(_plan(path)) or _source(manifest)
     if place is not None:
         try:
-            graph = _graph(place, manifest)
+            graph = _graph(place, manifest, _batch(measured))
         except TrtoptError:
             if model is not None:
                 raise  # else it isn't what the user named, and without it the shares aren't known
     return Subject(
-        path, found.nbytes, found.maker, found.precision_summary, manifest, measured, table, graph, found.notes
+        _plan(path), found.nbytes, found.maker, found.precision_summary, manifest, measured, table, graph, found.notes
     )
+
+
+def _plan(path: Path) -> Path:
+    """The plan that a manifest is of; what isn't a manifest is a plan itself."""
+    return path.with_suffix("") if path.suffix == ".json" else path
+
+
+def _batch(measured: Measured) -> int | None:
+    """The batch whose layers' times the page has."""
+    return max((item["batch"] for item in measured.profile["batches"]), default=None) if measured.profile else None
 
 
 def _source(manifest: Manifest | None) -> Path | None:
@@ -152,12 +163,34 @@ def _source(manifest: Manifest | None) -> Path | None:
         return None
 
 
-def _graph(path: Path, manifest: Manifest | None) -> Graph:
-    """Operators and work, counted at the shapes that the first profile is tuned for."""
+def _graph(path: Path, manifest: Manifest | None, batch: int | None) -> Graph:
+    """Operators, work and tensors, at the shapes that the first profile is tuned for; `batch`: of them instead."""
     proto = load_model(path, lazy=True).proto
     profile = manifest.profiles[0] if manifest is not None and manifest.profiles else {}
-    sizes = sizes_in(proto, {name: ShapeRange.parse(text).opt for name, text in profile.items()})
-    return Graph({node.name: node.op_type for node in all_nodes(proto.graph)}, macs(proto, sizes))
+    tuned = {name: ShapeRange.parse(text).opt for name, text in profile.items()}
+    if batch is not None:
+        tuned = {name: (batch, *shape[1:]) for name, shape in tuned.items()}
+    sizes = sizes_in(proto, tuned)
+    nodes = list(all_nodes(proto.graph))
+    elements = {name: math.prod(shape) for name, shape in shapes_at(proto, sizes, 1).items()}
+    tensors = roofline.Tensors(
+        {node.name: [name for name in node.input if name] for node in nodes},
+        {node.name: [name for name in node.output if name] for node in nodes},
+        elements,
+        _fixed(proto),
+        {value.name for value in proto.graph.output},
+        0.5 if batch == 1 and sizes else 1.0,  # a single sample is counted as two (`sizes_in`)
+    )
+    return Graph({node.name: node.op_type for node in nodes}, macs(proto, sizes), tensors)
+
+
+def _fixed(proto: Any) -> set[str]:
+    """The weights, and what is computed of them alone: the other side of their Q/DQ."""
+    fixed = {item.name for item in proto.graph.initializer}
+    for node in proto.graph.node:  # in the order of their computation
+        if all(name in fixed for name in node.input if name):
+            fixed.update(node.output)
+    return fixed
 
 
 # The page ----------------------------------------------------------------------------------------------------------------
@@ -187,7 +220,9 @@ def html(said: Mapping[str, Any]) -> str:
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
     drawings = {name: marked(svg) for name, svg in _drawings(said).items()}
-    return str(environment.from_string(source).render(said, charts=drawings, digest=digest, rows=ROWS)) + "\n"
+    times = {layer["number"]: layer["ms"] for layer in said["layers"]}
+    page = environment.from_string(source).render(said, charts=drawings, digest=digest, rows=ROWS, milliseconds=times)
+    return str(page) + "\n"
 
 
 def _short(text: Any, length: int = _TEXT) -> str:
@@ -248,6 +283,8 @@ def _drawings(said: Mapping[str, Any]) -> dict[str, str]:
     ]
     if points:
         made["damage"] = charts.damage("damage", "Milliseconds and decibels of each layer", points)
+    if said["roofline"] is not None:
+        made["roofline"] = charts.roofline("roofline", "Operations a second against operations a byte", *_roofs(said))
     if said["calibration"] is not None:
         drawn = [item for item in said["calibration"]["tensors"] if item["counts"]][:WORST]
         for number, item in enumerate(drawn):
@@ -266,6 +303,19 @@ def _drawings(said: Mapping[str, Any]) -> dict[str, str]:
         if bars:
             made["latency"] = charts.latencies("latency", "Latencies: p50, p90 and p99", bars)
     return made
+
+
+def _roofs(said: Mapping[str, Any]) -> tuple[list[tuple[int, float, float, str]], dict[str, float], float]:
+    """Each layer's number, operations a byte, operations a second and precision; peaks by precision, and the memory's."""
+    layers = {layer["number"]: layer for layer in said["layers"]}
+    points = []
+    for row in said["roofline"]["layers"]:
+        layer = layers[row["layer"]]
+        intensity, speed = row["operations"] / row["bytes"], row["operations"] / (layer["ms"] / 1e3)
+        points.append((row["layer"], intensity, speed, layer["precision"]))
+    peaks = said["roofline"]["peaks"] or {"operations": {}, "memory": 0.0}
+    seen = {point[3] for point in points}
+    return points, {name: value for name, value in peaks["operations"].items() if name in seen}, peaks["memory"]
 
 
 def _label(row: Mapping[str, Any]) -> str:

@@ -134,6 +134,7 @@ class _Kernel(TypedDict, total=False):
     reads: Sequence[str]
     writes: Sequence[str]
     tactic: str
+    follows: Sequence[str]
 
 
 class _Layer(_Kernel):

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import named, taking
+from trtopt.core.options import named
 from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
@@ -93,9 +93,10 @@ class BenchReport:
         return dict(plain(self))
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Columns and rows, as text; the last column is how many times as long as the engine it takes."""
+        """Columns and rows, as text; the last column is how many times as long as the engine it takes. Callers stand behind the
+        throughput where there are several."""
         times = ("GPU ms", "host ms", "p50 ms", "p90 ms", "p99 ms")
-        columns = ("runner", "batch", *times, "samples/s", "callers", "× time")
+        columns = ("runner", "batch", *times, "samples/s", "× time")
         ours = {row.batch: row.run.median for row in self.rows if row.runner == _OURS and row.run}
         rows = []
         for row in self.rows:
@@ -103,7 +104,8 @@ class BenchReport:
             longer = f"{row.run.median / ours[row.batch]:.2f}" if row.run and row.batch in ours else "-"
             alone = [f"{item.median:.4g}" if item else "-" for item in (row.gpu, row.host)]
             rate = "-" if row.throughput is None else f"{row.throughput:.0f}"
-            rows.append((row.runner, str(row.batch), *alone, *run, rate, str(row.streams), longer))
+            rate += f" by {row.streams}" if row.streams > 1 and row.throughput is not None else ""
+            rows.append((row.runner, str(row.batch), *alone, *run, rate, longer))
         return columns, rows
 
     def remarks(self) -> list[str]:
@@ -125,28 +127,10 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in (columns, *rows)]
 
 
-@taking(BenchRequest)
-def bench(request: BenchRequest) -> BenchReport:
-    """Measure an engine, and what else can run the model, on the same inputs.
+def measure(request: BenchRequest) -> BenchReport:
+    """Measure an engine, and what else can run the model, on the same inputs: `trtopt.bench` but for its page.
 
-    Args:
-        engine: a plan file.
-        against: of "torch", "onnxruntime", "polygraphy"; all are opened before anything is measured.
-        batch: samples at a time; empty: what each profile is tuned for.
-        streams: threads that call at the same time, for the throughput.
-        iterations, warmup: calls of each kind; fewer where one way of running would take more than ten seconds.
-        data, images, preprocess: real inputs, as for `calibrate`; without, synthetic ones, which say how fast it is and
-            nothing else. Without `preprocess`, images are prepared as the manifest says;
-            a mapping without `preset` changes that.
-        model: the ONNX model for ONNX Runtime; default: the one that the manifest names.
-        source: where PyTorch's module comes from, as for `export`.
-        trust_host_code, trusted_keys: as for `Session`.
-
-    Raises:
-        UsageError: arguments that can't be right, or a batch outside the engine's shapes.
-        MissingDependency: something in `against` isn't installed.
-        DeviceError: no GPU, or PyTorch can't use it.
-        ModelError: a baseline can't load the model. One that can't run it has a row that says so.
+    Raises: as `trtopt.bench`.
     """
     reporter = request.reporter
     _check(request)

@@ -85,6 +85,7 @@ class BenchRequest:
         None, help="For ONNX Runtime; default: the engine's source.", metavar="M.onnx", typed=Path
     )
     source: str | None = option(None, help="For PyTorch: torchvision:NAME, module:factory, or a recipe.", typed=str)
+    report: str | os.PathLike[str] | None = shared.report()
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()

@@ -32,4 +32,5 @@ class PipelineRequest:
     target: Sequence[str] | str = shared.target()
     backend: str = shared.backend()
     report: str | os.PathLike[str] | None = shared.report()
+    log: str | os.PathLike[str] | None = shared.log()
     reporter: Reporter = SILENT

@@ -22,7 +22,16 @@ from trtopt.trt import select
 
 Opened = TypeVar("Opened")
 _FILES = ("model", "calib", "preprocess", "classes")  # that a request may name
-_ASIDE = ("output", "force", "reporter", "store", "timing_cache", "save_calib", "compare")  # no engine depends on them
+_ASIDE = (
+    "output",
+    "force",
+    "reporter",
+    "store",
+    "timing_cache",
+    "save_calib",
+    "compare",
+    "log",
+)  # no engine depends on them
 _SEVERAL = ("best", "min_agreement", "max_drop", "labels", "metric", "min", "budget", "save_calib", "save_cache")
 
 

@@ -307,7 +307,7 @@ class Generation(Loader):
 
         with reporter.phase(f"building with {self}") as phase:
             show = None if stoppable else phase.detail
-            with self._lock, self._collector.collecting(show) as messages:
+            with self._lock, self._collector.collecting(show, reporter.library) as messages:
                 monitor = watch.make_monitor(self.module, phase, cancel) if stoppable else None
                 built = watch.run(work, cancel, stoppable)
         return replace(built, seconds=time.monotonic() - started, warnings=(*built.warnings, *messages.warnings))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trtopt.core.errors import EngineError
@@ -23,6 +23,7 @@ from trtopt.core.values import LayerInfo, Precision
 # several streams) and others don't. Names may hold any character, so the type is known by the key that follows it.
 _HEAD = re.compile(r"Name: (?P<name>.*?), LayerType: (?P<type>\S*?)(?=, [A-Z]\w*: |$)")
 _KEY = re.compile(r", (Inputs|Constants|Outputs|TacticName|StreamId|EventId|Metadata): ?")
+_TENSOR = re.compile(r"\{ Name: (.*?), Dimensions: ")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
 _FORMAT = re.compile(r"Datatype: (\w+)(?:, Format: ([^{}]*?))? \}")  # the last two of a tensor's keys
 # A name ends before the next one, or before what TensorRT adds to it: "__gemm_from_conv1x1".
@@ -98,7 +99,7 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
         in_float: nodes that can't compute quantized (`parsing.float_products`).
     """
     lines = [line for line in text.splitlines() if line.startswith("Name: ")]
-    layers, unread = [], []
+    layers, unread = list[_Joined](), []
     for line in lines:
         fields = _fields(line)
         if fields is None:
@@ -116,13 +117,44 @@ def from_dump(text: str, ops: Mapping[str, str] | None = None, in_float: Collect
         if precision is not None:
             reads, writes = (_formats(part) for part in tensors[:2])
             tactic = fields.get("TacticName", "").strip()
-            layers.append(LayerInfo(fields["Name"], kind, precision, nodes, reads, writes, tactic))
+            layer = LayerInfo(fields["Name"], kind, precision, nodes, reads, writes, tactic)
+            layers.append(_Joined(layer, *(_TENSOR.findall(part) for part in tensors[:2])))
         elif kind != "other" and not any(map(_DATATYPE.search, tensors)):  # not integers: no type at all
             unread.append(line)
     if not unread:
-        return LayerReport(tuple(layers))
+        return LayerReport(_following(layers))
     what = f"{len(unread)} of {len(lines)} lines of TensorRT's layer report can't be read, such as {unread[0][:200]!r}"
-    return LayerReport(tuple(layers), what)
+    return LayerReport(_following(layers), what)
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A layer, and the names of the tensors that it reads and writes."""
+
+    layer: LayerInfo
+    reads: Sequence[str]
+    writes: Sequence[str]
+
+
+def _following(found: Sequence[_Joined]) -> tuple[LayerInfo, ...]:
+    """Say of layers that name no nodes, in the order that they run in, whose results they go on with."""
+    known = [item.layer.nodes for item in found]
+    writers = {name: number for number, item in enumerate(found) for name in item.writes}
+    readers: dict[str, int] = {}
+    for number, item in enumerate(found):
+        for name in item.reads:
+            readers.setdefault(name, number)
+    for number, item in enumerate(found):
+        known[number] = known[number] or _of_those(item.reads, writers, known)
+    for number, item in reversed(list(enumerate(found))):  # what stands first reads the network's inputs
+        known[number] = known[number] or _of_those(item.writes, readers, known)
+    return tuple(
+        item.layer if item.layer.nodes else replace(item.layer, follows=nodes) for item, nodes in zip(found, known)
+    )
+
+
+def _of_those(names: Sequence[str], others: Mapping[str, int], known: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for name in names if name in others for node in known[others[name]]))
 
 
 def _casts_first(nodes: Sequence[str], ops: Mapping[str, str]) -> bool:
@@ -171,7 +203,7 @@ def from_inspector(
     entries = content.get("Layers", []) if isinstance(content, dict) else []
     if entries and all(isinstance(entry, str) for entry in entries):
         raise EngineError("the engine was built without detailed profiling verbosity: it reports names but no types")
-    layers = []
+    layers = list[_Joined]()
     for entry in entries:
         if isinstance(entry, dict) and (precision := _entry_precision(entry)) is not None:
             name = str(entry.get("Name", ""))
@@ -183,15 +215,21 @@ def from_inspector(
             kind = _kind(str(entry.get("LayerType", "")), name, parameters, nodes, ops)
             reads, writes = (_entry_formats(entry.get(key)) for key in ("Inputs", "Outputs"))
             tactic = str(entry.get("TacticName") or entry.get("TacticValue") or "")
-            layers.append(LayerInfo(name, kind, precision, nodes, reads, writes, tactic))
+            tensors_read, tensors_written = (_entry_tensors(entry.get(key)) for key in ("Inputs", "Outputs"))
+            layer = LayerInfo(name, kind, precision, nodes, reads, writes, tactic)
+            layers.append(_Joined(layer, tensors_read, tensors_written))
     unread = [entry for entry in entries if not isinstance(entry, dict)]
     what = f"{len(unread)} of {len(entries)} layers of the inspector's report can't be read, such as {unread[:1]!r}"
-    return LayerReport(tuple(layers), what if unread else "")
+    return LayerReport(_following(layers), what if unread else "")
 
 
 def _formats(tensors: str) -> tuple[str, ...]:
     """Type and format of each tensor in a field of the dump."""
     return tuple(" ".join(filter(None, found)) for found in _FORMAT.findall(tensors))
+
+
+def _entry_tensors(tensors: Any) -> list[str]:
+    return [str(tensor["Name"]) for tensor in tensors or () if isinstance(tensor, dict) and tensor.get("Name")]
 
 
 def _entry_formats(tensors: Any) -> tuple[str, ...]:

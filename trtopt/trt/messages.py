@@ -24,6 +24,9 @@ from trtopt.core.library_output import wanted
 
 _LAYERS = "Layers:"
 _TIMING = re.compile(r"Timing Runner: (.+?) \(")
+_TOO_LITTLE = re.compile(  # what a kernel needed that was left out for want of memory, in MB or bytes
+    r"Device request: ?(\d+) ?MB|insufficient memory on requested size of (\d+)|(sufficient workspace memory to run)"
+)
 _RECENT = 400  # warnings and errors kept; more of them repeat
 
 # Warnings that come once per weight or node: one line each, with a count. None drops one that says nothing alone.
@@ -50,15 +53,24 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
 class Messages:
     """One operation's messages: warnings, errors, and the layer dump that TensorRT-RTX writes at VERBOSE."""
 
-    def __init__(self, on_step: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+    ) -> None:
+        self._heard = heard
         self._problems: deque[str] = deque(maxlen=_RECENT)
         self._counts: dict[str, int] = {}
+        self._scratch: int | None = None  # most bytes that a kernel which was left out had asked for; 0: it isn't told
         self.layers: list[str] = []
         self._on_step = on_step
 
     def add(self, severity: str, text: str) -> None:
         """Take one message; called from TensorRT's threads, so it must never raise."""
-        if severity == "VERBOSE":
+        if self._heard is not None:
+            self._heard(severity, text)
+        if severity != "VERBOSE" and (short := _TOO_LITTLE.search(text)):
+            asked = int(short[1] or 0) << 20 or int(short[2] or 0)
+            self._scratch = max(self._scratch or 0, asked)
+        elif severity == "VERBOSE":
             if text.startswith(_LAYERS):
                 self.layers.append(text)
             elif self._on_step and (match := _TIMING.search(text)):
@@ -74,7 +86,14 @@ class Messages:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        return tuple(f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items())
+        lines = [f"{line} ({count} times)" if count > 1 else line for line, count in self._counts.items()]
+        if self._scratch is not None:
+            size = f": one asked for {self._scratch / 2**20:,.0f} MiB" if self._scratch else ""
+            lines.insert(
+                0,
+                f"kernels were left out for want of scratch memory{size}; raise or drop `workspace=`, or free the GPU",
+            )
+        return tuple(lines)
 
 
 def _summary(text: str) -> str | None:
@@ -111,8 +130,11 @@ class Collector:
         self.logger = Logger()
 
     @contextlib.contextmanager
-    def collecting(self, on_step: Callable[[str], None] | None = None) -> Iterator[Messages]:
-        messages = Messages(on_step)
+    def collecting(
+        self, on_step: Callable[[str], None] | None = None, heard: Callable[[str, str], None] | None = None
+    ) -> Iterator[Messages]:
+        """Messages from now on; each is also given to `heard`, which mustn't raise."""
+        messages = Messages(on_step, heard)
         self._sinks.append(messages)
         try:
             yield messages
