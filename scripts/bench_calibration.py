@@ -12,6 +12,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +31,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before ONNX Runtime is im
 THREADS = 2
 SAMPLES = 128
 PEER_ROUNDS = 2
+PAIRS = 6
 AT_HAND = 2  # GB
 MODELS = ("resnet50", "mobilenet_v2")
 RECIPE = """
@@ -44,10 +47,10 @@ photos = ["package:skimage/data/astronaut.png", "package:skimage/data/chelsea.pn
 INTRODUCTION = """\
 # What calibration costs
 
-{today}, {cpu}, {threads} cores, Python {python}, {versions}; `scripts/bench_calibration FILE`.
+{today}, {machine}; `scripts/bench_calibration FILE`.
 Each figure is the best of {rounds} runs (peers: of two), which take turns, each in a process of its own; imports don't count.
-Right before each but the peers', which take long, and whole processes, another process uses and frees {at_hand} GB of
-memory: a virtual machine's host takes back what lies idle for seconds, and gives it again slowly.
+Right before each but the peers', which take long, another process uses and frees {at_hand} GB of memory: a virtual machine's
+host takes back what lies idle for seconds, and gives it again slowly. Whole processes run last, in pairs, imports and all.
 
 {samples} crops of real photos, decoded and prepared before (arrays in a file), in torchvision's models with random weights;
 entropy everywhere. **trtopt**: the whole `calibrate()` from the model's file to the table, folding, opening the data and
@@ -219,16 +222,21 @@ for index in range(0, len(samples), 8):
 
 
 def process(folder: Path, model: str, what: str) -> dict[str, Any]:
-    """A whole process, imports and all: one that only infers the samples in batches of 8, or `trtopt calibrate`."""
+    """A whole process, imports and all: one that only infers the samples in batches of 8, or `trtopt calibrate`.
+
+    Returns:
+        its seconds, those of processors in it ("cpu"), and the machine's load over the minute before.
+    """
     onnx, samples = str(folder / f"{model}.onnx"), str(folder / "samples.npz")
     command = [sys.executable, "-c", INFER, onnx, samples, str(THREADS)]
     if what == "calibrate":
         options = ["--method", "entropy", "--no-cache", "--threads", str(THREADS)]
         table = str(folder / "process.calib.json")
         command = [sys.executable, "-m", "trtopt", "calibrate", onnx, "--data", samples, *options, "-o", table]
-    start = time.perf_counter()
+    load, start = os.getloadavg()[0], time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
-    return {"seconds": time.perf_counter() - start}
+    seconds, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "load": load}
 
 
 WORKERS = {
@@ -267,8 +275,6 @@ def run(folder: Path, name: str, *arguments: Any) -> dict[str, Any]:
 
 
 def work(folder: Path, name: str, arguments: list[Any]) -> None:
-    import resource
-
     from trtopt.core.host import peak_memory
 
     found = WORKERS[name](folder, *arguments)
@@ -285,7 +291,6 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
     own: list[tuple[Any, ...]] = []
     for model in MODELS:
         own += [("files", model), ("plain", model, 8), ("plain", model, 0), ("ours", model, "arrays", SAMPLES)]
-    own += [("process", "resnet50", what) for what in ("infer", "calibrate")]
     own += [("ours", "resnet50", "images", count) for count in (32, 128, 1024)]
     peers = [(name, model) for model in MODELS for name in ("onnxruntime", "modelopt")]
     best: dict[tuple[Any, ...], Best] = defaultdict(Best)
@@ -301,15 +306,34 @@ def measure(folder: Path, rounds: int) -> dict[tuple[Any, ...], Best]:
     return best
 
 
-def table(best: dict[tuple[Any, ...], Best], rounds: int) -> str:
-    packages = ("onnxruntime", "onnx", "numpy", "torch")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+def pairs(folder: Path, count: int) -> list[str]:
+    """Both whole processes, as Markdown: one right after the other, whose ratio holds where the machine's pace varies."""
+    lines = [
+        "## Whole processes: resnet50, imports included",
+        "",
+        "| pair | load | only infers: seconds (CPU) | `trtopt calibrate`: seconds (CPU) | wall | CPU |",
+        "|---|---|---|---|---|---|",
+    ]
+    ratios, peaks = list[tuple[float, float]](), list[tuple[float, float]]()
+    for number in range(1, count + 1):
+        print(f"pair {number} of {count}", file=sys.stderr, flush=True)
+        infers, calibrates = (run(folder, "process", "resnet50", what) for what in ("infer", "calibrate"))
+        ratios.append((calibrates["seconds"] / infers["seconds"], calibrates["cpu"] / infers["cpu"]))
+        peaks.append((infers["megabytes"], calibrates["megabytes"]))
+        seconds = [f"{item['seconds']:.2f} ({item['cpu']:.2f})" for item in (infers, calibrates)]
+        lines.append(
+            f"| {number} | {infers['load']:.1f} | {seconds[0]} | {seconds[1]} | {ratios[-1][0]:.2f} × | {ratios[-1][1]:.2f} × |"
+        )
+    wall, cpu = (statistics.median(item) for item in zip(*ratios))
+    bare, peak = map(min, zip(*peaks))
+    medians = f"Median: {wall:.2f} × of the wall's seconds, {cpu:.2f} × of the processors'."
+    return [*lines, "", f"{medians} Peak memory: {peak:.0f} MB against {bare:.0f}.", ""]
+
+
+def table(best: dict[tuple[Any, ...], Best], processes: list[str], rounds: int) -> str:
     lines = INTRODUCTION.format(
         today=datetime.date.today().isoformat(),
-        cpu=_cpu(),
-        threads=THREADS,
-        python=platform.python_version(),
-        versions=versions,
+        machine=_machine(),
         rounds=rounds,
         samples=SAMPLES,
         at_hand=AT_HAND,
@@ -342,15 +366,8 @@ def table(best: dict[tuple[Any, ...], Best], rounds: int) -> str:
             f"All five methods from the one pass: {(whole + mine.found['others']) / whole:.2f} × entropy alone.",
             "",
         ]
-    bare, calibrates = (best["process", "resnet50", what] for what in ("infer", "calibrate"))
     lines += [
-        "## Whole processes: resnet50, imports included",
-        "",
-        "| | seconds | trtopt is | peak MB |",
-        "|---|---|---|---|",
-        f"| `trtopt calibrate` | {calibrates.seconds:.2f} | | {calibrates.megabytes:.0f} |",
-        f"| only infers | {bare.seconds:.2f} | {calibrates.seconds / bare.seconds:.2f} × its time | {bare.megabytes:.0f} |",
-        "",
+        *processes,
         "## From image files: resnet50, decoding included",
         "",
         "| images | seconds | peak MB |",
@@ -373,11 +390,12 @@ def _floor(title: str, mine: Best, floor: Best) -> str:
     return f"| {title} | {floor.seconds:.2f} | {ratios} | {floor.megabytes:.0f} |"
 
 
-def _cpu() -> str:
+def _machine() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    found = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in found if line.startswith("model name")] or [platform.machine()]
+    versions = (f"{name} {importlib.metadata.version(name)}" for name in ("onnxruntime", "onnx", "numpy", "torch"))
+    return f"{names[0]}, {THREADS} cores, Python {platform.python_version()}, {', '.join(versions)}"
 
 
 def main() -> None:
@@ -387,14 +405,19 @@ def main() -> None:
     if sys.argv[1:2] == ["--make"]:
         make_inputs(Path(sys.argv[2]))
         return
-    if not 2 <= len(sys.argv) <= 3:
-        raise SystemExit("usage: scripts/bench_calibration FILE.md [ROUNDS]")
-    rounds = int(sys.argv[2]) if len(sys.argv) == 3 else 5
+    alone = sys.argv[1:2] == ["--processes"]
+    given = sys.argv[2:] if alone else sys.argv[1:]
+    if not 1 <= len(given) <= 2:
+        raise SystemExit("usage: scripts/bench_calibration [--processes] FILE.md [ROUNDS]")
+    rounds = int(given[1]) if len(given) == 2 else PAIRS if alone else 5
     with tempfile.TemporaryDirectory(prefix="trtopt-bench-") as scratch:
         folder = Path(scratch)
         subprocess.run([sys.executable, __file__, "--make", scratch], check=True)
-        text = table(measure(folder, rounds), rounds)
-    Path(sys.argv[1]).write_text(text)
+        if alone:
+            text = "\n".join([f"{datetime.date.today().isoformat()}, {_machine()}", "", *pairs(folder, rounds)])
+        else:
+            text = table(measure(folder, rounds), pairs(folder, PAIRS), rounds)
+    Path(given[0]).write_text(text)
     print(text)
 
 
