@@ -74,6 +74,7 @@ PROBED = {
 OPTIONS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "precision": ({"precision": Precision.FP16}, {}),
     "remainder": ({"precision": Precision.INT8, "remainder": Precision.BF16}, {"8.6.0": "`remainder='bf16'`"}),
+    "fp8_layers": ({"precision": Precision.INT8, "fp8_layers": True}, {"8.6.0": "`fp8=True`"}),
     "io_fp32": ({"precision": Precision.FP16, "io_fp32": False}, {}),
     "overrides": ({}, {}),  # lowered by the graph, or by layer_precision below
     "profiles": ({"profiles": PROFILES}, {}),
@@ -184,7 +185,7 @@ def test_every_option_is_honoured_or_refused_by_name(
         plain_sim, plain = stand_in(version)
         build(plain, float_net, BuildSpec(profiles=PROFILES[:1]))
         if option not in ("overrides", "backend", "allow_precision_fallback", "device", "embed_preprocess") and not (
-            option in ("precision", "io_fp32", "remainder") and generation.typed(spec)
+            option in ("precision", "io_fp32", "remainder", "fp8_layers") and generation.typed(spec)
         ):  # in a typed build the graph itself says precision and I/O types
             assert _seen(sim) != _seen(plain_sim), f"{option} left no trace on the config or network"
         assert len(built.layers) == 3

@@ -73,7 +73,7 @@ def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dic
     found |= {
         "runs in": precision_summary,
         **{f"multiply-accumulates in {name.upper()}": share for name, share in manifest.coverage.items()},
-        "nodes kept in higher precision": len(manifest.kept),
+        "nodes kept in higher precision": sum(item["precision"] not in ("int8", "fp8") for item in manifest.kept),
         "layers": len(manifest.layers),
         "layers with products": sum(layer["kind"] in HEAVY for layer in manifest.layers),
         "model (sha256)": manifest.source["sha256"],

@@ -128,6 +128,7 @@ class _Asked(_Precision, total=False):
     sparsity: bool
     tf32: bool
     allow_precision_fallback: bool
+    fp8_layers: bool
 
 
 class _Kernel(TypedDict, total=False):

@@ -539,6 +539,7 @@ _LABELS = {
     "targets": "`target=`",
     "spec.precision": "the precision",
     "spec.remainder": "the rest's precision",
+    "spec.fp8_layers": "whether layers may be in FP8",
     "spec.io_fp32": "`fp32_io=`",
     "spec.overrides": "`precision_override=`",
     "spec.profiles": "`shapes=`",
