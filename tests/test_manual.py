@@ -134,7 +134,7 @@ def _parsed(command: str) -> None:
         words = words[: words.index(end)] if end in words else words
     found: Any = typer.main.get_command(cli.app)
     while hasattr(found, "commands"):
-        name, *words = [word for word in words if word != "-v"]  # which may stand anywhere
+        name, *words = [word for word in words if word not in ("-v", "-q")]  # which may stand anywhere
         found = found.commands[name]
     found.make_context(name, words)
 
