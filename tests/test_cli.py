@@ -322,7 +322,8 @@ def test_a_shell_can_complete_commands_and_options() -> None:
         )
         return done.stdout
 
-    assert "_TRTOPT_COMPLETE=complete_bash" in typed("--show-completion", "bash")
+    assert "_TRTOPT_COMPLETE=complete_bash" in typed(_TRTOPT_COMPLETE="source_bash")  # what --show-completion shows
+    assert "--install-completion" in typed("--help")
     for line, wanted in (("trtopt bun", "bundle\n"), ("trtopt build --int", "--int8\n")):
         given = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
         assert typed(_TRTOPT_COMPLETE="complete_bash", **given) == wanted

@@ -1,4 +1,4 @@
-"""The manual: the tutorial runs as it is printed, every command of its pages parses, the site builds without a dead link."""
+"""The manual: its tutorial and its pages' commands run as printed, those of tables parse, no link of the site is dead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,13 +19,21 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import typer
+from graphs import points_of, quantized
 from wheel_environment import environment
 
 import trtopt
 from trtopt import cli
+from trtopt.core.values import Precision
+from trtopt.data import open_data
+from trtopt.data.rebatch import joined
+from trtopt.data.samples import write_crops
 from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
+from trtopt.graph.io import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs" / "manual").glob("*.md"))
@@ -120,6 +129,66 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
     raise AssertionError(log.read_text()[-2000:])
 
 
+# The other pages ---------------------------------------------------------------------------------------------------------
+
+NET = """
+import torch
+
+def Net():
+    conv = lambda wide, out: [torch.nn.Conv2d(wide, out, 3, stride=4, padding=1), torch.nn.ReLU()]
+    head = [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 32)]
+    return torch.nn.Sequential(*conv(3, 32), *conv(32, 64), *head)
+"""
+CALIBRATOR = "import tensorrt as trt\n\nclass Calibrator(trt.IInt8EntropyCalibrator2):\n    pass\n"
+TYPED_PAGES = [  # and what they make
+    ("manual/from-torch2trt.md", "model.engine"),  # which makes the model that the others start from
+    ("manual/from-trtexec.md", ""),
+    ("manual/from-polygraphy.md", ""),
+    ("manual/from-calibrators.md", ""),
+    ("manual/from-modelopt.md", "built.onnx"),
+    ("store.md", "b.engine"),
+    ("preprocessing.md", "detector.engine"),
+]
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Path:
+    """A folder with what the pages' commands are typed on."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
+    made = tmp_path_factory.mktemp("typed")
+    (made / ".venv").symlink_to(installed)
+    (made / "my_model.py").write_text(NET)
+    (made / "calibrator.py").write_text(CALIBRATOR)
+    (made / "detector.toml").write_text('preset = "imagenet"\nsize = [224, 224]\n')
+    write_crops("imagenet-crops", made / "photos")
+    return made
+
+
+@pytest.mark.parametrize(("page", "makes"), TYPED_PAGES)
+def test_what_a_page_types_runs(typed: Path, page: str, makes: str) -> None:
+    if page != TYPED_PAGES[0][0] and not (typed / "samples.npz").exists():
+        _on_the_model(typed)
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash\n(.*?)```", text, re.S | re.M)
+    assert blocks
+    for block in blocks:
+        _ran(typed, "bash", "-ec", block.replace("640x640", "224x224"))
+    assert not makes or (typed / makes).is_file()
+
+
+def _on_the_model(typed: Path) -> None:
+    """The model of from-torch2trt.md, quantized as another tool leaves it; samples; a detector that is the same."""
+    model = typed / "model.onnx"
+    if not model.exists():
+        _ran(typed, "trtopt", "export", "my_model.py:Net", "--inputs", "x:batchx3x224x224", "-o", str(model))
+    batches = open_data(load_model(model).inputs, images=typed / "photos", preprocess="imagenet", limit=32)
+    np.savez(typed / "samples.npz", **joined(batches))  # type: ignore[arg-type]
+    proto = load_model(model).proto
+    points = points_of(proto, Precision.INT8)
+    onnx.save(quantized(proto, points, dict.fromkeys(points.activations, 4.0)), typed / "model.quant.onnx")
+    shutil.copy(model, typed / "detector.onnx")
+
+
 # Commands ----------------------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +203,7 @@ def _parsed(command: str) -> None:
         words = words[: words.index(end)] if end in words else words
     found: Any = typer.main.get_command(cli.app)
     while hasattr(found, "commands"):
-        name, *words = [word for word in words if word != "-v"]  # which may stand anywhere
+        name, *words = [word for word in words if word not in ("-v", "-q")]  # which may stand anywhere
         found = found.commands[name]
     found.make_context(name, words)
 
