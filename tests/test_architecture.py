@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,3 +125,31 @@ def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
 def test_no_module_shadows_a_public_function() -> None:
     assert set(trtopt.__all__) & {name.partition(".")[0] for name in MODULES} == set()
     assert all(callable(getattr(trtopt, name)) or name.startswith("__") for name in trtopt.__all__)
+
+
+BARE = """
+import importlib, sys
+for name in ("onnx", "onnx_ir", "onnxscript", "onnxslim", "google"):
+    class Absent:
+        def find_spec(self, name, path=None, target=None, top=name):
+            if name.partition(".")[0] == top:
+                raise ModuleNotFoundError(f"No module named {top!r}", name=top)
+    sys.meta_path.insert(0, Absent())
+import trtopt, trtopt.cli
+for name in ("Session", "Batcher", "run", "bench", "profile", "inspect", "version", "doctor", "sign", "deploy_triton", "serve",
+             "list_store"):
+    getattr(trtopt, name)
+for name in ("check", "build", "export", "calibrate", "verify"):
+    try:
+        getattr(trtopt, name)
+    except trtopt.MissingDependency as error:
+        assert "pip install" in str(error), error
+    else:
+        raise SystemExit(f"{name} needs no onnx any more: name it above")
+"""
+
+
+def test_what_runs_engines_needs_nothing_that_works_on_graphs() -> None:
+    """The base install, and the lean environments (docs/lean.md)."""
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=False, cwd=ROOT.parent)
+    assert done.returncode == 0, done.stderr

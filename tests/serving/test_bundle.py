@@ -51,7 +51,8 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """All that uv and pip see: a stand-in of each package that trtopt names, and pip itself."""
     folder = tmp_path / "index"
     folder.mkdir()
-    names = {Requirement(text).name for text in requires("trtopt") or () if "extra ==" not in text}
+    wanted = [Requirement(text) for text in requires("trtopt") or ()]
+    names = {item.name for item in wanted if not item.marker or item.marker.evaluate({"extra": "onnx"})}
     for name in sorted(names | {"onnxruntime", "networkx", "opencv-python-headless", "pillow", "cuda-bindings"}):
         # One brings the tests' own packages along, so that trtopt starts there.
         borrowed = {"borrowed__pth": sysconfig.get_path("purelib") + "\n"} if name == "typer" else {}

@@ -18,7 +18,6 @@ from trtopt.core.errors import DeviceError, MissingDependency, ModelError, Usage
 from trtopt.core.foreign import essence
 from trtopt.evaluation.request import BenchRequest
 from trtopt.frontend.modules import open_source
-from trtopt.ort import sessions
 from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 
@@ -54,6 +53,8 @@ class OnnxRuntime(Baseline):
 
     def __init__(self, model: Path) -> None:
         purpose = "measuring against ONNX Runtime"
+        from trtopt.ort import sessions  # loads onnx, which engines alone don't need
+
         there = sessions.providers(purpose)
         try:
             self._session = sessions.open_session(model, gpu=True, tf32=True, purpose=purpose)

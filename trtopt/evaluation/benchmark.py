@@ -32,7 +32,6 @@ from trtopt.data.rebatch import filled, joined, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
-from trtopt.graph.io import load_model
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
 from trtopt.runtime.session import BACKENDS, MemoryReport, Session
@@ -267,6 +266,8 @@ def _source_model(manifest: Manifest | None, model: str | os.PathLike[str] | Non
             f"`against=['onnxruntime']` needs the ONNX model that the engine was built from, and {why}: give `model=`"
         )
     path = existing_file(said if model is None else model, "the ONNX model")
+    from trtopt.graph.io import load_model  # loads onnx, which engines alone don't need
+
     if manifest and load_model(path).fingerprint != manifest.source.get("sha256"):
         if model is None:
             raise UsageError(f"{path} isn't any more what the engine was built from: give `model=`, or build it again")

@@ -14,7 +14,6 @@ from trtopt.core.shapes import DEFAULT_BATCH, batch_alone
 from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, x
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
-from trtopt.graph.io import load_model
 from trtopt.runtime.session import Session
 
 _NUMPY = {Precision.FP16: "float16", Precision.BF16: "bfloat16"}
@@ -54,6 +53,8 @@ def read_interface(
     """
     if runtime == "onnxruntime":
         kept = engine if manifest is None else engine.parent / str(manifest.graph_file)
+        from trtopt.graph.io import load_model  # loads onnx, which an engine doesn't need
+
         model = load_model(kept, lazy=True)
         return _ranged(model.inputs, model.outputs, manifest)
     if manifest is not None:

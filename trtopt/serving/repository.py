@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from trtopt.core.documents import plain
 from trtopt.core.errors import OutputError, UsageError
 from trtopt.core.files import existing_file, made_folder, sha256_file, write_bytes
@@ -20,8 +18,6 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
 from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
-from trtopt.graph.io import external_file
-from trtopt.graph.proto import all_tensors
 from trtopt.runtime.session import BACKENDS as RUNTIMES
 from trtopt.runtime.session import Session
 from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
@@ -247,8 +243,8 @@ class _Model:
             name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
             graph = self.engine.parent / name
             self.files[name] = graph
-            for place in _external(graph):
-                self.files[(Path(name).parent / place).as_posix()] = external_file(graph, place)
+            for place, file in _external(graph).items():
+                self.files[(Path(name).parent / place).as_posix()] = file
         if "model.py" in self.files:
             raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
         self.files["model.py"] = _MODEL
@@ -357,10 +353,16 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _external(graph: Path) -> set[str]:
-    """Where an ONNX file says that its weights are, relative to its folder."""
+def _external(graph: Path) -> dict[str, Path]:
+    """The files of weights that an ONNX file names, by their places relative to its folder."""
+    import onnx  # not where engines are served
+
+    from trtopt.graph.io import external_file
+    from trtopt.graph.proto import all_tensors
+
     stored = [item for item in all_tensors(onnx.load(graph, load_external_data=False).graph) if item.external_data]
-    return {entry.value for item in stored for entry in item.external_data if entry.key == "location"}
+    places = {entry.value for item in stored for entry in item.external_data if entry.key == "location"}
+    return {place: external_file(graph, place) for place in sorted(places)}
 
 
 def _difference(there: bytes, new: bytes) -> str:
