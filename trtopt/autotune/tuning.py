@@ -1,10 +1,10 @@
 """The fastest choice within an accuracy budget: which layers stay out of INT8, and how the weights of the others are rounded.
 
 Where INT8 everywhere isn't within the limits, weights are repaired (`trtopt.calibration.repairing`), which also tells the noise
-that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search finds how many of
-the first have to stay out for the results to be within the limits, and those that turn out not to be needed are put back, the
-costliest first. Every choice is judged by the real Q/DQ graph on real samples. Of up to `SMALL` layers all choices are tried,
-the cheapest first.
+that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search, which begins where
+the summed noise foretells, finds how many of the first have to stay out for the results to be within the limits, and those that
+turn out not to be needed are put back, the costliest first. Every choice is judged by the real Q/DQ graph on real samples. Of
+up to `SMALL` layers all choices are tried, the cheapest first.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class TunedChoice:
     Attributes:
         left_out: how many layers stay out of INT8.
         share: of the multiply-accumulates, those in INT8.
-        snr_db: of the worst output, on the samples that judge.
+        snr_db: of the worst output, on the samples that were run.
         figure: what else was measured, in words.
         missed: the limits that it misses; empty: none.
+        samples: that were run; a choice that is within the limits was run on all.
     """
 
     left_out: int
@@ -81,6 +82,7 @@ class TunedChoice:
     snr_db: float
     figure: str
     missed: tuple[str, ...]
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class Tuning:
         else:
             out = "no layer has to stay out"
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
+        about = "about " if self.before.samples < self.samples else ""
         return (
-            f"{out}, {repaired}: {self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
+            f"{out}, {repaired}: {about}{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
             f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 
@@ -155,6 +158,7 @@ class _Search:
     deadline: float
     reporter: Reporter
     tried: dict[frozenset[str], TunedChoice] = field(default_factory=dict)
+    rooms: dict[frozenset[str], float | None] = field(default_factory=dict)  # dB that a choice leaves
     unfinished: bool = False
 
     def __post_init__(self) -> None:
@@ -179,7 +183,27 @@ class _Search:
         if key not in self.tried:
             found = self.judging(sorted(key), partial(self.graph, sorted(key)))
             self.tried[key] = _choice(len(key), self.costs.share(self.points(left_out)), found)
+            self.rooms[key] = found.room
         return self.tried[key]
+
+    def left(self, left_out: Sequence[str]) -> float:
+        """The noise that the ledger sums up where these stay out."""
+        return self.noise.total - sum(self.made[name] for name in left_out)
+
+    def begin(self, ranked: Sequence[str]) -> tuple[int, int]:
+        """How many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
+        room, whole = self.rooms[frozenset()], self.left(())
+        if room is None or not 0 < whole < math.inf:
+            return 2, 4  # the first few decide mostly, so that steps grow from there
+        enough = (count for count in range(1, len(ranked)) if self.left(ranked[:count]) < whole * 10 ** (room / 10))
+        return next(enough, len(ranked) // 2), 1
+
+    def may_fit(self, name: str, chosen: Sequence[str]) -> bool:
+        """Whether a layer is worth a try in INT8: half of what the ledger says that it adds fits into what is left."""
+        room, left = self.rooms[frozenset(chosen)], self.left(chosen)
+        if room is None or not 0 < left < math.inf:
+            return True
+        return 10 * math.log10(1 + self.made[name] / left / 2) <= room
 
     def found(self) -> tuple[str, ...]:
         """The layers to leave out.
@@ -195,10 +219,14 @@ class _Search:
         alone = {name: max(self.cost([name]), self.costs.least) for name in self.layers}
         ranked = sorted(self.layers, key=lambda name: (-self.made[name] / alone[name], name))
         low, high = 0, len(ranked)  # `low` don't do; `high` do, if anything does
+        middle, step = self.begin(ranked)
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
             while high - low > 1 and not self._over():
-                # The first few decide mostly, so that steps grow from there.
-                middle = min(2 * low + 2, (low + high) // 2) if high == len(ranked) else (low + high) // 2
+                if low or high < len(ranked):
+                    middle = (low + high) // 2
+                    middle = min(middle, low + step) if high == len(ranked) else middle
+                    middle = max(middle, high - step) if low == 0 else middle
+                    step *= 2
                 choice = self.judged(ranked[:middle])
                 phase.detail(f"{middle} out: {choice.snr_db:.1f} dB")
                 low, high = (middle, high) if choice.missed else (low, middle)
@@ -208,6 +236,8 @@ class _Search:
             for name in sorted(chosen, key=lambda name: (-alone[name], name))[:MOST_PUT_BACK]:
                 if self._over():
                     break
+                if not self.may_fit(name, chosen):
+                    continue
                 without = [other for other in chosen if other != name]
                 choice = self.judged(without)
                 phase.detail(f"{len(without)} out: {choice.snr_db:.1f} dB")
@@ -288,7 +318,7 @@ class _Search:
 
 
 def _choice(left_out: int, share: float, found: Judged) -> TunedChoice:
-    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed)
+    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed, found.samples)
 
 
 class _Judging:
@@ -307,15 +337,17 @@ class _Judging:
             found = self.known[name] = self.judge(graph())
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([name, str(found.snr_db), found.figure, list(found.missed)]) + "\n")
+                    content = [str(found.snr_db), found.figure, list(found.missed), found.samples, found.room]
+                    file.write(json.dumps([name, *content]) + "\n")
         return self.known[name]
 
 
 def _line(text: str) -> tuple[str, Judged] | None:
     """What a line says; None: it was cut off when the process was killed."""
     try:
-        name, snr, figure, missed = json.loads(text)
-        return str(name), Judged(float(snr), str(figure), tuple(map(str, missed)))
+        name, snr, figure, missed, samples, room = json.loads(text)
+        room = None if room is None else float(room)
+        return str(name), Judged(float(snr), str(figure), tuple(map(str, missed)), int(samples), room)
     except (ValueError, TypeError):
         return None
 
