@@ -462,12 +462,20 @@ def _built(result: Any, values: _Options) -> Iterator[str]:
 
     if (tuning := result.tuning) is not None:
         rows = [
-            (f"{item.share:.1%}", _out(item), f"{item.snr_db:.1f}", item.figure, "" if item.missed else "yes")
+            (
+                f"{item.share:.1%}",
+                _out(item),
+                f"{item.snr_db:.1f}",
+                item.figure,
+                str(item.samples),
+                "" if item.missed else "yes",
+            )
             for item in tuning.front
         ]
         eighths = any(item.in_fp8 for item in tuning.front)
-        headers = (f"arithmetic in {'8 bits' if eighths else 'INT8'}", "layers out", "dB", "", "within the limits")
-        _table(f"What was tried, on {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
+        bits = "8 bits" if eighths else "INT8"
+        headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
+        _table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
     yield f"{result.engine}: {result.precision_summary}"
     if line := arithmetic(result.coverage):
         yield f"  {line}"

@@ -183,6 +183,17 @@ def test_neither_batches_nor_their_order_change_it(crops: Any, tmp_path: Path) -
     assert fixed.tuning.left_out and fixed.tuning.chosen.snr_db > 28  # the last batch is filled up
 
 
+def test_what_misses_is_run_on_no_more_samples_than_it_takes(crops: Any, tmp_path: Path) -> None:
+    """And what is kept on all of them, so that it is judged as before."""
+    net = _net(layers=12, bad=(3, 7))
+    tuning = _tuned(net, crops, tmp_path / "a", min_snr=30).tuning
+    assert tuning.samples == 64 and tuning.chosen.samples == 64 and not tuning.chosen.missed
+    assert tuning.before.missed and tuning.before.samples < 64
+    assert all(item.samples == 64 or item.missed for item in tuning.front)
+    near = _tuned(net, crops, tmp_path / "b", min_snr=tuning.chosen.snr_db - 0.2).tuning  # no choice is clear at once
+    assert near.chosen.samples == 64 and not near.chosen.missed
+
+
 def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, heard, ran = _tuned(_net(), crops, tmp_path, min_snr=28), Heard(), []
     lines = next((tmp_path / "cache" / "tuning").glob("*.lines"))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto
 
 from trtopt.builder.request import BuildRequest
+from trtopt.calibration.quality import checksum
 from trtopt.core.documents import plain
 from trtopt.core.errors import AccuracyLost, DataError, UsageError
 from trtopt.core.files import existing_file
@@ -34,6 +35,7 @@ from trtopt.graph.proto import network_inputs
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
+ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the samples
 Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[..., float]
 
@@ -145,16 +147,34 @@ class TunedFigures:
 
 @dataclass(frozen=True)
 class Judged:
-    """How a graph does on the samples; `figure` is `figures` in words."""
+    """How a graph does on the samples.
+
+    Attributes:
+        snr_db: of the worst output, on those that were run.
+        figures: what else was measured on them; figure: the same in words.
+        missed: the limits that it misses.
+        samples: that were run: not all where the others couldn't have mended what was missed.
+        room: dB that the limit in dB leaves, its standard error included; below 0 where it is missed. None: there is none for
+            all outputs as they are.
+    """
 
     snr_db: float
     figure: str
     missed: tuple[str, ...]
-    figures: TunedFigures = TunedFigures()
+    figures: TunedFigures
+    samples: int
+    room: float | None = None
 
 
 class Judge:
-    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of floating point."""
+    """Runs graphs on the samples, each on one thread by itself, and holds the results against those of floating point.
+
+    The samples are run in rounds, in an order that only their content decides. A graph that would miss the limits even if it
+    lost nothing on all samples that are left isn't run on these; one that is within them was run on all.
+
+    Args:
+        whole: run all samples in any case, as where choices are compared by their dB.
+    """
 
     def __init__(
         self,
@@ -163,15 +183,20 @@ class Judge:
         goal: Goal,
         kinds: Mapping[str, Kind],
         threads: int,
+        *,
+        whole: bool = False,
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
         self.outputs = [value.name for value in proto.graph.output]
         self.feeds: list[tuple[Arrays, int]] = list(single_runs(network_inputs(proto), batches))
         self.real = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
         self.samples = sum(real for _, real in self.feeds)
+        self.order = sorted(range(len(self.feeds)), key=lambda number: checksum(self.feeds[number][0]))
+        count = len(self.order)
+        self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
-        self.expected = self._run(proto, optimize=True)
+        self.expected = self._runner(proto, optimize=True)(range(count))
         self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
@@ -180,37 +205,59 @@ class Judge:
             )
 
     def __call__(self, proto: ModelProto) -> Judged:
-        found, goal = self._run(proto, optimize=False), self.goal
-        old, new = iter(self.expected), iter(found)
-        labels = goal.labels if goal.max_drop is not None else None
-        agreement = verify_all(lambda _: next(old), {"": lambda _: next(new)}, self.real, labels, kinds=self.kinds)[""]
+        goal, run = self.goal, self._runner(proto, optimize=False)
+        found: dict[int, Arrays] = {}
+        missed: list[str] = []
+        for end in self.rounds:
+            part = self.order[len(found) : end]
+            found |= zip(part, run(part))
+            if goal.limits is not None and end < len(self.order):
+                best = [found.get(number, arrays) for number, arrays in enumerate(self.expected)]
+                if missed := goal.limits.missed(self._agreement(range(len(best)), best).describe()):
+                    break
+        ran = sorted(found)
+        results, whole = [found[number] for number in ran], len(found) == len(self.order)
+        labels = goal.labels if goal.max_drop is not None and whole else None
+        agreement = self._agreement(ran, results, labels)
         described = agreement.describe()
-        missed = self._missed(described, found) if goal.limits is not None else []
-        figures = [text for name, output in described["outputs"].items() if (text := measure(output, self.samples))]
+        error = self._error(ran, results)
+        if goal.limits is not None:
+            missed = (self._missed(described, error) if whole else goal.limits.missed(described)) or missed
+        samples = agreement.samples
+        figures = [text for output in described["outputs"].values() if (text := measure(output, samples))]
         if goal.limits is not None and goal.limits.min_snr is not None:
             silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
             figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
         numbers = TunedFigures(*(_least(described, name) for name in ("agreement", "cosine_min")))
-        if goal.max_drop is not None and agreement.reference_accuracy and agreement.candidate_accuracy:
+        if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
             numbers = replace(numbers, reference_top1=before, top1=after)
             figures.append(f"top-1 {before:.1%} → {after:.1%}")
             if before - after > goal.max_drop + 1e-12:
                 missed.append(f"top-1 falls by {before - after:.2%}, at most {goal.max_drop:.2%} is allowed")
-        if goal.metric is not None:
-            value = self._scored(found)
+        if goal.metric is not None and whole:
+            value = self._scored(results)
             numbers = replace(numbers, metric=value)
             figures.append(f"{goal.name} {value:.6g}")
             if not value >= goal.least:
                 missed.append(f"{goal.name} gives {value:.6g}, at least {goal.least:g} is asked for")
-        return Judged(_worst(agreement), "; ".join(figures), tuple(missed), numbers)
+        snr, room = _worst(agreement), None
+        if goal.limits is not None and goal.limits.min_snr is not None and math.isfinite(snr):
+            boxes = any(item.kind is Kind.BOXES for item in agreement.outputs)
+            room = None if boxes else snr - goal.limits.min_snr - error
+        return Judged(snr, "; ".join(figures), tuple(missed), numbers, samples, room)
+
+    def _agreement(
+        self, numbers: Sequence[int], found: Sequence[Arrays], labels: Sequence[int] | None = None
+    ) -> Agreement:
+        """Of these runs with floating point."""
+        old, new = (iter(arrays) for arrays in ([self.expected[number] for number in numbers], found))
+        feeds = [self.real[number] for number in numbers]
+        return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
-        one, other = iter(self.expected), iter(self.expected)
-        same = verify_all(
-            lambda _: next(one), {"": lambda _: next(other)}, self.real, self.goal.labels, kinds=self.kinds
-        )[""]
+        same = self._agreement(range(len(self.feeds)), self.expected, self.goal.labels)
         scored = [item.name for item in same.outputs if item.kind is Kind.CLASSES]
         if same.reference_accuracy is None or not scored:
             return ""
@@ -222,32 +269,35 @@ class Judge:
             "another order or numbered otherwise, or other preprocessing; a limit on what is lost says nothing then"
         )
 
-    def _missed(self, described: Mapping[str, Any], found: Sequence[Arrays]) -> list[str]:
+    def _missed(self, described: Mapping[str, Any], error: float) -> list[str]:
         """Of the limits. Those in dB have to hold less a standard error over the samples, so that others will be within too."""
         limits = self.goal.limits
         assert limits is not None
         missed = limits.missed(described)
         if missed or limits.min_snr is None:
             return missed
-        error = max(self._error(name, found) for name in self.outputs)
         if not replace(limits, min_snr=limits.min_snr + error).missed(described):
             return []
         return [
             f"{limits.min_snr:g} dB hold on these samples, but not with a standard error of {error:.1f} dB over them"
         ]
 
-    def _error(self, name: str, found: Sequence[Arrays]) -> float:
-        """Standard error, in dB, of the ratio of the samples' summed noise and signal."""
-        old = [np.asarray(arrays[name], np.float64) for arrays in self.expected]
-        new = [np.asarray(arrays[name], np.float64) for arrays in found]
-        signal = np.array([np.square(item).sum() for item in old])
-        noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
-        if len(old) < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
-            return 0.0
-        ratio = noise.sum() / signal.sum()
-        count = len(old)
-        spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
-        return 10 * math.log10(1 + spread / ratio)
+    def _error(self, numbers: Sequence[int], found: Sequence[Arrays]) -> float:
+        """Standard error over all samples, in dB, of the ratio of their summed noise and signal, as these runs show it: that of
+        the output where it is largest."""
+        largest, count = 0.0, len(numbers)
+        for name in self.outputs:
+            old = [np.asarray(self.expected[number][name], np.float64) for number in numbers]
+            new = [np.asarray(arrays[name], np.float64) for arrays in found]
+            signal = np.array([np.square(item).sum() for item in old])
+            noise = np.array([np.square(one - other).sum() for one, other in zip(old, new)])
+            if count < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
+                continue
+            ratio = noise.sum() / signal.sum()
+            spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
+            spread *= math.sqrt(count / len(self.feeds))
+            largest = max(largest, 10 * math.log10(1 + spread / ratio))
+        return largest
 
     def _scored(self, arrays: Sequence[Arrays]) -> float:
         goal = self.goal
@@ -265,20 +315,24 @@ class Judge:
                 f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
             ) from error
 
-    def _run(self, proto: ModelProto, *, optimize: bool) -> list[Arrays]:
+    def _runner(self, proto: ModelProto, *, optimize: bool) -> Callable[[Sequence[int]], list[Arrays]]:
+        """What gives the results for some of the samples."""
         proto = widened(proto)  # FP16's rounding and limits are part of the result
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
-        def run(item: tuple[Arrays, int]) -> Arrays:
-            feed, real = item
+        def run(number: int) -> Arrays:
+            feed, real = self.feeds[number]
             try:
                 found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, feed))))
                 return _cut(found, len(next(iter(feed.values()))), real)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
 
-        with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
-            return list(pool.map(run, self.feeds))
+        def all_of(numbers: Sequence[int]) -> list[Arrays]:
+            with ThreadPoolExecutor(self.threads, thread_name_prefix="trtopt-tune") as pool:
+                return list(pool.map(run, numbers))
+
+        return all_of
 
 
 def _takes_labels(metric: Metric) -> bool:

@@ -1,11 +1,12 @@
 """The fastest choice within an accuracy budget: which layers stay out of INT8, and how the weights of the others are rounded.
 
 Where INT8 everywhere isn't within the limits, weights are repaired (`trtopt.calibration.repairing`), which also tells the noise
-that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search finds how many of
-the first have to stay out for the results to be within the limits, and those that turn out not to be needed are put back, the
-costliest first. Where FP8 may be used, as many of the first layers are in it as are best there before any is in floating
-point, and what can't be put back in INT8 is tried in FP8. Every choice is judged by the real Q/DQ graph on real samples. Of up
-to `SMALL` layers all choices between INT8 and floating point are tried, the cheapest first.
+that each layer makes. Layers are then ranked by that noise for what leaving them out costs; a binary search, which begins where
+the summed noise foretells, finds how many of the first have to stay out for the results to be within the limits, and those that
+turn out not to be needed are put back, the costliest first. Where FP8 may be used, as many of the first layers are in it as are
+best there before any is in floating point, and what can't be put back in INT8 is tried in FP8. Every choice is judged by the
+real Q/DQ graph on real samples. Of up to `SMALL` layers all choices between INT8 and floating point are tried, the cheapest
+first.
 """
 
 from __future__ import annotations
@@ -72,9 +73,10 @@ class TunedChoice:
     Attributes:
         left_out: how many layers stay out of INT8; in_fp8: how many of these are in FP8.
         share: of the multiply-accumulates, those in INT8 or FP8.
-        snr_db: of the worst output, on the samples that judge.
+        snr_db: of the worst output, on the samples that were run.
         figures: what else was measured; figure: the same in words.
         missed: the limits that it misses; empty: none.
+        samples: that were run; a choice that is within the limits was run on all.
     """
 
     left_out: int
@@ -83,6 +85,7 @@ class TunedChoice:
     figure: str
     missed: tuple[str, ...]
     figures: TunedFigures
+    samples: int
     in_fp8: int = 0
 
 
@@ -128,8 +131,9 @@ class Tuning:
         else:
             out = "no layer has to stay out"
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
+        before = f"{'about ' if self.before.samples < self.samples else ''}{self.before.snr_db:.1f}"
         return (
-            f"{out}, {repaired}: {self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
+            f"{out}, {repaired}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
             f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 
@@ -162,6 +166,7 @@ class _Search:
     reporter: Reporter
     eighths: Collection[str] = ()  # layers that can be in FP8
     tried: dict[tuple[frozenset[str], frozenset[str]], TunedChoice] = field(default_factory=dict)
+    rooms: dict[frozenset[str], float | None] = field(default_factory=dict)  # dB that a choice without FP8 leaves
     unfinished: bool = False
 
     def __post_init__(self) -> None:
@@ -188,7 +193,28 @@ class _Search:
             out, eighths = map(sorted, key)
             found = self.judging([*out, *(f"fp8 {name}" for name in eighths)], partial(self.graph, out, eighths))
             self.tried[key] = _choice(len(out), self.costs.share(self.points(out), eighths), found, len(eighths))
+            if not eighths:
+                self.rooms[key[0]] = found.room
         return self.tried[key]
+
+    def left(self, left_out: Sequence[str]) -> float:
+        """The noise that the ledger sums up where these stay out."""
+        return self.noise.total - sum(self.made[name] for name in left_out)
+
+    def begin(self, ranked: Sequence[str]) -> tuple[int, int]:
+        """How many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
+        room, whole = self.rooms[frozenset()], self.left(())
+        if self.eighths or room is None or not 0 < whole < math.inf:
+            return 2, 4  # the first few decide mostly, so that steps grow from there
+        enough = (count for count in range(1, len(ranked)) if self.left(ranked[:count]) < whole * 10 ** (room / 10))
+        return next(enough, len(ranked) // 2), 1
+
+    def may_fit(self, name: str, chosen: Sequence[str]) -> bool:
+        """Whether a layer is worth a try in INT8: half of what the ledger says that it adds fits into what is left."""
+        room, left = self.rooms[frozenset(chosen)], self.left(chosen)
+        if room is None or not 0 < left < math.inf:
+            return True
+        return 10 * math.log10(1 + self.made[name] / left / 2) <= room
 
     def found(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The layers to leave out of INT8, and those of them that are in FP8.
@@ -212,10 +238,14 @@ class _Search:
             others = tuple(name for name in eighths if name not in first)
             return first + others, others
 
+        middle, step = self.begin(ranked)
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
             while high - low > 1 and not self._over():
-                # The first few decide mostly, so that steps grow from there.
-                middle = min(2 * low + 2, (low + high) // 2) if high == len(ranked) else (low + high) // 2
+                if low or high < len(ranked):
+                    middle = (low + high) // 2
+                    middle = min(middle, low + step) if high == len(ranked) else middle
+                    middle = max(middle, high - step) if low == 0 else middle
+                    step *= 2
                 choice = self.judged(*out(middle))
                 phase.detail(f"{middle} out: {choice.snr_db:.1f} dB")
                 low, high = (middle, high) if choice.missed else (low, middle)
@@ -254,6 +284,8 @@ class _Search:
                 if self._over():
                     break
                 phase.advance()
+                if not self.eighths and not self.may_fit(name, left):
+                    continue
                 without, others = (tuple(item for item in names if item != name) for names in (left, in_fp8))
                 if put_back and not self.judged(without, others).missed:
                     left, in_fp8 = without, others
@@ -336,7 +368,7 @@ class _Search:
 
 
 def _choice(left_out: int, share: float, found: Judged, in_fp8: int = 0) -> TunedChoice:
-    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed, found.figures, in_fp8)
+    return TunedChoice(left_out, share, found.snr_db, found.figure, found.missed, found.figures, found.samples, in_fp8)
 
 
 class _Judging:
@@ -355,16 +387,18 @@ class _Judging:
             found = self.known[name] = self.judge(graph())
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
-                    line = [name, str(found.snr_db), found.figure, list(found.missed), vars(found.figures)]
-                    file.write(json.dumps(line) + "\n")
+                    content = [str(found.snr_db), found.figure, list(found.missed), vars(found.figures)]
+                    file.write(json.dumps([name, *content, found.samples, found.room]) + "\n")
         return self.known[name]
 
 
 def _line(text: str) -> tuple[str, Judged] | None:
     """What a line says; None: it was cut off when the process was killed."""
     try:
-        name, snr, figure, missed, figures = json.loads(text)
-        return str(name), Judged(float(snr), str(figure), tuple(map(str, missed)), TunedFigures(**figures))
+        name, snr, figure, missed, figures, samples, room = json.loads(text)
+        room = None if room is None else float(room)
+        said = str(figure), tuple(map(str, missed)), TunedFigures(**figures), int(samples)
+        return str(name), Judged(float(snr), *said, room)
     except (ValueError, TypeError):
         return None
 
@@ -416,7 +450,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
     original = to_proto(to_ir_at(in_memory(fp32_typed(folded)[0]), OPSET[Precision.INT8]))
-    judge = Judge(original, judging, goal, kinds, cores())
+    judge = Judge(original, judging, goal, kinds, cores(), whole=spec.fp8_layers)
     if judge.doubt:
         reporter.warn(judge.doubt)
     key = {

@@ -1,7 +1,8 @@
 """What rounding a tensor or a weight of a model does to its outputs, place by place.
 
 The graph is cut behind every tensor that is quantized. One pass keeps what floating point gives; then each tensor is rounded
-by itself, where its quantized readers read it, and only what comes behind it runs again.
+by itself, where its quantized readers read it, and only what comes behind it runs again: the next few segments one by one,
+all the rest as one model.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
 from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
 from trtopt.graph.proto import attribute, network_inputs, to_array, whole_copy
-from trtopt.graph.segments import Segment, Slot, divided
+from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
 PURPOSE = "measuring quantization noise"
+RESTS = 12  # models of the rest of the graph that are opened in turn; each holds the weights of that rest
+MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger one run one by one
 
 
 @dataclass
@@ -78,6 +81,17 @@ class Parts:
         for name, number in last.items():
             if name not in self.outputs:
                 self.dead[number].append(name)
+        self.every = math.ceil(len(self.segments) / RESTS)
+        self._open_rest(0)
+
+    def _open_rest(self, number: int) -> None:
+        """What comes behind the next few segments, of which `number` is the first, as one model."""
+        start = (number // self.every + 1) * self.every
+        self.rest: tuple[int, Segment, Any] | None = None
+        rest = self.segments[start:]
+        if rest and sum(tensor.ByteSize() for item in rest for tensor in item.proto.graph.initializer) < MOST:
+            segment = joined(rest, self.outputs, self.aliases)
+            self.rest = start, segment, opened(segment.proto)
 
     def read(self, batches: Iterable[Arrays]) -> None:
         """Run all samples in floating point.
@@ -101,7 +115,9 @@ class Parts:
 
     def step(self, number: int) -> None:
         """Go on behind a segment: all that was measured so far lies before it."""
-        self.each(lambda sample: self._step(sample.values, number, self.sessions[number]))
+        self.each(lambda sample: self._step(sample.values, number, self.segments[number], self.sessions[number]))
+        if self.rest is not None and number + 1 >= self.rest[0]:
+            self._open_rest(number + 1)
 
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
@@ -117,12 +133,15 @@ class Parts:
     def run(self, values: Arrays, first: int, sessions: Mapping[int, Any] | None = None) -> dict[str, NDArray[Any]]:
         """The outputs, from the tensors that are there before the segment `first`; `sessions` stand in for segments."""
         held, others = dict(values), sessions or {}
+        last = max(others, default=-1)
         for number in range(first, len(self.segments)):
-            self._step(held, number, others.get(number, self.sessions[number]))
+            if self.rest is not None and number == self.rest[0] and last < number:
+                self._step(held, number, *self.rest[1:])
+                break
+            self._step(held, number, self.segments[number], others.get(number, self.sessions[number]))
         return {name: held[name] for name in self.outputs}
 
-    def _step(self, values: dict[str, NDArray[Any]], number: int, session: Any) -> None:
-        segment = self.segments[number]
+    def _step(self, values: dict[str, NDArray[Any]], number: int, segment: Segment, session: Any) -> None:
         feed = {name: values[name] if name in values else values[self.aliases[name]] for name in segment.inputs}
         values.update(run_session(session, segment.outputs, feed))
         for name in self.dead[number]:

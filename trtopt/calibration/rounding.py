@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,20 +62,21 @@ def moments(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.floa
     Args:
         array: the layer's input.
     """
-    rows = _patches(node, weight, array) if node.op_type == "Conv" else array.reshape(1, -1, array.shape[-1])
-    most = max(_ROWS, rows.shape[2] // 2)
+    rows = _patches(node, weight, array) if node.op_type == "Conv" else array.reshape(-1, array.shape[-1]).T[None]
     if node.op_type != "Conv":
-        rows = rows[:, :: max(1, rows.shape[1] // most)]
-    exact = rows.astype(np.float64)  # so that sums don't depend on BLAS's threads as far as anybody could see
-    return Moments(np.matmul(exact.transpose(0, 2, 1), exact), exact.sum(1), exact.shape[1])
+        rows = rows[:, :, :: max(1, rows.shape[2] // max(_ROWS, rows.shape[1] // 2))]
+    # So that sums don't depend on BLAS's threads as far as anybody could see.
+    exact = np.ascontiguousarray(rows, np.float64).reshape(len(rows), rows.shape[1], -1)
+    return Moments(np.matmul(exact, exact.transpose(0, 2, 1)), exact.sum(2), exact.shape[2])
 
 
 def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Groups × K × positions, as a view as far as that goes."""
     kernel: Sequence[int] = weight.shape[2:]
     axes = len(kernel)
     strides, dilations = (attribute(node, name, [1] * axes) for name in ("strides", "dilations"))
     pads, groups = attribute(node, "pads", [0] * 2 * axes), attribute(node, "group", 1)
-    padded = np.pad(array, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:])])
+    padded = np.pad(array, [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:])]) if any(pads) else array
     spans = [(size - 1) * step + 1 for size, step in zip(kernel, dilations)]
     windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, 2 + axes)))
     windows = windows[_stepped(strides, dilations)]
@@ -83,9 +85,9 @@ def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.flo
     positions = len(array) * int(np.prod(windows.shape[2 : 2 + axes]))
     step = max(1, round((positions / max(_ROWS, size // 2)) ** (1 / axes)))
     windows = windows[_stepped([step] * axes, [1] * axes)]
-    positions = int(np.prod(windows.shape[2 : 2 + axes]))
-    shaped = windows.reshape(len(array), groups, weight.shape[1], positions, int(np.prod(kernel)))
-    rows: NDArray[np.float32] = shaped.transpose(1, 0, 3, 2, 4).reshape(groups, -1, size)
+    shaped = windows.reshape(len(array), groups, weight.shape[1], *windows.shape[2:])
+    order = (1, 2, *range(3 + axes, 3 + 2 * axes), 0, *range(3, 3 + axes))  # the longest last, which is copied fastest
+    rows: NDArray[np.float32] = shaped.transpose(order).reshape(groups, size, -1)
     return rows
 
 
@@ -116,8 +118,9 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen
     variance = np.einsum("gkk->gk", second)
     diagonal = _SHRINKAGE * variance + _DAMPING * variance.mean(1)[:, None]
     second = (1 - _SHRINKAGE) * second + diagonal[:, :, None] * np.eye(size)
-    start, steps, exact = rows(codes), rows(scale)[:, :, :1], rows(weight)
-    chosen = _descended(start, steps[:, :, 0], exact, second)
+    start, steps = rows(codes), rows(scale)[:, :, :1]
+    exact = rows(weight)
+    chosen = _descended(start, exact / steps, second)
     offsets = (chosen - start).astype(np.int8)
     offsets = offsets.reshape(weight.shape if channels_first else weight.shape[::-1])
     bias = None
@@ -127,42 +130,49 @@ def rounded(node: NodeProto, weight: NDArray[np.float32], axis: int | None, seen
     return Repair(np.ascontiguousarray(offsets if channels_first else offsets.T), bias)
 
 
-def _descended(start: Floats, scale: Floats, exact: Floats, second: Floats) -> Floats:
+def _descended(start: Floats, exact: Floats, second: Floats) -> Floats:
     """Codes after coordinate descent: each is the one below or above the exact weight, and those at the ends stay, since they
-    give the scale."""
-    codes = start.copy()
-    errors = codes * scale[:, :, None] - exact
-    slopes = np.matmul(errors, second)
-    variance = np.einsum("gkk->gk", second)
+    give the scale.
+
+    Args:
+        exact: weights in codes, as `start`: groups × output channels of a group × K.
+    """
+    groups, channels, size = start.shape
+    if groups > 1 and size > _BLOCK:
+        each = (slice(number, number + 1) for number in range(groups))
+        return np.concatenate([_descended(start[one], exact[one], second[one]) for one in each])
+    group = np.repeat(np.arange(groups), channels)
+    codes, exact = start.reshape(-1, size), exact.reshape(-1, size)
+    errors = codes - exact
+    slopes = np.matmul(errors.reshape(start.shape), second).reshape(errors.shape)
+    half = np.einsum("gkk->gk", second)[group] * (0.5 + 1e-9)
+    half[np.abs(codes) >= 127] = np.inf
     for _ in range(_SWEEPS):
-        changed = 0
-        for first in range(0, codes.shape[2], _BLOCK):
+        changed = False
+        for first in range(0, size, _BLOCK):
             block = slice(first, first + _BLOCK)
-            own, near = slopes[:, :, block].copy(), second[:, block, block]
-            before = errors[:, :, block].copy()
-            for index in range(near.shape[1]):
-                place = first + index
-                curve = scale * scale * variance[:, None, place]
-                step = np.where(own[:, :, index] > 0, -1.0, 1.0)
-                gain = curve + 2 * step * scale * own[:, :, index]
-                moved = codes[:, :, place] + step
-                left = np.abs(moved * scale - exact[:, :, place])
-                good = (
-                    (gain < -1e-9 * curve)
-                    & (np.abs(start[:, :, place]) < 127)
-                    & (np.abs(moved) <= 127)
-                    & (left < scale)
-                )
+            # A step to the other neighbour goes against the error: it gains where the slope along the error is steep enough.
+            steep = (slopes[:, block] * np.sign(errors[:, block]) > half[:, block]).any(1)
+            rows: Any = slice(None) if steep.all() else np.flatnonzero(steep)
+            if not steep.any():
+                continue
+            own, wrong, enough = (np.array(item[rows, block].T, order="C") for item in (slopes, errors, half))
+            near = second[:, block, block].transpose(1, 2, 0)
+            near = near if groups == 1 else near[:, :, group[rows]]
+            for index in range(len(own)):
+                sign = np.sign(wrong[index])
+                good = own[index] * sign > enough[index]
                 if good.any():
-                    move = np.where(good, step, 0.0)
-                    codes[:, :, place] += move
-                    errors[:, :, place] += move * scale
-                    own += (move * scale)[:, :, None] * near[:, None, index]
-                    changed += int(good.sum())
-            moves = errors[:, :, block] - before
-            if moves.any():
-                slopes += np.matmul(moves, second[:, block])
+                    move = sign * good
+                    wrong[index] -= move
+                    own[index + 1 :] -= near[index + 1 :, index] * move
+            moved = wrong.T - errors[rows, block]
+            errors[rows, block] = wrong.T
+            if groups == 1:
+                slopes[rows] += moved @ second[0, block]
+            else:
+                slopes[rows] += np.einsum("rj,rjk->rk", moved, second[group[rows], block])
+            changed = True
         if not changed:
             break
-    result: Floats = codes
-    return result
+    return np.asarray(np.rint(errors + exact)).reshape(start.shape)

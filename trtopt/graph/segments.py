@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, ValueInfoProto, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
 
 from trtopt.core.errors import ModelError
 from trtopt.graph.proto import infer_shapes, node_reads
@@ -92,6 +92,40 @@ def divided(proto: ModelProto, ends: Collection[str], renamed: Mapping[Slot, str
         if outputs:
             segments.append(Segment(model, tuple(value.name for value in model.graph.input), tuple(outputs)))
     return segments
+
+
+def joined(segments: Sequence[Segment], outputs: Collection[str], aliases: Mapping[str, str]) -> Segment:
+    """Segments that follow each other, as one.
+
+    Args:
+        outputs: what of the tensors that they make is wanted.
+        aliases: inputs of segments → the tensors that they are, where one of these segments makes those.
+    """
+    model = ModelProto(ir_version=segments[0].proto.ir_version)
+    model.opset_import.extend(segments[0].proto.opset_import)
+    model.functions.extend(segments[0].proto.functions)
+    model.graph.name = segments[0].proto.graph.name
+    inputs: dict[str, ValueInfoProto] = {}
+    given: dict[str, ValueInfoProto] = {}
+    weights: dict[str, TensorProto] = {}
+    made: set[str] = set()
+    for segment in segments:
+        graph = segment.proto.graph
+        for value in graph.input:
+            source = aliases.get(value.name)
+            if source in made and value.name not in made:
+                model.graph.node.add(op_type="Identity", name=value.name, input=[source], output=[value.name])
+                made.add(value.name)
+            elif value.name not in made:
+                inputs[value.name] = value
+        model.graph.node.extend(graph.node)
+        weights |= {tensor.name: tensor for tensor in graph.initializer}
+        made |= {name for node in graph.node for name in node.output if name}
+        given |= {value.name: value for value in graph.output if value.name in outputs}
+    model.graph.initializer.extend(weights.values())
+    model.graph.input.extend(inputs.values())
+    model.graph.output.extend(given.values())
+    return Segment(model, tuple(inputs), tuple(given))
 
 
 def _described(types: Mapping[str, ValueInfoProto], name: str, alias: str = "") -> ValueInfoProto:
