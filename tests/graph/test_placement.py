@@ -350,7 +350,16 @@ def test_nothing_is_quantized_right_behind_a_floating_grouped_convolution(out: s
         assert {"grouped", "last"} <= set(points.quantized)
         return
     assert points.quantized == ("first",) and set(points.reads) == {"x"}
-    assert "grouped convolution in floating point" in {item.node: item.reason for item in points.kept}["last"]
+    assert "convolution in floating point that is grouped" in {item.node: item.reason for item in points.kept}["last"]
+
+
+@pytest.mark.parametrize(("activation", "quantized"), [("Clip", False), ("Relu", True)])
+def test_nothing_is_quantized_right_behind_a_floating_convolution_and_a_clip(activation: str, quantized: bool) -> None:
+    proto = grouped(node(activation, "b", "r"), group=1)
+    left_out = {"overrides": [Override("grouped", Precision.FP16)]}
+    assert "last" in points_of(proto, **left_out).quantized
+    assert ("last" in points_of(proto, grouped="no such kernel", **left_out).quantized) == quantized
+    assert {"grouped", "last"} <= set(points_of(proto, grouped="no such kernel").quantized)
 
 
 def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -> None:

@@ -25,8 +25,9 @@ SCALE_PRESERVING = frozenset({
 _ACTIVATIONS = ("Relu", "Clip", "HardSwish", "LeakyRelu")
 POOLING = ("GlobalAveragePool", "AveragePool", "ReduceMean")
 _ATTENTION = "quantizing them costs accuracy; to do it all the same: "
-BEHIND_GROUPED = (
-    "its input comes right from a grouped convolution in floating point, which TensorRT 8.6 quantizes wrongly"
+BEHIND_FLOATS = (
+    "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
+    "quantizes that wrongly"
 )
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
@@ -111,17 +112,19 @@ def find_points(
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
         excluded: operator → why the target can't run it quantized.
-        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can. Nor is the result
-            of one quantized there that runs in floating point: 8.6.0 then computes something else, without a word
-            (docs/results/accuracy.md).
+        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can. Nor is
+            the result of one quantized there that runs in floating point, nor that of any such convolution with a Clip behind
+            it: 8.6.0 then computes something else, without a word (docs/results/accuracy.md).
     """
     barred, bare = dict[str, str](), set[str]()
     while True:
         search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare))
         quantized = set(search.quantized)
-        ends = {node: _end(node) for node in model.graph if grouped and _is_grouped(node)}
-        giving = {str(node.name) for node in ends if node in quantized and _gives_floats(search, ends[node])}
-        floats = {str(end.name) for node, end in ends.items() if node not in quantized and end.name in search.reads}
+        ends = {node: _end(node) for node in model.graph if grouped and node.op_type == "Conv"}
+        apart = {node for node in ends if _is_grouped(node)}
+        giving = {str(node.name) for node in apart if node in quantized and _gives_floats(search, ends[node])}
+        apart |= {node for node, end in ends.items() if (last := end.producer()) and last.op_type == "Clip"}
+        floats = {str(ends[node].name) for node in apart - quantized} & search.reads.keys()
         if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
             return search.points
         barred.update(dict.fromkeys(giving, grouped))
@@ -181,7 +184,7 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
     elif not forced and str(node.name) in search.barred:
         reason = search.barred[str(node.name)]
     elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
-        reason = BEHIND_GROUPED
+        reason = BEHIND_FLOATS
     elif is_constant(node.inputs[0]):
         reason = "its left operand is constant"
     elif weight is None and node.op_type != "MatMul":
