@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper
 from trtopt.core.errors import ModelError
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
-from trtopt.graph.segments import divided
+from trtopt.graph.segments import divided, joined
 from trtopt.ort.sessions import open_session
 
 
@@ -55,6 +55,21 @@ def test_segments_in_turn_compute_what_the_whole_does(ends: list[str]) -> None:
     assert len(divided(proto, ends, {})) == 1 + len({"a", "b", "c", "d"}.intersection(ends))
     for name, array in whole.items():
         np.testing.assert_array_equal(parts[name], array, err_msg=name)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_the_rest_as_one_computes_what_its_segments_do(first: int) -> None:
+    proto, held = _skips(), {"x": values(2, 3, 8, 8, seed=2)}
+    aliases = {"b/quantized": "b"}
+    parts = divided(proto, ["a", "b", "c"], {("c1", 0): "b/quantized"})
+    whole = _run(proto, held)
+    for segment in parts[:first]:
+        held |= _run(segment.proto, {name: held[aliases.get(name, name)] for name in segment.inputs})
+    rest = joined(parts[first:], ["y", "b"], aliases)
+    assert ("b/quantized" in rest.inputs) == (first == 2)  # before that it is made inside, behind it nobody reads it
+    found = held | _run(rest.proto, {name: held[aliases.get(name, name)] for name in rest.inputs})
+    for name, array in whole.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
 
 
 @pytest.mark.parametrize(("part", "size"), [("rec", (48, 160)), ("det", (64, 96))])

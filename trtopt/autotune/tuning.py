@@ -126,8 +126,9 @@ class Tuning:
             out = "no layer has to stay out"
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         about = "about " if self.before.samples < self.samples else ""
+        gained = f"{about}{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure}"
         return (
-            f"{out}, {repaired}: {about}{self.before.snr_db:.1f} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
+            f"{out}, {repaired}: {gained} on {self.samples} samples; "
             f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 

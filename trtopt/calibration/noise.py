@@ -81,16 +81,16 @@ class Parts:
             if name not in self.outputs:
                 self.dead[number].append(name)
         self.every = math.ceil(len(self.segments) / RESTS)
+        self.rest: tuple[int, Segment, Any] | None = None
         self._open_rest(0)
 
     def _open_rest(self, number: int) -> None:
         """What comes behind the next few segments, of which `number` is the first, as one model."""
         start = (number // self.every + 1) * self.every
+        self.rest = None
         if start < len(self.segments):
             segment = joined(self.segments[start:], self.outputs, self.aliases)
             self.rest = start, segment, opened(segment.proto)
-        else:
-            self.rest = None
 
     def read(self, batches: Iterable[Arrays]) -> None:
         """Run all samples in floating point.

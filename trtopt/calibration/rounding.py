@@ -87,7 +87,8 @@ def _patches(node: NodeProto, weight: NDArray[np.float32], array: NDArray[np.flo
     windows = windows[_stepped([step] * axes, [1] * axes)]
     shaped = windows.reshape(len(array), groups, weight.shape[1], *windows.shape[2:])
     order = (1, 2, *range(3 + axes, 3 + 2 * axes), 0, *range(3, 3 + axes))  # the longest last, which is copied fastest
-    return shaped.transpose(order).reshape(groups, size, -1)
+    rows: NDArray[np.float32] = shaped.transpose(order).reshape(groups, size, -1)
+    return rows
 
 
 def _stepped(strides: Sequence[int], dilations: Sequence[int]) -> tuple[slice, ...]:
