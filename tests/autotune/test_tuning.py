@@ -18,13 +18,17 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from world import Heard, World, has
 
 import trtopt
-from trtopt.autotune.goal import Judge
+from trtopt.autotune.goal import Goal, Judge
 from trtopt.builder.construction import spec_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.errors import AccuracyLost, UsageError
 from trtopt.core.values import Precision
+from trtopt.data import open_data
+from trtopt.evaluation.limits import Limits
+from trtopt.graph.io import load_model
+from trtopt.graph.output_kinds import Kind
 from trtopt.graph.passes.fold import fold
 from trtopt.ort.runner import OnnxRunner
 from trtopt.trt import select
@@ -158,6 +162,36 @@ def test_on_a_large_one_the_bad_layers_are_found_and_the_others_put_back(crops: 
     assert result.tuning.tried < 30
 
 
+def test_the_search_begins_where_the_noise_foretells(crops: Any, tmp_path: Path) -> None:
+    net = _net(layers=24, bad=(3, 6, 9, 12, 15, 18))
+    first = _tuned(net, crops, tmp_path, min_snr=1)
+    reach = _snr(
+        _graph(net, first.tuning.table, tuple(f"c{number}" for number in (3, 6, 9, 12, 15, 18))), net, crops[:80]
+    )
+    result = _tuned(net, crops, tmp_path, min_snr=round(reach) - 3)
+    assert 5 <= len(result.tuning.left_out) <= 8
+    assert result.tuning.tried <= 9
+    assert result.tuning.chosen.samples == result.tuning.samples and not result.tuning.chosen.missed
+
+
+def test_a_choice_that_can_not_be_mended_is_not_run_to_the_end(crops: Any, tmp_path: Path) -> None:
+    net = _net()
+    table = trtopt.calibrate(net, data={"x": crops[:80]}).table
+    graphs = {name: _graph(net, table, left_out) for name, left_out in (("whole", ()), ("chosen", ("c1",)))}
+    snr = {name: _snr(graph, net, crops[:80]) for name, graph in graphs.items()}
+    goal = Goal(Limits(min_agreement=0.0, min_snr=snr["chosen"] - 2))
+    batches = open_data(load_model(net).inputs, data={"x": crops[:80]})
+    judge = Judge(fold(net)[0], batches, goal, {"y": Kind.OTHER}, 2)
+    whole, chosen = judge(graphs["whole"]), judge(graphs["chosen"])
+    assert whole.missed and whole.samples < 80
+    assert not chosen.missed and chosen.samples == 80
+    assert chosen.snr_db == pytest.approx(snr["chosen"], abs=0.01) and chosen.room is not None and 0 < chosen.room < 2
+    assert whole.snr_db == pytest.approx(snr["whole"], abs=3) and whole.room is not None and whole.room < 0
+    assert judge(graphs["whole"]) == whole == Judge(fold(net)[0], batches, goal, {"y": Kind.OTHER}, 1)(graphs["whole"])
+    loose = Judge(fold(net)[0], batches, replace(goal, limits=Limits(0.0, snr["whole"] - 0.01)), {"y": Kind.OTHER}, 2)
+    assert loose(graphs["whole"]).samples == 80  # missed for its standard error alone
+
+
 def test_the_saved_table_gives_the_same_graph_and_build_the_same_engine(crops: Any, tmp_path: Path) -> None:
     path, kept = tmp_path / "net.onnx", tmp_path / "t.calib.json"
     onnx.save(_net(), path)
@@ -181,17 +215,6 @@ def test_neither_batches_nor_their_order_change_it(crops: Any, tmp_path: Path) -
     assert again.tuning.table.digest == first.tuning.table.digest
     fixed = _tuned(_net(batch=4), crops, tmp_path / "c", min_snr=28, data={"x": crops[:78]})
     assert fixed.tuning.left_out and fixed.tuning.chosen.snr_db > 28  # the last batch is filled up
-
-
-def test_what_misses_is_run_on_no_more_samples_than_it_takes(crops: Any, tmp_path: Path) -> None:
-    """And what is kept on all of them, so that it is judged as before."""
-    net = _net(layers=12, bad=(3, 7))
-    tuning = _tuned(net, crops, tmp_path / "a", min_snr=30).tuning
-    assert tuning.samples == 64 and tuning.chosen.samples == 64 and not tuning.chosen.missed
-    assert tuning.before.missed and tuning.before.samples < 64
-    assert all(item.samples == 64 or item.missed for item in tuning.front)
-    near = _tuned(net, crops, tmp_path / "b", min_snr=tuning.chosen.snr_db - 0.2).tuning  # no choice is clear at once
-    assert near.chosen.samples == 64 and not near.chosen.missed
 
 
 def test_a_second_call_runs_nothing_again(crops: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
