@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trtopt.core.errors import require
 from trtopt.core.files import check_writable
 from trtopt.core.options import taking
-from trtopt.diagnosis import page
 from trtopt.evaluation.benchmark import BenchReport, measure
 from trtopt.evaluation.request import BenchRequest
 
@@ -35,6 +35,9 @@ def bench(request: BenchRequest) -> BenchReport:
         ModelError: a baseline can't load the model. One that can't run it has a row that says so.
     """
     if request.report is not None:
+        require("onnx_ir", "onnx", "a page on the engine")
+        from trtopt.diagnosis import page  # engines are measured without onnx, too
+
         page.ready()
         check_writable(request.report, request.engine)
     result = measure(request)
