@@ -38,9 +38,9 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
-from trtopt.serving.warming import warm_up
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
+from trtopt.serving.warming import warm_up
 from trtopt.trt.plans import plan_header
 
 VARIABLE = "TRITON_SERVER"
