@@ -20,6 +20,14 @@ SHAPES = "input:1x3x224x224,32x3x224x224,32x3x224x224"
 rows: list[tuple[str, str, str]] = []  # what, value, note
 
 
+def settings(folder: Path | None = None) -> dict[str, Any]:
+    """Arguments of every build: the level of TRTOPT_GPU_LEVEL, and one timing cache, beside the engines that are kept."""
+    level, kept = os.environ.get("TRTOPT_GPU_LEVEL"), os.environ.get("TRTOPT_GPU_ENGINES")
+    place = folder or (Path(kept) if kept else None)
+    cache = {"timing_cache": place / "timing.cache"} if place else {}
+    return {"backend": "tensorrt", "optimization_level": int(level) if level else None, **cache}
+
+
 @dataclass(frozen=True)
 class Inputs:
     """Paths of the prepared files, and the arrays that every test reads."""
@@ -77,13 +85,7 @@ class Builds:
     @property
     def common(self) -> dict[str, Any]:
         """Arguments of every build."""
-        level = os.environ.get("TRTOPT_GPU_LEVEL")
-        return {
-            "shapes": [SHAPES],
-            "backend": "tensorrt",
-            "timing_cache": self.folder / "timing.cache",
-            "optimization_level": int(level) if level else None,
-        }
+        return {**settings(self.folder), "shapes": [SHAPES]}
 
     def _build(self, name: str) -> Any:
         from trtopt.builder.construction import build

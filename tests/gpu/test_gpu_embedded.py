@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from lite0 import settings
 from onnx import TensorProto, helper
 
 from trtopt.builder.construction import build
@@ -41,7 +42,7 @@ def test_the_values_are_those_outside(
         embed_preprocess=True,
         preprocess=preprocess,
         shapes=[f"x:{','.join(sizes)}"],
-        backend="tensorrt",
+        **settings(),
     )
     pixels = np.random.default_rng(0).integers(0, 256, (4, SIDE, SIDE, count), dtype=np.uint8)
     with Session(result.engine) as session:

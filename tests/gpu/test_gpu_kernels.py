@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 from graphs import decibels, model, node, points_of, values
-from lite0 import rows
+from lite0 import rows, settings
 from numpy.typing import NDArray
 from onnx import NodeProto
 from onnx.reference import ReferenceEvaluator
@@ -111,8 +111,7 @@ def test_what_a_region_runs_is_known(generation: Any, gpu: Device, tmp_path: Pat
         fp16=precision == "fp16",
         calib=measured(proto, x) if precision == "int8" else None,
         shapes=["x:1x3x64x64", "x:4x3x64x64"],
-        backend="tensorrt",
-        optimization_level=1,
+        **{**settings(), "optimization_level": 1},
     )
     with Session(made.engine) as session:
         found = session.run({"x": x})["y"]

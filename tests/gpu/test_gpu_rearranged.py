@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 from graphs import decibels, model, node, points_of, values
-from lite0 import rows
+from lite0 import rows, settings
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
@@ -93,7 +92,6 @@ def test_tensorrt_computes_both_forms_in_int8(generation: Any, gpu: Device, tmp_
     models = forms(x)
     wanted = evaluated(models["float"], x)["y"]
     shapes = ["x:" + ",".join("x".join(map(str, (size, *SHAPE[1:]))) for size in (1, 8, 8))]
-    level = os.environ.get("TRTOPT_GPU_LEVEL")
     for form in ("as it was", "rearranged"):
         onnx.save(models[form], tmp_path / "model.onnx")
         made = build(
@@ -101,9 +99,8 @@ def test_tensorrt_computes_both_forms_in_int8(generation: Any, gpu: Device, tmp_
             tmp_path / "model.engine",
             int8=True,
             shapes=shapes,
-            backend="tensorrt",
-            optimization_level=None if level is None else int(level),
             force=True,
+            **settings(),
         )
         with Session(made.engine) as session:
             found = session.run({"x": x})["y"]

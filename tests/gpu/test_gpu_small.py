@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from lite0 import settings
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -53,7 +54,7 @@ def engine(folder: Path) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(model, folder / "small.onnx")
     shapes = [f"x:1x{WIDTH},2x{WIDTH},{MOST}x{WIDTH}"]
-    return build(folder / "small.onnx", folder / "small.engine", shapes=shapes, backend="tensorrt").engine
+    return build(folder / "small.onnx", folder / "small.engine", shapes=shapes, **settings(folder)).engine
 
 
 @pytest.fixture
@@ -163,7 +164,7 @@ def test_an_output_that_depends_on_the_data(folder: Path) -> None:
     onnx.save(
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "nonzero.onnx"
     )
-    build(folder / "nonzero.onnx", folder / "nonzero.engine", shapes=["x:1,64,4096"], backend="tensorrt")
+    build(folder / "nonzero.onnx", folder / "nonzero.engine", shapes=["x:1,64,4096"], **settings(folder))
     with Session(folder / "nonzero.engine") as session:
         for seed, size in enumerate((64, 64, 4096, 1, 1, 64, 64, 1000, 4096, 4096, 1)):
             values = np.random.default_rng(seed).normal(size=size).astype(np.float32)
