@@ -469,14 +469,26 @@ def _deep_stacks() -> Iterator[None]:
     Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: with 8 MiB, a request of 2 MB ends it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    more = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
-    if soft != resource.RLIM_INFINITY and soft >= more:
-        more = soft
-    resource.setrlimit(resource.RLIMIT_STACK, (more, hard))
+    wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
+    enough = soft >= wanted and soft != resource.RLIM_INFINITY  # without a limit, threads get 2 MiB
+    if enough or _room_is_counted():
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def _room_is_counted() -> bool:
+    """Whether what nothing was written to counts in a limit of the system's or the process's: then such threads don't start."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return True
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
 
 
 def _copy_log(process: subprocess.Popen[bytes], last: deque[str]) -> None:
