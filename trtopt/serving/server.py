@@ -466,7 +466,7 @@ def _start(
 def _deep_stacks() -> Iterator[None]:
     """Room on the stacks of what is started meanwhile.
 
-    Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: with 8 MiB, a request of 2 MB ends it.
+    Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: the usual one overflows, and that ends it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
