@@ -17,7 +17,6 @@ Exit status 1: an image has another class in the one engine than in the other.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from bench_batcher import Way
+from figures import tell
 from numpy.typing import NDArray
 
 from trtopt.builder.construction import build
@@ -162,10 +162,7 @@ class Bench:
         return {way.what: way.rate for way in ways}
 
     def show(self) -> None:
-        (self.folder / "embed.json").write_text(json.dumps(self.figures, indent=1) + "\n")
-        print("| what | measured | wanted | met |\n|---|---|---|---|")
-        for row in self.rows:
-            print(f"| {' | '.join(row)} |")
+        tell(("what", "measured", "wanted", "met"), self.rows, self.figures, self.folder / "embed.json")
 
 
 def main() -> int:

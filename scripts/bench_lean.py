@@ -15,7 +15,6 @@ and of both the median of the rounds; a lean runtime's is compared with the full
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import tell
 
 LATER = 1.03  # wanted: a lean runtime's latency over the full one's
 MODULES = {"full": "tensorrt", "lean8": "tensorrt_lean", "lean10": "tensorrt_lean_bindings"}
@@ -133,12 +133,8 @@ def main() -> int:
     for pipe, process in zip(pipes.values(), processes):
         pipe.send(None)
         process.join(30)
-    if given.json:
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n")
     print(", ".join(f"{name}: {family}" for name, family in families.items()))
-    print("| what | measured | wanted | met |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+    tell(("what", "measured", "wanted", "met"), rows, figures, given.json)
     return 0
 
 

@@ -14,7 +14,6 @@ FP16 engines, each built once, one after the other in this process, for batches 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import shutil
 import statistics
@@ -24,6 +23,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from figures import tell
 
 from trtopt.builder.construction import build
 from trtopt.core.progress import reporter
@@ -128,11 +129,7 @@ def main() -> int:
         note("for_model of a stored engine; Session of its plan", f"{hit:.1f} ms; {itself:.1f} ms")
         note("what the store costs", f"{cost:+.2f} ms", f"≤ {COST:.0f} ms", cost <= COST)
         figures |= {"hit_ms": hit, "session_ms": itself, "cost_ms": cost, "pairs_ms": pairs}
-    if given.json:
-        Path(given.json).write_text(json.dumps(figures, indent=1) + "\n")
-    print("| what | measured | wanted, or precision | met |\n|---|---|---|---|")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+    tell(("what", "measured", "wanted, or precision", "met"), rows, figures, given.json)
     return 0
 
 

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import tell
 from numpy.typing import NDArray
 
 import trtopt
@@ -280,12 +281,8 @@ class Bench:
         return times[0], statistics.median(times[1:])
 
     def show(self) -> None:
-        if self.given.json:
-            Path(self.given.json).write_text(json.dumps(self.figures, indent=1) + "\n")
         print(self.figures["machine"])
-        print("| what | measured | wanted | met |\n|---|---|---|---|")
-        for row in self.rows:
-            print(f"| {' | '.join(row)} |")
+        tell(("what", "measured", "wanted", "met"), self.rows, self.figures, self.given.json)
 
 
 def free_port() -> int:

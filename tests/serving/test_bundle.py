@@ -103,19 +103,21 @@ def _installing(folder: Path, *words: str, python: str = sys.executable) -> subp
 
 
 def test_it_installs_from_the_archive_alone(model: Path, own: Path, index: Path, tmp_path: Path) -> None:
+    model = model.rename(model.with_name("$(touch pwned) `touch pwned` 'ü\".onnx"))
     bundle = _bundled(model, own)
     assert bundle.packages["onnxruntime"] == "99.0" and bundle.packages["trtopt"] == trtopt.__version__
     shutil.rmtree(index)
     folder = _unpacked(bundle, tmp_path / "there")
-    assert {path.name for path in (folder / "model").iterdir()} == {"net.onnx", "net.weights"}
+    assert {path.name for path in (folder / "model").iterdir()} == {model.name, "net.weights"}
     told = json.loads((folder / "bundle.json").read_text())
     assert told["packages"] == dict(bundle.packages) and told["next"] == bundle.next
     done = _installing(folder, "own venv")
     assert done.returncode == 0, done.stderr
     assert bundle.next in done.stdout
+    assert not list(tmp_path.rglob("pwned"))
     venv = tmp_path / "own venv"
     ran = subprocess.run(
-        [venv / "bin" / "trtopt", "check", folder / "model" / "net.onnx", "--json"],
+        [venv / "bin" / "trtopt", "check", folder / "model" / model.name, "--json"],
         env=environment(venv, tmp_path), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0 and json.loads(ran.stdout)["inputs"], ran.stderr
@@ -130,13 +132,22 @@ def test_equal_content_gives_equal_bytes_and_files_of_nobody(model: Path, own: P
             assert (item.uid, item.gid, item.uname, item.mtime) == (0, 0, "", 0)
 
 
-@pytest.mark.parametrize("change", ["wheel", "model", "added", "gone"])
+@pytest.mark.parametrize("change", ["wheel", "model", "added", "below", "gone", "link", "linked_folder"])
 def test_what_was_changed_on_the_way_is_refused(
     model: Path, own: Path, index: Path, tmp_path: Path, change: str
 ) -> None:
     folder = _unpacked(_bundled(model, own), tmp_path / "there")
     if change == "added":
         _stand_in(folder / "wheels", "onnxruntime", "100.0")
+    elif change == "below":
+        (folder / "model" / "more").mkdir()
+        (folder / "model" / "more" / "sitecustomize.py").write_text("")
+    elif change == "link":
+        (folder / "model" / "net.onnx").rename(tmp_path / "elsewhere")
+        (folder / "model" / "net.onnx").symlink_to(tmp_path / "elsewhere")
+    elif change == "linked_folder":
+        (folder / "wheels").rename(tmp_path / "elsewhere")
+        (folder / "wheels").symlink_to(tmp_path / "elsewhere")
     elif change == "gone":
         (folder / "model" / "net.weights").unlink()
     else:
@@ -146,7 +157,9 @@ def test_what_was_changed_on_the_way_is_refused(
     assert done.returncode == 1 and not (folder / "venv").exists()
     has(
         done.stderr,
-        "isn't in SHA256SUMS" if change == "added" else "net.weights" if change == "gone" else "was changed",
+        {"wheel": "was changed", "model": "was changed", "gone": "net.weights"}.get(
+            change, "isn't in SHA256SUMS" if change in ("added", "below") else "is a link"
+        ),
     )
     has(done.stderr, "copy it again")
 
@@ -209,6 +222,11 @@ def test_requests_that_can_not_be_right(
         trtopt.bundle(model, model.parent / "net.tar", **options)
     has(str(caught.value), words)
     assert not (model.parent / "net.tar").exists()
+
+
+def test_a_name_of_several_lines_is_refused(model: Path, own: Path, index: Path) -> None:
+    with pytest.raises(UsageError, match="line break"):
+        _bundled(model.rename(model.with_name("a\nNEXT\ntouch pwned\n.onnx")), own)
 
 
 def test_it_overwrites_nothing_that_goes_in(model: Path, own: Path, index: Path) -> None:

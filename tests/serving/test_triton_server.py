@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
-import platform
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -23,55 +18,19 @@ import numpy as np
 import onnx
 import onnx.helper as helper
 import pytest
+from tritons import ON_CPU, command, network, png, ports, started, waiting, why_not
 
 import trtopt
 from trtopt.core.errors import NoServer, ServerFailed, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.recipes.loader import known_recipes, load_recipe
-from trtopt.serving.server import VARIABLE, find_server
+from trtopt.serving.server import VARIABLE
 
 http = pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
 grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient isn't installed")
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype  # noqa: E402
 
-ON_CPU: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
-
-
-def _why_not() -> str:
-    """Why no tritonserver can run here; empty if one can."""
-    name, version = platform.libc_ver()
-    if name != "glibc" or tuple(map(int, version.split(".")[:2])) < (2, 35):
-        return f"tritonserver needs glibc 2.35; this is {name} {version}"
-    if platform.machine() != "x86_64":
-        return f"tritonserver's wheel is for x86-64; this is {platform.machine()}"
-    return "" if find_server() else "no tritonserver here; scripts/test installs one"
-
-
-pytestmark = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "-")
-
-
-def ports() -> dict[str, int]:
-    """Three that are free."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for item in sockets:
-            item.bind(("127.0.0.1", 0))
-        names = ("http_port", "grpc_port", "metrics_port")
-        return {name: item.getsockname()[1] for name, item in zip(names, sockets, strict=True)}
-
-
-def network(path: Path, inputs: Mapping[str, Any], outputs: Mapping[str, Any], *nodes: Any) -> Path:
-    """An ONNX file; tensors by name: NumPy type and shape."""
-    made = [
-        [
-            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
-            for name, (dtype, shape) in tensors.items()
-        ]
-        for tensors in (inputs, outputs)
-    ]
-    graph = helper.make_graph(list(nodes), "g", *made)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
 
 TYPES = ("float32", "float16", "float64", "int8", "int32", "int64", "uint8", "bool")
@@ -97,6 +56,23 @@ def networks(folder: Path) -> dict[str, Path]:
         folder / "fixed.onnx", {"x": ("float32", [2, 4])}, {"y": ("float32", [2, 4])}, node("Neg", ["x"], ["y"])
     )
     made["picky"] = _picky(folder / "picky.onnx")
+    made["odd_names.v2"] = network(
+        folder / "odd names.v2.onnx",
+        {"in put:0/é": ("float32", ["n", 4]), '"q"\\': ("float32", [])},
+        {"product of both": ("float32", ["n", 4]), "sum": ("float32", [])},
+        node("Mul", ["in put:0/é", '"q"\\'], ["product of both"]),
+        node("ReduceSum", ["product of both"], ["sum"], keepdims=0),
+    )
+    made["mixed"] = network(
+        folder / "mixed.onnx",
+        {"ids": ("int64", ["n", "length"]), "h": ("float16", ["n", "length", 8])},
+        {"sums": ("float16", ["n", "length", 8]), "where": ("int64", [2, "found"])},
+        node("Constant", [], ["last"], value_ints=[-1]),
+        node("Cast", ["ids"], ["half"], to=10),
+        node("Unsqueeze", ["half", "last"], ["column"]),
+        node("Add", ["h", "column"], ["sums"]),
+        node("NonZero", ["ids"], ["where"]),
+    )
     return made
 
 
@@ -127,14 +103,6 @@ def _picky(path: Path) -> Path:
     model.graph.initializer.append(table)
     onnx.save(model, path)
     return path
-
-
-def png(height: int, width: int, kind: str = "PNG", seed: int = 0) -> bytes:
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)).save(content, kind)
-    return content.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +203,21 @@ def test_scalars_and_fixed_batches(client: Client, files: Mapping[str, Path]) ->
         _equal(client.infer(model, {"x": x}), _wanted(files[model], {"x": x}))
 
 
+def test_odd_names_and_inputs_without_dimensions(client: Client, files: Mapping[str, Path]) -> None:
+    x, q = np.random.default_rng(0).random((3, 4), np.float32), np.float32(2)
+    wanted = _wanted(files["odd_names.v2"], {"in put:0/é": x, '"q"\\': q.reshape(())})
+    _equal(client.infer("odd_names.v2", {"in put:0/é": x, '"q"\\': q.reshape(1)}), wanted)
+
+
+@pytest.mark.parametrize("most", [1, 9])  # nothing but zeros: a result without elements
+def test_several_types_open_sizes_and_empty_results(client: Client, files: Mapping[str, Path], most: int) -> None:
+    random = np.random.default_rng(0)
+    arrays = {"ids": random.integers(0, most, (2, 5)), "h": random.random((2, 5, 8)).astype(np.float16)}
+    answer = client.infer("mixed", arrays)
+    _equal(answer, _wanted(files["mixed"], arrays))
+    assert answer.as_numpy("where").shape == (2, np.count_nonzero(arrays["ids"]))
+
+
 def test_images_in_and_classes_out(client: Client, files: Mapping[str, Path]) -> None:
     image = png(300, 200)
     with trtopt.Session(files["photos"], backend="onnxruntime") as session:
@@ -321,16 +304,22 @@ def test_requests_that_come_together_run_as_batches(server: Any) -> None:
         [found] = http.InferenceServerClient(server.http).get_inference_statistics("photos")["model_stats"]
         return found["inference_count"], found["execution_count"]
 
-    before, image = statistics(), np.frombuffer(png(40, 40), np.uint8)[None]
-    with ThreadPoolExecutor(24) as pool:
-        calls = [pool.submit(lambda: Client(http, server.http).infer("photos", {"image": image})) for _ in range(24)]
+    def ask(image: Any) -> None:
+        Client(http, server.http).infer("photos", {"image": image[None]})
+
+    before, large, small = statistics(), *(np.frombuffer(png(side, side), np.uint8) for side in (2500, 40))
+    with ThreadPoolExecutor(25) as pool:
+        calls = [pool.submit(ask, large)]
+        calls += [pool.submit(ask, small) for _ in range(24)]
+        while waiting(server.metrics, "photos") < 2:  # two that wait run together
+            assert not all(call.done() for call in calls)
         for call in calls:
             call.result()
     end = time.monotonic() + 20
-    while (after := statistics())[0] - before[0] < 24 and time.monotonic() < end:
+    while (after := statistics())[0] - before[0] < 25 and time.monotonic() < end:
         time.sleep(0.05)  # Triton counts a batch after it has answered
-    assert after[0] - before[0] == 24
-    assert after[1] - before[1] < 24
+    assert after[0] - before[0] == 25
+    assert after[1] - before[1] < 25
 
 
 def test_it_listens_on_this_machine_alone_and_counts(server: Any) -> None:
@@ -379,49 +368,39 @@ def test_every_recipe_is_served_as_session_runs_it(recipes: tuple[Any, dict[str,
 # Starting and ending -----------------------------------------------------------------------------------------------------
 
 
-def _command(*arguments: str | Path, **places: int) -> list[str]:
-    options = [text for name, port in places.items() for text in (f"--{name.replace('_', '-')}", str(port))]
-    return [sys.executable, "-m", "trtopt", "serve", *map(str, arguments), "--runtime", "onnxruntime", *options]
-
-
-def _started(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file)
-    deadline = time.monotonic() + 120
-    while b"ready: HTTP" not in log.read_bytes():
-        assert process.poll() is None and time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
-        time.sleep(0.1)
-    return process
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_lets_accepted_requests_end(tmp_path: Path, number: int) -> None:
     path = network(
         tmp_path / "slow.onnx",
-        {"x": ("float32", ["n", 900, 900])},
-        {"y": ("float32", ["n", 900, 900])},
+        {"x": ("float32", ["n", 400, 400])},
+        {"y": ("float32", ["n", 400, 400])},
         *(helper.make_node("MatMul", [f"t{index}" if index else "x", "x"], [f"t{index + 1}"]) for index in range(30)),
         helper.make_node("Identity", ["t30"], ["y"]),
     )
     places = ports()
-    process = _started(_command(path, **places), tmp_path / "log")
+    process = started(command(path, **places), tmp_path / "log")
     answers: list[Any] = []
 
     def ask() -> None:
         client = http.InferenceServerClient(f"127.0.0.1:{places['http_port']}", network_timeout=120)
-        item = http.InferInput("x", [4, 900, 900], "FP32")
-        item.set_data_from_numpy(np.zeros((4, 900, 900), np.float32))
-        answers.append(client.infer("slow", [item]).as_numpy("y").shape)
+        item = http.InferInput("x", [20, 400, 400], "FP32")
+        item.set_data_from_numpy(np.zeros((20, 400, 400), np.float32))
+        try:
+            answers.append(client.infer("slow", [item]).as_numpy("y").shape)
+        except InferenceServerException as error:  # it came after the signal
+            answers.append(f"{error.status()} {error.message()}")
 
-    asking = [threading.Thread(target=ask) for _ in range(2)]
+    asking = [threading.Thread(target=ask) for _ in range(3)]
     for thread in asking:
         thread.start()
-    time.sleep(0.7)  # sent, and not yet answered
+    while not waiting(f"127.0.0.1:{places['metrics_port']}", "slow"):  # at least one is accepted
+        assert any(thread.is_alive() for thread in asking)
     os.kill(process.pid, number)
     for thread in asking:
         thread.join()
     out, _ = process.communicate(timeout=60)
-    assert answers == [(4, 900, 900)] * 2
+    assert len(answers) == 3 and (20, 400, 400) in answers
+    assert {*answers} <= {(20, 400, 400), "404 Request for unknown model: 'slow' has no available versions"}
     assert (process.returncode, out) == (0, b"stopped; every accepted request was answered\n")
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", places["http_port"])).close()
@@ -438,11 +417,14 @@ def test_nobody_else_unloads_models(server: Any) -> None:
 
 def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, files: Mapping[str, Path]) -> None:
     places = ports()
-    process = _started(_command(files["float32"], **places), tmp_path / "log")
+    process = started(command(files["float32"], **places), tmp_path / "log")
     said: list[str] = []
+    connected = threading.Barrier(9)
 
     def ask() -> None:
         client = Client(http, f"127.0.0.1:{places['http_port']}")
+        client.infer("float32", {"x": np.zeros((1, 3), np.float32)})
+        connected.wait()
         while True:
             try:
                 client.infer("float32", {"x": np.zeros((1, 3), np.float32)})
@@ -453,7 +435,7 @@ def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, file
     asking = [threading.Thread(target=ask) for _ in range(8)]
     for thread in asking:
         thread.start()
-    time.sleep(0.5)
+    connected.wait()
     process.terminate()
     for thread in asking:
         thread.join()
@@ -462,7 +444,7 @@ def test_clients_that_go_on_are_refused_and_none_is_dropped(tmp_path: Path, file
 
 
 def test_a_server_that_ends_by_itself_is_told(tmp_path: Path, files: Mapping[str, Path]) -> None:
-    process = _started([*_command(files["float32"], **ports()), "--json"], tmp_path / "log")
+    process = started([*command(files["float32"], **ports()), "--json"], tmp_path / "log")
     [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGKILL)
     out, _ = process.communicate(timeout=60)
@@ -509,6 +491,15 @@ def test_without_a_server_the_line_for_docker_is_the_answer(
 def test_options_that_can_not_be_right(server: Any, options: Mapping[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         trtopt.serve(server.repo, **options)
+
+
+@pytest.mark.parametrize("name", [None, "plain"])
+def test_names_that_its_python_can_not_open(tmp_path: Path, files: Mapping[str, Path], name: str | None) -> None:
+    path = tmp_path / "größe.onnx"
+    path.write_bytes(files["float32"].read_bytes())
+    with pytest.raises(UsageError, match=r"'größe(\.onnx)?': only ASCII"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo", name=name, **ON_CPU)
+    assert not (tmp_path / "repo").exists()
 
 
 def test_a_folder_without_models_is_no_repository(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -123,6 +124,11 @@ def bundle(request: BundleRequest) -> Bundle:
     for module in ("uv", "pip"):
         require(module, "bundle", "resolving and fetching wheels")
     content, manifest = _content(path, request)
+    for place in content:  # SHA256SUMS and the script have lines
+        if not place.isprintable():
+            raise UsageError(
+                f"{place!r} can't be bundled: its name has a line break, or other characters that don't print"
+            )
     extras, required, next_command = _needed(path, manifest, request)
     reporter, name = request.reporter, re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem) or "bundle"
     with scratch() as folder:
@@ -226,9 +232,10 @@ def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tu
     if manifest is None:
         if not request.extras:
             raise UsageError("`extras=` says what builds the model there: `extras=['trt8', 'gpu']`, or ['rtx', 'gpu']")
-        table = "" if request.calib is None else f" --int8 --calib {Path(request.calib).name}"
-        return tuple(request.extras), required, f"trtopt build {path.name}{table} -o {path.stem}.engine"
-    run = f"trtopt run {path.name} --input INPUTS.npz"
+        words = ["trtopt", "build", path.name]
+        words += [] if request.calib is None else ["--int8", "--calib", Path(request.calib).name]
+        return tuple(request.extras), required, shlex.join([*words, "-o", f"{path.stem}.engine"])
+    run = shlex.join(["trtopt", "run", path.name, "--input", "INPUTS.npz"])
     compatible = bool(manifest.spec.get("version_compatible"))
     if any(name.startswith("lean") for name in request.extras) and not compatible:
         raise UsageError(

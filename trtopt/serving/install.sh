@@ -33,11 +33,16 @@ with open("SHA256SUMS", encoding="utf-8") as file:
     for line in file:
         digest, path = line.rstrip("\n").split("  ", 1)
         listed[path] = digest
-for folder in ("wheels", "model"):
-    for name in os.listdir(folder):
-        place = folder + "/" + name
-        if not os.path.isdir(place) and place not in listed:
-            sys.exit("%s isn't in SHA256SUMS" % place)
+for top in ("wheels", "model"):
+    if os.path.islink(top):
+        sys.exit("%s is a link" % top)
+    for folder, folders, files in os.walk(top):
+        for name in folders + files:
+            place = folder + "/" + name
+            if os.path.islink(place):
+                sys.exit("%s is a link" % place)
+            if name in files and place not in listed:
+                sys.exit("%s isn't in SHA256SUMS" % place)
 for path, digest in listed.items():
     found = hashlib.sha256()
     try:
@@ -56,4 +61,7 @@ pip=$(echo wheels/pip-*.whl)
     --requirement requirements.txt || fail "the wheels can't be installed"
 "$venv/bin/trtopt" --help >/dev/null || fail "trtopt doesn't start in $venv"
 echo "installed in $venv. Next:"
-echo "  cd $here/model && $venv/bin/@NEXT@"
+printf '  cd %s && %s/bin/' "$here/model" "$venv"
+cat <<'NEXT'
+@NEXT@
+NEXT

@@ -247,6 +247,12 @@ class _Model:
                 self.files[(Path(name).parent / place).as_posix()] = file
         if "model.py" in self.files:
             raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
+        for name in (self.name, *self.files):  # its Python decodes paths as ASCII, whatever the locale
+            if not name.isascii():
+                raise UsageError(
+                    f"Triton's Python backend can't open what is called {name!r}: only ASCII characters do; rename the file"
+                    + (", or give `name=`" if name == self.name else "")
+                )
         self.files["model.py"] = _MODEL
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
         if self.request.from_images:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
-import secrets
+import resource
 import shlex
 import shutil
 import signal
@@ -25,7 +24,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +37,7 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
+from trtopt.serving.control import Control, Watch
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
 from trtopt.serving.warming import warm_up
@@ -58,7 +58,7 @@ _CLOSING = (
     6  # seconds for clients to close their connections when models are gone, three of them for what is left to end
 )
 _SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
-_KEY = "trtopt-control"  # a header
+_STACK = 1 << 30  # of each of its threads, at most: only what is used takes memory
 
 
 @dataclass(frozen=True)
@@ -105,41 +105,6 @@ class ServerEnd:
         return {"ok": self.ok, "stopped": self.stopped, "status": self.status, "answered": self.answered}
 
 
-class _Control:
-    """Triton's model repository API, which only this process may use."""
-
-    def __init__(self, address: str) -> None:
-        self._base, self._secret = f"http://{address}/v2/repository", secrets.token_hex(16)
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # no proxy knows this machine
-
-    @property
-    def options(self) -> list[str]:
-        """Of tritonserver."""
-        allowed = f"model-repository:{_KEY}={self._secret}"
-        return [
-            *("--model-control-mode=explicit", "--load-model=*"),
-            *(f"--http-restricted-api={allowed}", f"--grpc-restricted-protocol={allowed}"),
-        ]
-
-    def unload(self, deadline: float) -> None:
-        """Unload all models, and wait until they are gone: then every request that they had is answered."""
-        for model in self._post("/index"):
-            if model.get("state") == "READY":
-                self._post(f"/models/{urllib.parse.quote(model['name'], safe='')}/unload")
-        while time.monotonic() < deadline and any(
-            model.get("state") in ("READY", "UNLOADING") for model in self._post("/index")
-        ):
-            time.sleep(0.05)
-
-    def _post(self, path: str) -> Any:
-        request = urllib.request.Request(
-            self._base + path, b"{}", {_KEY: self._secret, "Content-Type": "application/json"}
-        )
-        with self._open(request, timeout=10) as answer:
-            content = answer.read()
-        return json.loads(content) if content else None
-
-
 class Server:
     """A tritonserver that is ready: all models are loaded and warm. Closing it, by `close` or `with`, drains it.
 
@@ -153,7 +118,7 @@ class Server:
         self,
         process: subprocess.Popen[bytes],
         log: deque[str],
-        control: _Control | None,
+        control: Control | None,
         repo: Path,
         addresses: Sequence[str],
         drain: float,
@@ -165,6 +130,7 @@ class Server:
         self._stopped = False
         self._closing = contextlib.ExitStack()
         self._deadline: float | None = None
+        self._watch = Watch(process, control) if control else None
 
     def stop(self) -> None:
         """Begin to end: nothing new is taken, what was accepted is answered. A second call ends it at once."""
@@ -172,6 +138,8 @@ class Server:
             self._process.kill()
             return
         self._stopped = True
+        if self._watch is not None:
+            self._watch.end()
         self._deadline = time.monotonic() + self._drain + _SLACK
         threading.Thread(target=self._end, name="trtopt-drain", daemon=True).start()
 
@@ -192,6 +160,8 @@ class Server:
                 self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
+        if self._watch is not None:
+            self._watch.end()
         self._closing.close()
         left = [found[1] for line in self._log if (found := _IN_FLIGHT.search(line))]
         return ServerEnd(self._stopped, status, status == 0 or left[-1:] == ["0"])
@@ -360,7 +330,7 @@ def _command(
         _place_stub(found, folder, environment)
     command = [
         str(found.executable),
-        f"--model-repository={repo.resolve()}",
+        f"--model-repository={_place(repo, stack)}",
         f"--backend-directory={folder}",
         f"--http-address={request.host}",
         f"--grpc-address={request.host}",
@@ -376,12 +346,22 @@ def _command(
     return command, environment
 
 
-def _control(executable: str, environment: dict[str, str], request: ServeRequest) -> _Control | None:
+def _place(repo: Path, stack: contextlib.ExitStack) -> Path:
+    """A repository's folder, or a link to it: the Python backend decodes paths as ASCII."""
+    folder = repo.resolve()
+    if str(folder).isascii():
+        return folder
+    link = stack.enter_context(scratch()) / "repository"
+    link.symlink_to(folder)
+    return link
+
+
+def _control(executable: str, environment: dict[str, str], request: ServeRequest) -> Control | None:
     """None for a server that can't keep that API from others (before 24.01): it is ended by SIGTERM alone."""
     done = subprocess.run([executable, "--help"], env=environment, capture_output=True, check=False)
     if b"--http-restricted-api" not in done.stdout + done.stderr:
         return None
-    return _Control(f"{_here(request.host)}:{request.http_port}")
+    return Control(f"{_here(request.host)}:{request.http_port}")
 
 
 def _here(host: str) -> str:
@@ -449,7 +429,7 @@ def _home() -> Path | None:
 
 def _start(
     command: Sequence[str],
-    control: _Control | None,
+    control: Control | None,
     environment: dict[str, str],
     request: ServeRequest,
     drain: float,
@@ -457,16 +437,18 @@ def _start(
     models: Sequence[DeployedModel],
     stack: contextlib.ExitStack,
 ) -> Server:
+    folder = _home() or stack.enter_context(scratch())
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=_home() or stack.enter_context(scratch()),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal is for us: models must not end before their server
-        )
+        with _deep_stacks():
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal is for us: models must not end before their server
+            )
     except OSError as error:
         raise ServerFailed(f"can't start {command[0]}: {error.strerror or error}") from error
     addresses = [f"{request.host}:{getattr(request, name)}" for name in _PORTS]
@@ -478,6 +460,35 @@ def _start(
     _wait_until_ready(process, request, last, reader)
     warm_up(f"{_here(request.host)}:{request.http_port}", repo)
     return Server(process, last, control, repo, addresses, drain, models)
+
+
+@contextlib.contextmanager
+def _deep_stacks() -> Iterator[None]:
+    """Room on the stacks of what is started meanwhile.
+
+    Release 24.10 parses JSON, and gathers a request's chunks, on a thread's stack: the usual one overflows, and that ends it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    wanted = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
+    enough = soft >= wanted and soft != resource.RLIM_INFINITY  # without a limit, threads get 2 MiB
+    if enough or _room_is_counted():
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
+
+
+def _room_is_counted() -> bool:
+    """Whether what nothing was written to counts in a limit of the system's or the process's: then such threads don't start."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return True
+    try:
+        return Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2"
+    except OSError:
+        return False
 
 
 def _copy_log(process: subprocess.Popen[bytes], last: deque[str]) -> None:

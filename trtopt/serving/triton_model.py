@@ -125,6 +125,8 @@ def _response(results: Mapping[str, Any], request: Any) -> Any:
 
 def _tensor(name: str, array: Any) -> Any:
     whole = np.ascontiguousarray(array)  # which also gives what has no dimensions one
+    if not whole.size:  # no bytes to lose, and by DLPack Triton refuses the whole batch ("not contiguous")
+        return backend.Tensor(name, whole)
     if not whole.flags.writeable:  # NumPy hands out no such arrays by DLPack
         whole = whole.copy()
     capsule = whole.__dlpack__()

@@ -1,0 +1,130 @@
+"""What `trtopt serve` alone may ask of its tritonserver: loading and unloading models, also those whose process died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from trtopt.core.terminal import visible
+
+_KEY = "trtopt-control"  # a header
+_STUB = "triton_python_backend_stub"
+_EACH = 0.5  # seconds between looks at the models' processes
+_LOADING = 600.0  # seconds
+
+
+class Control:
+    """What only this process may use: Triton's model repository API, and what reads and writes outside of requests.
+
+    Through shared memory a client reaches every region that the server's user has, the Python backend's own among them; by
+    logging it fills the disk.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._base, self._secret = f"http://{address}/v2/repository", secrets.token_hex(16)
+        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # no proxy knows this machine
+
+    @property
+    def options(self) -> list[str]:
+        """Of tritonserver."""
+        allowed = f"model-repository,shared-memory,logging,trace:{_KEY}={self._secret}"
+        return [
+            *("--model-control-mode=explicit", "--load-model=*"),
+            *(f"--http-restricted-api={allowed}", f"--grpc-restricted-protocol={allowed}"),
+        ]
+
+    def unload(self, deadline: float) -> None:
+        """Unload all models, and wait until they are gone: then every request that they had is answered."""
+        for model in self._post("/index"):
+            if model.get("state") == "READY":
+                self._post(_model(model["name"], "unload"))
+        while time.monotonic() < deadline and any(
+            model.get("state") in ("READY", "UNLOADING") for model in self._post("/index")
+        ):
+            time.sleep(0.05)
+
+    def reload(self, name: str) -> None:
+        """Unload one model, and load it again: to load it alone does nothing where its files are the same.
+
+        One whose process died may never be through with unloading, and isn't waited for.
+
+        Raises:
+            OSError, ValueError: the server refuses, or is gone.
+        """
+        self._post(_model(name, "unload"))
+        self._post(_model(name, "load"), _LOADING)
+
+    def _post(self, path: str, timeout: float = 10) -> Any:
+        request = urllib.request.Request(
+            self._base + path, b"{}", {_KEY: self._secret, "Content-Type": "application/json"}
+        )
+        with self._open(request, timeout=timeout) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
+
+
+def _model(name: str, what: str) -> str:
+    return f"/models/{urllib.parse.quote(name, safe='')}/{what}"
+
+
+class Watch:
+    """Loads a model again whose process died, until `end`.
+
+    Triton (release 24.10) doesn't: it says that the model is ready, and answers each request with 500. A process dies of what a
+    runtime or a driver does, for want of memory, and of a shape whose number of bytes overflows 64 bits.
+    """
+
+    def __init__(self, server: subprocess.Popen[bytes], control: Control) -> None:
+        self._server, self._control, self._ended = server, control, threading.Event()
+        self._known = _processes(server.pid)
+        threading.Thread(target=self._look, name="trtopt-models", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _look(self) -> None:
+        while not self._ended.wait(_EACH):
+            lost = {name for process, name in self._known.items() if not _words(process)}
+            for name in sorted(lost):
+                if self._ended.is_set() or self._server.poll() is not None:
+                    return
+                _say(f"a process of model {name!r} ended; loading it again")
+                try:
+                    self._control.reload(name)
+                except (OSError, ValueError) as error:
+                    _say(f"model {name!r} can't be loaded again, and isn't served any more: {error}")
+            if lost:
+                self._known = _processes(self._server.pid)
+
+
+def _say(text: str) -> None:
+    print(visible(f"warning: {text}"), file=sys.stderr, flush=True)
+
+
+def _processes(server: int) -> dict[int, str]:
+    """The Python backend's processes of a server: id → name of the model."""
+    found: dict[int, str] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (words := _words(int(folder.name))):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == server:
+                    found[int(folder.name)] = Path(words[1]).parts[-3]
+    return found
+
+
+def _words(process: int) -> list[str]:
+    """The command line of one of the Python backend's processes; none for others, and where it is dead, if not yet buried."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_text("utf-8", "surrogateescape").split("\0")
+    except OSError:
+        return []
+    return words if words[0].endswith(_STUB) else []
