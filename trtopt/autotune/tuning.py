@@ -471,7 +471,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             base=base,
             overrides=(*spec.overrides, *kept_out(left_out, base)),
             excluded=can.float_only,
-            grouped=can.grouped,
+            conv_borders=can.conv_borders,
         )
 
     def graph(left_out: Sequence[str], in_fp8: Sequence[str], used: Table) -> ModelProto:
