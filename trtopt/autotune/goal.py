@@ -305,7 +305,8 @@ class Judge:
     def _scored(self, arrays: Sequence[Arrays]) -> float:
         goal = self.goal
         assert goal.metric is not None
-        given, takes = [_of_all(arrays)], _arguments(goal.metric)
+        given: list[Any] = [_of_all(arrays)]
+        takes = _arguments(goal.metric)
         named = {REFERENCE: self.reference} if REFERENCE in takes else {}
         if len(takes - {REFERENCE}) > 1:
             if goal.labels is None:
