@@ -332,6 +332,8 @@ def test_a_metric_of_samples_of_several_widths_beside_what_fp32_gives(crops: Any
         ({"max_drop": "1%"}, "needs labels"),
         ({"max_drop": "much", "labels": [1]}, "`max_drop=` is much"),
         ({"labels": [1, 2]}, "`labels=` are for"),
+        ({"labels": ["cat", "dog"], "max_drop": 0.1}, "takes the number of a class for each sample"),
+        ({"labels": [1.5, 2.0], "max_drop": 0.1}, "takes the number of a class for each sample"),
         ({"labels": [1, 2], "max_drop": 0.1}, "2 labels were given for 80 samples"),
         ({"metric": "json:loads"}, "go together"),
         ({"metric": "nowhere:at_all", "min": 1}, "can't be imported"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -97,7 +98,10 @@ def _drop(text: str | float | None) -> float | None:
 
 def _labels(given: Any) -> tuple[int, ...]:
     if not isinstance(given, (str, os.PathLike)):
-        return tuple(map(int, given))
+        try:
+            return tuple(map(operator.index, given))
+        except TypeError as error:
+            raise UsageError(f"`labels=` takes the number of a class for each sample, or a file of them: {error}") from error
     path = existing_file(given, "the labels")
     words = path.read_text(encoding="utf-8", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
