@@ -153,6 +153,17 @@ def test_on_a_small_graph_no_other_choice_is_cheaper(crops: Any, tmp_path: Path,
     assert all(_snr(_graph(net, table, subset), net, crops[:80]) < limit + 1 for subset in cheaper)
 
 
+def test_of_a_small_graph_few_choices_are_tried(crops: Any, tmp_path: Path) -> None:
+    """Of 1,023: those that the ledger says are far off come last, and where no layer alone keeps the limit no others follow."""
+    net = _net(layers=9, bad=(1, 3, 5))
+    tuning = _tuned(net, crops, tmp_path, min_snr=31).tuning
+    assert set(tuning.left_out) == {"c1", "c3"} and tuning.tried < 10
+    with pytest.raises(AccuracyLost, match="without INT8"):
+        _tuned(net, crops, tmp_path, min_snr=66)
+    kept = (tmp_path / "cache" / "tuning").glob("*.lines")
+    assert max(len(path.read_text().splitlines()) for path in kept) < 15
+
+
 def test_on_a_large_one_the_bad_layers_are_found_and_the_others_put_back(crops: Any, tmp_path: Path) -> None:
     net = _net(layers=14, bad=(4, 9))
     first = _tuned(net, crops, tmp_path, min_snr=1)

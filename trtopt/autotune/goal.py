@@ -101,7 +101,9 @@ def _labels(given: Any) -> tuple[int, ...]:
         try:
             return tuple(map(operator.index, given))
         except TypeError as error:
-            raise UsageError(f"`labels=` takes the number of a class for each sample, or a file of them: {error}") from error
+            raise UsageError(
+                f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
+            ) from error
     path = existing_file(given, "the labels")
     words = path.read_text(encoding="utf-8", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
