@@ -72,8 +72,8 @@ class Network:
         folder = self.folder / f"{self.name}.built"
         folder.mkdir(exist_ok=True)
         engines = Engines(request, gpu_for(request), folder)
-        results = {"int8": engines._quantized(table)}
-        results["fp16"] = engines._floating(results["int8"])
+        quantized, plain = engines.both(table)
+        results = {"int8": quantized, "fp16": plain}
         for way, result in results.items():
             for suffix in ("", ".json"):
                 os.replace(f"{result.engine}{suffix}", f"{self.engine(way)}{suffix}")

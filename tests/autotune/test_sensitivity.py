@@ -157,6 +157,7 @@ def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
     ("arguments", "error", "said"),
     [
         ({"samples": 0}, UsageError, "samples"),
+        ({"top": -3}, UsageError, "`top=` is -3"),
         ({"threads": 0}, UsageError, "threads"),
         ({"data": None}, UsageError, "no data"),
         ({"data": {"x": np.zeros((4, 3, 8), np.float32)}}, (UsageError, DataError), "x"),

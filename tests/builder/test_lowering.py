@@ -50,7 +50,7 @@ def table(block: onnx.ModelProto, tmp_path_factory: pytest.TempPathFactory) -> T
 def lowered(
     block: onnx.ModelProto, table: Table, *, rearranges: bool, stored_codes: bool = True, **changes: Any
 ) -> Lowered:
-    can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, grouped="")
+    can = SimpleNamespace(stored_codes=stored_codes, max_opset=17, float_only={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: False, capabilities=can, rearranges=lambda _: rearranges)
     return lower(block, BuildSpec(precision=Precision.INT8, **changes), generation, table)
 
@@ -162,7 +162,7 @@ def test_shapes_are_inferred_once(
         return infer_shapes(proto)
 
     monkeypatch.setattr("trtopt.graph.view.infer_shapes", infer)
-    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, grouped="")
+    can = SimpleNamespace(stored_codes=typed, max_opset=None if typed else 17, float_only={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: typed, capabilities=can, rearranges=lambda _: not typed)
     made = lower(block, BuildSpec(precision=Precision.INT8), generation, table)
     assert made.quantized and bool(made.merged) is not typed
@@ -191,7 +191,7 @@ def forked() -> onnx.ModelProto:
 
 def _mixed(proto: onnx.ModelProto, in_fp8: tuple[str, ...], **spec: Any) -> Lowered:
     found = calibrate(proto, data={"x": values(64, 32, 8, 8)}).table
-    can = SimpleNamespace(stored_codes=True, max_opset=None, float_only={}, grouped="")
+    can = SimpleNamespace(stored_codes=True, max_opset=None, float_only={}, conv_borders="")
     generation: Any = SimpleNamespace(typed=lambda _: True, capabilities=can, rearranges=lambda _: False)
     table = replace(found, left_out=dict.fromkeys(in_fp8, "tried"), in_fp8=in_fp8)
     return lower(proto, BuildSpec(precision=Precision.INT8, **{"fp8_layers": True, **spec}), generation, table)

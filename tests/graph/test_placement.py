@@ -332,11 +332,11 @@ def test_grouped_convolutions_whose_result_is_not_quantized(behind: list[onnx.No
     for name, bound in (("low", 0.0), ("high", 6.0)):
         proto.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(bound), name))
     assert "grouped" in points_of(proto).quantized
-    points = points_of(proto, grouped="no such kernel")
+    points = points_of(proto, conv_borders="no such kernel")
     assert ("grouped" in points.quantized) == quantized and {"first", "last"} <= set(points.quantized)
     reasons = {item.node: item.reason for item in points.kept}
     assert reasons.get("grouped") == (None if quantized else "no such kernel")
-    forced = points_of(proto, grouped="no such kernel", overrides=[Override("grouped", Precision.INT8)])
+    forced = points_of(proto, conv_borders="no such kernel", overrides=[Override("grouped", Precision.INT8)])
     assert "grouped" in forced.quantized
 
 
@@ -345,7 +345,7 @@ def test_nothing_is_quantized_right_behind_a_floating_grouped_convolution(out: s
     proto = grouped(node("Relu", "b", "r"))
     left_out = {"overrides": [Override(out, Precision.FP16)]}
     assert "last" in points_of(proto, **left_out).quantized
-    points = points_of(proto, grouped="no such kernel", **left_out)
+    points = points_of(proto, conv_borders="no such kernel", **left_out)
     if out == "first":  # the grouped one still runs in INT8
         assert {"grouped", "last"} <= set(points.quantized)
         return
@@ -358,8 +358,8 @@ def test_nothing_is_quantized_right_behind_a_floating_convolution_and_a_clip(act
     proto = grouped(node(activation, "b", "r"), group=1)
     left_out = {"overrides": [Override("grouped", Precision.FP16)]}
     assert "last" in points_of(proto, **left_out).quantized
-    assert ("last" in points_of(proto, grouped="no such kernel", **left_out).quantized) == quantized
-    assert {"grouped", "last"} <= set(points_of(proto, grouped="no such kernel").quantized)
+    assert ("last" in points_of(proto, conv_borders="no such kernel", **left_out).quantized) == quantized
+    assert {"grouped", "last"} <= set(points_of(proto, conv_borders="no such kernel").quantized)
 
 
 def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -> None:
@@ -373,9 +373,9 @@ def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -
     proto = model(nodes, inputs={"x": ["n", 32, 8, 8]}, weights=weights)
     left_out = {"overrides": [Override("grouped", Precision.FP16)]}
     assert set(points_of(proto, **left_out).reads) == {"x", "a", "s"}
-    assert set(points_of(proto, grouped="no such kernel", **left_out).reads) == {"x", "s"}
+    assert set(points_of(proto, conv_borders="no such kernel", **left_out).reads) == {"x", "s"}
 
 
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
-    assert "grouped" in points_of(proto, grouped="no such kernel").quantized
+    assert "grouped" in points_of(proto, conv_borders="no such kernel").quantized

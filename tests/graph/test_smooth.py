@@ -128,6 +128,22 @@ def test_between_convolutions_the_factors_go_into_the_first_ones_weights() -> No
     assert np.ptp(np.log(after[largest["ra"] > 0])) < 0.5 * np.ptp(np.log(largest["ra"][largest["ra"] > 0]))
 
 
+def test_tensors_that_keep_their_name_keep_their_values() -> None:
+    """`verify --per-layer` holds those of one name against each other."""
+    net, x = _convolutions(), {"x": values(4, 3, 9, 9, seed=9)}
+    ir_model = to_ir(net)
+    smooth(ir_model, {name: np.exp(values(32, seed=11)).astype(np.float32) for name in ("ra", "rb", "c")})
+    changed = to_proto(ir_model)
+    made = [{name for item in proto.graph.node for name in item.output} for proto in (net, changed)]
+    assert made[0] - made[1] == {"a", "ra", "b", "rb", "c"}
+    shared = sorted(made[0] & made[1] - {"y"})
+    for proto in (net, changed):
+        proto.graph.output.extend([type(proto.graph.output[0])(name=name) for name in shared])
+    before, after = (OnnxRunner(proto, optimize=False)(x) for proto in (net, changed))
+    for name in shared:
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-3, atol=1e-4 * np.abs(before[name]).max())
+
+
 @pytest.mark.parametrize("name", ["e", "g"])
 def test_nothing_is_moved_through_relu6_or_past_another_reader(name: str) -> None:
     with pytest.raises(CalibrationError, match="made for another model"):

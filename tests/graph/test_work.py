@@ -31,6 +31,17 @@ def test_counts(proto: ModelProto, expected: int) -> None:
     assert macs(proto) == {"c": expected}
 
 
+@pytest.mark.parametrize(("op", "gates"), [("LSTM", 4), ("GRU", 3), ("RNN", 1)])
+def test_recurrent_layers_count_what_each_step_multiplies(op: str, gates: int) -> None:
+    proto = model(
+        [node(op, "x w r", "y", "c", hidden_size=7, direction="bidirectional")],
+        inputs={"x": [9, 2, 5]},
+        outputs={"y": [9, 2, 2, 7]},
+        weights={"w": values(2, gates * 7, 5), "r": values(2, gates * 7, 7)},
+    )
+    assert macs(proto) == {"c": 9 * 2 * 2 * gates * 7 * (5 + 7)}
+
+
 def test_dynamic_sizes_count_as_said_or_one() -> None:
     proto = model(
         [node("MatMul", "x w", "y", "m"), node("Relu", "y", "z")],

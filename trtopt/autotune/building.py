@@ -84,8 +84,9 @@ def build(request: BuildRequest) -> BuildResult:
         min_snr: limit in dB; None, for best and beside min_agreement: 20, for outputs of other kinds (embeddings also need a
             cosine of 0.99). With int8, without best, either is what `tune` keeps.
         max_drop, labels: with int8: most that top-1 may fall, as a share or "0.5%"; and the true classes, in order, or a file.
-        metric, min: with int8: a function of {output: array of all samples}, and of the labels if it takes two arguments, or
-            its "module:name"; and the least that it must give.
+        metric, min: with int8: a function of {output: array of all samples} (a list of arrays where samples differ in shape),
+            of the labels if it takes a second argument, and of the float model's outputs if one is called reference; or its
+            "module:name". And the least that it must give.
         budget: seconds, or such as "10min", for the search that these begin, beside its repairs.
         save_calib: where to keep the table with what was repaired and chosen.
         compare: where INT8 or FP8 is asked for and there is a GPU, build FP16 too and say how they compare.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import operator
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,6 @@ from trtopt.core.files import existing_file
 from trtopt.core.values import read_share
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
-from trtopt.data.rebatch import joined
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
@@ -35,6 +35,7 @@ from trtopt.graph.proto import network_inputs
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
+REFERENCE = "reference"  # an argument of the user's own function
 ROUNDS = (16, 8, 4, 2)  # a graph is looked at after so many parts of the samples
 Arrays = Mapping[str, NDArray[Any]]
 Metric = Callable[..., float]
@@ -46,7 +47,9 @@ class Goal:
 
     Attributes:
         max_drop: most that top-1 accuracy may fall, as a share.
-        metric: a function of {output: array of all samples}, and of the labels if it takes two arguments; more is better.
+        metric: a function of {output: array of all samples}, of the labels if it takes a second argument, and of the float
+            model's outputs if one is called `reference`; more is better. Where samples differ in shape, as texts of several
+            lengths do, an output is a list with an array for each sample.
     """
 
     limits: Limits | None
@@ -95,7 +98,12 @@ def _drop(text: str | float | None) -> float | None:
 
 def _labels(given: Any) -> tuple[int, ...]:
     if not isinstance(given, (str, os.PathLike)):
-        return tuple(map(int, given))
+        try:
+            return tuple(map(operator.index, given))
+        except TypeError as error:
+            raise UsageError(
+                f"`labels=` takes the number of a class for each sample, or a file of them: {error}"
+            ) from error
     path = existing_file(given, "the labels")
     words = path.read_text(encoding="utf-8", errors="replace").split()
     if wrong := next((word for word in words if not word.isdecimal()), None):
@@ -197,6 +205,7 @@ class Judge:
         if goal.labels is not None and len(goal.labels) != self.samples:
             raise UsageError(f"{len(goal.labels)} labels were given for {self.samples} samples")
         self.expected = self._runner(proto, optimize=True)(range(count))
+        self.reference = _of_all(self.expected) if goal.metric is not None else {}
         self.doubt = self._doubt() if goal.max_drop is not None else ""
         if goal.metric is not None and not (value := self._scored(self.expected)) >= goal.least:
             raise AccuracyLost(
@@ -302,15 +311,20 @@ class Judge:
     def _scored(self, arrays: Sequence[Arrays]) -> float:
         goal = self.goal
         assert goal.metric is not None
-        given: list[Any] = [joined(arrays)]
-        if _takes_labels(goal.metric):
+        given: list[Any] = [_of_all(arrays)]
+        takes = _arguments(goal.metric)
+        named = {REFERENCE: self.reference} if REFERENCE in takes else {}
+        if len(takes - {REFERENCE}) > 1:
             if goal.labels is None:
                 raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
             given.append(np.array(goal.labels))
         try:
-            return float(goal.metric(*given))
+            return float(goal.metric(*given, **named))
         except Exception as error:  # the user's own function may raise anything
-            shapes = ", ".join(f"{name} {array.shape}" for name, array in given[0].items())
+            shapes = ", ".join(
+                f"{name} {f'list of {len(item)}' if isinstance(item, list) else item.shape}"
+                for name, item in given[0].items()
+            )
             raise UsageError(
                 f"`metric='{goal.name}'` failed on {{{shapes}}}: {type(error).__name__}: {error}"
             ) from error
@@ -335,12 +349,23 @@ class Judge:
         return all_of
 
 
-def _takes_labels(metric: Metric) -> bool:
+def _arguments(metric: Metric) -> set[str]:
+    """The names of those that it needs, and `REFERENCE` wherever it takes that."""
     try:
-        needed = [item for item in inspect.signature(metric).parameters.values() if item.default is item.empty]
+        taken = inspect.signature(metric).parameters.values()
     except (TypeError, ValueError):  # in C, without a signature
-        return False
-    return len(needed) > 1
+        return set()
+    return {item.name for item in taken if item.default is item.empty or item.name == REFERENCE}
+
+
+def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
+    """The outputs of all samples: arrays, or lists with one for each sample where these differ in shape."""
+    found: dict[str, Any] = {}
+    for name in arrays[0]:
+        parts = [np.atleast_1d(item[name]) for item in arrays]
+        alike = len({part.shape[1:] for part in parts}) == 1
+        found[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
+    return found
 
 
 def _cut(arrays: Arrays, size: int, real: int) -> Arrays:

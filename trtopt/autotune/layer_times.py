@@ -69,8 +69,7 @@ class Engines:
             f"building in {self.quantized.upper()} and {self.base.upper()}{others}, to time the layers of each"
         )
         try:
-            ours = self._quantized(table)
-            other = self._floating(ours)
+            ours, other = self.both(table)
             eighth = self._eighth(table)
             with reporter.phase("timing the layers"):
                 found = layer_times(self.gpu, ours.engine, other.engine, self.samples, work, eighth)
@@ -106,6 +105,11 @@ class Engines:
         table = whole if stored.whole else table
         self.made |= self._named(table)
         return replace(tuning, table=whole, chosen=tuning.whole) if stored.whole else tuning
+
+    def both(self, table: Table) -> tuple[BuildResult, BuildResult]:
+        """The engine with this table, and the floating one; neither is built twice."""
+        quantized = self._quantized(table)
+        return quantized, self._floating(quantized)
 
     def _named(self, table: Table) -> dict[Precision, BuildResult]:
         built = self._built.get(table.digest)

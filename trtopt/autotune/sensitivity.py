@@ -179,6 +179,8 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         value = getattr(request, name)
         if value is not None and value < 1:
             raise UsageError(f"`{name}=` is {value}; at least 1 is needed")
+    if request.top < 0:
+        raise UsageError(f"`top=` is {request.top}; a number of rows is needed, or 0 for all")
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
     refuse_quantized(model)

@@ -6,7 +6,7 @@ the summed noise foretells, finds how many of the first have to stay out for the
 turn out not to be needed are put back, the costliest first. Where FP8 may be used, as many of the first layers are in it as are
 best there before any is in floating point, and what can't be put back in INT8 is tried in FP8. Every choice is judged by the
 real Q/DQ graph on real samples. Of up to `SMALL` layers all choices between INT8 and floating point are tried, the cheapest
-first.
+first, those last that the summed noise says are far from the limits.
 """
 
 from __future__ import annotations
@@ -312,8 +312,12 @@ class _Search:
             for subset in itertools.combinations(sorted(self.layers), size)
         ]
         costs = {subset: round(self.cost(subset) / self.costs.equal) for subset in subsets}
-        subsets.sort(key=lambda subset: (costs[subset], len(subset), subset))
-        with self.reporter.phase("trying all choices", None) as phase:
+        with self.reporter.phase("trying the choices", None) as phase:
+            if self.judged(()).missed and not self.forced:  # is one layer in INT8 too much already?
+                alone = sorted((item for item in subsets if len(item) == len(self.layers) - 1), key=self.left)
+                if all(self.judged(subset).missed for subset in alone if not self._over()):
+                    raise self._lost()
+            subsets.sort(key=lambda subset: (not self._may_do(subset), costs[subset], len(subset), subset))
             for subset in subsets:
                 phase.advance()
                 if not self.judged(subset).missed:
@@ -321,6 +325,13 @@ class _Search:
                 if self._over():
                     break
         raise self._lost()
+
+    def _may_do(self, left_out: Sequence[str]) -> bool:
+        """Whether half of the noise that the ledger says is left fits into the limit."""
+        room, whole = self.rooms[frozenset()], self.left(())
+        if room is None or not 0 < whole < math.inf:
+            return True
+        return self.left(left_out) / 2 <= whole * 10 ** (room / 10)
 
     def _over(self) -> bool:
         if time.monotonic() < self.deadline:
@@ -471,7 +482,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
             base=base,
             overrides=(*spec.overrides, *kept_out(left_out, base)),
             excluded=can.float_only,
-            grouped=can.grouped,
+            conv_borders=can.conv_borders,
         )
 
     def graph(left_out: Sequence[str], in_fp8: Sequence[str], used: Table) -> ModelProto:

@@ -125,7 +125,7 @@ def lower(
             base=spec.base,
             overrides=(*spec.overrides, *kept_out(reasons, spec.base)),
             excluded=can.float_only,
-            grouped=can.grouped if spec.precision is Precision.INT8 else "",
+            conv_borders=can.conv_borders if spec.precision is Precision.INT8 else "",
         )
         if in_fp8:
             others = [node for node in heavy if node not in in_fp8 or node in named or node in unsafe]

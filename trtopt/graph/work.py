@@ -1,4 +1,4 @@
-"""How much arithmetic each convolution and matrix product does."""
+"""How much arithmetic each convolution, matrix product and recurrent layer does."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.graph.proto import LARGE, all_graphs, all_nodes, attribute, infer_shapes, skeleton
 
-WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
+RECURRENT = ("LSTM", "GRU", "RNN")
+WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", *RECURRENT)
 
 
 def macs(proto: ModelProto, sizes: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Multiply-accumulates of each convolution and matrix product, by node name; those of a loop's body count once.
+    """Multiply-accumulates of each convolution, matrix product and recurrent layer, by node name; of a loop's body once.
 
     Nodes whose shapes ONNX's inference doesn't find are left out.
 
@@ -75,6 +76,9 @@ def node_macs(node: NodeProto, shapes: Mapping[str, Sequence[int]]) -> int:
         return 0
     if node.op_type == "ConvTranspose":
         return math.prod(data) * math.prod(weight[1:])
+    if node.op_type in RECURRENT:
+        hidden = shapes.get(node.input[2])
+        return math.prod(data[:2]) * (math.prod(weight) + math.prod(hidden)) if hidden else 0
     if result is None:
         return 0
     if node.op_type == "Conv":

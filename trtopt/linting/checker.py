@@ -196,7 +196,7 @@ def check(request: CheckRequest) -> CheckReport:
         fixed=written,
         verified=verified if written else None,
         shapes=suggestion,
-        nodes=listed(to_ir(folded), *((can.float_only, can.grouped) if can else ())) if request.nodes else (),
+        nodes=listed(to_ir(folded), *((can.float_only, can.conv_borders) if can else ())) if request.nodes else (),
     )
 
 

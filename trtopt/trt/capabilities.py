@@ -46,7 +46,7 @@ class Capabilities:
         float_only: operator → why it runs in floating point even between Q/DQ.
         types: of tensors, as NumPy and ml_dtypes name them; float64 becomes float32, and int64 int32 where there is none.
         absent: operator → why nothing runs it, though the parser takes it.
-        grouped: why a grouped convolution whose result isn't quantized doesn't run in INT8; empty: it does.
+        conv_borders: what it can't do where types change behind a convolution (`placement.find_points`); empty: it can do all.
         converts_apart: kernels of their own convert between INT8 layers and floating ones.
         stored_codes: it takes weights that are stored as INT8 codes, and not only as floats with Q/DQ behind them.
     """
@@ -73,7 +73,7 @@ class Capabilities:
     float_only: Mapping[str, str] = field(default_factory=dict)
     types: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
-    grouped: str = ""
+    conv_borders: str = ""
     converts_apart: bool = False
     stored_codes: bool = True
 

@@ -25,8 +25,8 @@ class TensorRT8(Generation):
             stored_codes=False,  # graph.old_parser.with_float_weights
             # Measured on an H200 (docs/results/zoo.md): it has no other kernel, but dequantizes the weights at each inference
             # and convolves in FP16 or, in a profile of batch 1, in FP32.
-            grouped="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, or "
-            "behind a Relu or Clip",
+            conv_borders="TensorRT 8.6 runs a grouped convolution in INT8 only where its result is quantized right behind it, "
+            "or behind a Relu or Clip",
         )
 
     def rearranges(self, spec: BuildSpec) -> bool:

@@ -35,14 +35,16 @@ class ListedNode:
         return asdict(self)
 
 
-def listed(model: ir.Model, float_only: Mapping[str, str] | None = None, grouped: str = "") -> tuple[ListedNode, ...]:
+def listed(
+    model: ir.Model, float_only: Mapping[str, str] | None = None, conv_borders: str = ""
+) -> tuple[ListedNode, ...]:
     """The nodes of the main graph in their order.
 
     Args:
-        float_only, grouped: what the target can't run quantized, see `trt.Capabilities`.
+        float_only, conv_borders: what the target can't run quantized, see `trt.Capabilities`.
     """
     quantized = any(node.op_type in QDQ for node in model.graph)
-    points = Points({}) if quantized else find_points(model, excluded=float_only, grouped=grouped)
+    points = Points({}) if quantized else find_points(model, excluded=float_only, conv_borders=conv_borders)
     said = {item.node: (str(item.precision), item.reason) for item in points.kept}
     said |= {item.node: (str(item.precision), item.reason) for item in keep_fp32(model, Precision.FP16)}
     said |= {name: ("int8", "reads it quantized") for readers in points.reads.values() for name, _ in readers}

@@ -103,7 +103,7 @@ def find_points(
     base: Precision = Precision.FP16,
     overrides: Sequence[Override] = (),
     excluded: Mapping[str, str] | None = None,
-    grouped: str = "",
+    conv_borders: str = "",
 ) -> Points:
     """Decide the Q/DQ placement for a folded graph (every node named, every weight constant), which stays as it is.
 
@@ -112,22 +112,25 @@ def find_points(
         base: what nodes that aren't quantized run in; only reported, in `Points.kept`.
         overrides: nodes to keep out, or (`=int8`, `=fp8`) to take in against the rules of thumb.
         excluded: operator → why the target can't run it quantized.
-        grouped: why the target can't run a grouped convolution quantized whose result isn't; empty: it can. Nor is
-            the result of one quantized there that runs in floating point, nor that of any such convolution with a Clip behind
-            it: 8.6.0 then computes something else, without a word (docs/results/accuracy.md).
+        conv_borders: what the target can't do where types change behind a convolution, in words; empty: it can do it. Where it
+            can't, a grouped convolution is quantized only if what reads its result is, and nothing is quantized right behind a
+            floating convolution that is grouped or has a Clip behind it: TensorRT 8.6.0 then computes something else, without a
+            word (docs/results/accuracy.md).
     """
     barred, bare = dict[str, str](), set[str]()
     while True:
         search = _searched(_Search(model, precision, base, overrides, excluded or {}, barred, bare))
+        if not conv_borders:
+            return search.points
         quantized = set(search.quantized)
-        ends = {node: _end(node) for node in model.graph if grouped and node.op_type == "Conv"}
+        ends = {node: _end(node) for node in model.graph if node.op_type == "Conv"}
         apart = {node for node in ends if _is_grouped(node)}
-        giving = {str(node.name) for node in apart if node in quantized and _gives_floats(search, ends[node])}
+        giving = {str(node.name) for node in apart & quantized if _gives_floats(search, ends[node])}
         apart |= {node for node, end in ends.items() if (last := end.producer()) and last.op_type == "Clip"}
         floats = {str(ends[node].name) for node in apart - quantized} & search.reads.keys()
         if giving <= barred.keys() and not floats:  # what is left of them was asked for by name
             return search.points
-        barred.update(dict.fromkeys(giving, grouped))
+        barred.update(dict.fromkeys(giving, conv_borders))
         bare |= floats
 
 

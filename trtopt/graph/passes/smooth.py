@@ -100,7 +100,11 @@ def smooth(model: ir.Model, factors: Mapping[str, Floats]) -> PassResult:
                 if (content := constant(front.inputs[slot])) is not None:
                     divided = content / factor.reshape(-1, *[1] * (content.ndim - 1))
                     front.replace_input_with(slot, editor.constant(f"{front.name}_divided", divided, np.float32))
-            value.name = editor.fresh(smoothed_name(name))
+            between: ir.Value | None = value
+            while between is not None:  # what the factors divide isn't the tensor of that name any more
+                between.name = editor.fresh(smoothed_name(str(between.name)))
+                maker = between.producer()
+                between = None if maker is None or maker is front else maker.inputs[0]
             changed.append(str(front.name))
         for reader in fitting:
             content = _spread(reader, factor) * np.asarray(constant(reader.inputs[1]), np.float32)
