@@ -216,6 +216,7 @@ def html(said: Mapping[str, Any]) -> str:
         "number": _number,
         "percent": _percent,
         "fact": _fact,
+        "limits": _limits,
         "nodes": _nodes,
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
@@ -250,6 +251,14 @@ def _fact(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_fact, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
+    """Those that were given, in brackets."""
+    agreement, snr = limits.get("min_agreement"), limits.get("min_snr")
+    said = [f"{agreement:.1%} the same"] if agreement else []
+    said += [f"{snr:g} dB"] if isinstance(snr, (int, float)) and snr > 0 else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _nodes(names: Sequence[str]) -> str:
