@@ -336,6 +336,31 @@ def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
     assert not [item for item in written.unknown if "calib" in item["command"]]
 
 
+def test_boxes_are_told_by_their_worst_channel_and_what_is_outside_the_limits(engine: Path, tmp_path: Path) -> None:
+    channels = {"axis": 2, "snr_db": [22.0, 14.2, None], "lowest": 1}
+    outputs = {"boxes": {"kind": "boxes", "agreement": None, "snr_db": 33.3, "channels": channels}}
+    missed = "boxes: 14.2 dB in channel 1, at least 20 is asked for"
+    checked = accuracy(33.3, 0.0) | {"outputs": outputs, "missed": [missed]}
+    for result in (checked, {"agreement": checked, "build": BUILD, "missed": [missed]}):
+        written = trtopt.report(engine, tmp_path / "r.html", results=[result])
+        verdict = written.contents["verdict"]
+        assert "boxes (boxes): 33.3 dB (14.2 dB in channel 1, the lowest) on 64 samples" in verdict["accuracy"]
+        assert verdict["missed"] == [missed] and f"Outside the limit: {missed}" in "".join(parsed(written.page).text)
+
+
+def test_nodes_kept_for_the_same_reason_are_one_row_with_options_as_flags(tmp_path: Path) -> None:
+    reason = "both are activations; to do it all the same: `precision_override=['NAME=int8']`"
+    kept = [{"node": f"n{number}", "op": "MatMul", "precision": "fp16", "reason": reason} for number in range(40)]
+    kept.append({"node": "norm", "op": "ReduceMean", "precision": "fp32", "reason": "sums"})
+    summary = f"1 of 9 convolutions INT8; 40 nodes kept in higher precision (n0, …): {reason}"
+    written = trtopt.report(made(tmp_path / "m.engine", kept=kept, precision_summary=summary), tmp_path / "r.html")
+    assert len(written.contents["kept"]) == 41  # the twin has each
+    shown = "".join(parsed(written.page).text)
+    assert "n0, n1, n2" in shown and shown.count("both are activations") == 2
+    assert "--precision-override NAME=int8" in shown and "precision_override=" not in shown
+    assert "<strong>1 of 9 convolutions INT8</strong>; 40 nodes kept" in written.page.read_text(encoding="utf-8")
+
+
 def test_a_tuned_engine_that_was_kept_is_the_tuned_graph(tmp_path: Path) -> None:
     comparison = refused()["comparison"] | {"kept": "int8", "why": "INT8 kept"}
     engine = made(tmp_path / "m.engine", comparison=comparison)

@@ -130,6 +130,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             "for": None if manifest is None else built_for(manifest),
             **_choice(subject),
             "accuracy": accuracy,
+            "missed": list(measured.missed),
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
@@ -443,6 +444,10 @@ def _compared(found: Compared) -> list[str]:
         figures = [_db(output["snr_db"])]
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
+        if channels := output.get("channels"):
+            figures[-1] += (
+                f" ({_db(channels['snr_db'][channels['lowest']])} in channel {channels['lowest']}, the lowest)"
+            )
         said.append(f"{name} ({output['kind']}): {', '.join(figures)} on {found['samples']} samples")
     old, new = found["reference_accuracy"], found["candidate_accuracy"]
     if old and new:
