@@ -15,6 +15,7 @@ import trtopt
 from trtopt.diagnosis import checks
 from trtopt.diagnosis import host as hosts
 from trtopt.diagnosis.host import Host, examine
+from trtopt.diagnosis.probes import ask
 
 
 def faults(report: dict[str, Any]) -> dict[str, str]:
@@ -242,6 +243,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("PROC", "SYS", "DEV", "ETC"):
         (tmp_path / name.lower()).mkdir()
         monkeypatch.setattr(hosts, f"_{name}", tmp_path / name.lower())
+    (tmp_path / "dev" / "shm").mkdir()
     monkeypatch.setattr("trtopt.core.host.CGROUP", str(tmp_path / "cgroup"))
     monkeypatch.setattr(
         hosts, "ask", lambda probes, patience: {"gpu": hosts.Answer({"devices": [], "reason": "no driver"})}
@@ -327,6 +329,23 @@ def test_small_shared_memory_and_full_disks(machine: Path, monkeypatch: pytest.M
     assert "=2g" in codes["small-shared-memory"].lower()
     assert codes["temporary-disk-full"] == "export TMPDIR=FOLDER_WITH_ROOM"
     assert {"output-disk-full", "cache-disk-full"} <= set(codes)
+
+
+def test_no_shared_memory_at_all(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(machine / "site", "ray", "2.60.0")
+    monkeypatch.syspath_prepend(str(machine / "site"))
+    (machine / "dev" / "shm").rmdir()
+    [fault] = [item for item in checks.findings(examine()) if item.code == "small-shared-memory"]
+    assert fault.fact == "there is no /dev/shm" and "ray" in fault.consequence
+
+
+def test_where_no_process_can_be_started_that_is_said_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(machine / "no python"))
+    monkeypatch.setattr(hosts, "ask", ask)
+    host = examine()
+    codes = found(host)
+    assert f"ls -lL '{machine / 'no python'}'; ulimit -u" == codes["no-processes"]
+    assert not [code for code in codes if code.startswith("import-") or code == "driver-crash"]
 
 
 def test_a_cache_that_cant_be_written_to(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -444,10 +444,9 @@ def _compared(found: Compared) -> list[str]:
         figures = [_db(output["snr_db"])]
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
-        if channels := output.get("channels"):
-            figures[-1] += (
-                f" ({_db(channels['snr_db'][channels['lowest']])} in channel {channels['lowest']}, the lowest)"
-            )
+        channels = output.get("channels")
+        if channels and (lowest := channels["lowest"]) is not None:  # None: none of them carries signal
+            figures[-1] += f" ({_db(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
         said.append(f"{name} ({output['kind']}): {', '.join(figures)} on {found['samples']} samples")
     old, new = found["reference_accuracy"], found["candidate_accuracy"]
     if old and new:

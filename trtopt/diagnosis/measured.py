@@ -130,7 +130,7 @@ class Built(_Staged):
 
 class Channels(TypedDict):
     snr_db: Sequence[Figure | None]
-    lowest: int
+    lowest: int | None
 
 
 class _Parted(TypedDict, total=False):
