@@ -373,12 +373,16 @@ def test_old_pythons_and_other_c_libraries(machine: Path, monkeypatch: pytest.Mo
     assert {"python-version", "no-glibc"} <= set(found(examine()))
 
 
-def test_the_text_fits_eighty_columns(machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_text_fits_the_terminal_and_eighty_columns(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     long = machine.joinpath(*["a-folder-with-a-long-name"] * 5)
     monkeypatch.setenv("TRTOPT_CACHE", str(long))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setattr(hosts, "_glibc", lambda: "")
     lines = str(trtopt.doctor()).split("\n")
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= min(80, columns)
     assert "    $ unset CUDA_LAUNCH_BLOCKING" in lines
     assert lines[-1] == "1 error, 1 warning, 0 info"

@@ -22,7 +22,7 @@ from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
-from trtopt.core.options import options, spoken, taking
+from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
 from trtopt.diagnosis import charts, roofline
@@ -213,13 +213,14 @@ def html(said: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # Markup stays as it is
     )
+    flags = {name: flag_of(item) for name, (item, _) in options(BuildRequest).items()}  # what a manifest's texts name
     environment.filters |= {
         "short": _short,
         "number": _number,
         "percent": _percent,
         "fact": _fact,
         "limits": _limits,
-        "spoken": lambda text: spoken(text, _flags()),
+        "spoken": lambda text: spoken(text, flags),
         "counts": lambda summary: _REASONS.split(summary, 1)[0],
         "reasons": lambda summary: "; ".join(_REASONS.split(summary, 1)[1:]),
         "grouped": _grouped,
@@ -257,15 +258,6 @@ def _fact(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_fact, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _flags() -> dict[str, str]:
-    """What the options of `build`, which a manifest's texts name, are on the command line."""
-    return {
-        name: f"{flag}/--no-{flag[2:]}" if item.default is True else flag
-        for name, (item, _) in options(BuildRequest).items()
-        for flag in [f"--{name.replace('_', '-')}"]
-    }
 
 
 def _grouped(kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
