@@ -127,6 +127,7 @@ ARGUMENTS = {
     "cli",
     "workflow",
     "cuda.smi",
+    "core.options",
     "core.shapes",
     "frontend.checkpoints",
     "frontend.proposal",
@@ -371,6 +372,19 @@ def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch
     for cell in row:
         if width >= 80 and len(cell) <= cli.SHORT and " " not in cell:
             assert cell in shown  # figures aren't broken
+
+
+def test_in_a_narrow_terminal_each_cell_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    cli._table("m.onnx", ("level", "node", "", "finding"), [("info", "", "x", "folds"), ("error", "n", "", "bad")])
+    assert terminal.getvalue() == "m.onnx\n\nlevel: info\nx\nfinding: folds\n\nlevel: error\nnode: n\nfinding: bad\n"
 
 
 def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-import typer
+from documented import commands, complaint
 from graphs import points_of, quantized
 from wheel_environment import environment
 
@@ -192,56 +190,12 @@ def _on_the_model(typed: Path) -> None:
 # Commands ----------------------------------------------------------------------------------------------------------------
 
 
-def _parsed(command: str) -> None:
-    """Parse a command as the command line does; nothing is run.
-
-    Raises:
-        Exception: of the parser: an unknown command or option, or a value of another type.
-    """
-    words = shlex.split(command, comments=True)[1:]
-    for end in ("||", "|", ">", "&&", "&"):
-        words = words[: words.index(end)] if end in words else words
-    found: Any = typer.main.get_command(cli.app)
-    while hasattr(found, "commands"):
-        name, *words = [word for word in words if word not in ("-v", "-q")]  # which may stand anywhere
-        found = found.commands[name]
-    found.make_context(name, words)
-
-
-def _commands(text: str) -> Iterator[str]:
-    for part in re.findall(r"`(trtopt [^`]+)`|^(trtopt .*(?:\\\n.*)*)", text, re.M):
-        for command in "".join(part).replace("\\\n", " ").split(" && "):
-            yield command.replace("\\|", "|")
-
-
-def _complaint(command: str) -> str:
-    try:
-        _parsed(command)
-    except Exception as error:
-        return "" if type(error).__name__ == "MissingParameter" else f"{command}: {error}"
-    return ""
-
-
 @pytest.mark.parametrize("page", [path.name for path in PAGES])
 def test_every_command_of_a_page_parses(page: str, manual: ModuleType) -> None:
     text = manual.with_trtopt((ROOT / "docs" / "manual" / page).read_text(encoding="utf-8"))
-    commands = list(_commands(text))
-    assert len(commands) >= 3
-    assert [said for said in map(_complaint, commands) if said] == []
-
-
-@pytest.mark.parametrize("page", [path.name for path in PAGES])
-def test_what_is_to_be_typed_is_complete(page: str) -> None:
-    text = (ROOT / "docs" / "manual" / page).read_text(encoding="utf-8")
-    for block in re.findall(r"^```bash\n(.*?)```", text, re.S | re.M):
-        for command in re.findall(r"^trtopt .*", block.replace("\\\n", " "), re.M):
-            _parsed(command)
-
-
-def test_an_unknown_option_is_noticed() -> None:
-    assert "--int7" in _complaint("trtopt build m.onnx --int7 -o m.engine")
-    assert "--nothing" in _complaint("trtopt store list --nothing")
-    assert _complaint("trtopt nothing")
+    found = list(commands(text))
+    assert len(found) >= 3
+    assert [said for said in map(complaint, found) if said] == []
 
 
 def test_every_option_of_trtexec_has_a_row(manual: ModuleType) -> None:

@@ -12,7 +12,7 @@ from zipfile import ZipFile
 
 import pytest
 from graphs import conv_relu
-from wheel_environment import ROOT, environment
+from wheel_environment import ROOT, environment, install
 
 from trtopt.graph.io import save_model
 
@@ -49,6 +49,18 @@ def test_the_wheel_has_every_file_of_the_package(wheel: ZipFile) -> None:
     assert {"trtopt/py.typed", "trtopt/recipes/models/resnet50.toml", "trtopt/data/crops/imagenet-crops.toml"} <= ours
     there = {name for name in wheel.namelist() if name.startswith("trtopt/") and Path(name).suffix not in SOURCES}
     assert there == ours
+
+
+def test_it_installs_beside_what_an_old_setuptools_left_in_a_checkout(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trtopt.egg-info").mkdir()
+    (tmp_path / "trtopt.egg-info" / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: trtopt\nVersion: 9.9\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (wheel,) = installed.parent.glob("dist/trtopt-*.whl")
+    install(wheel, tmp_path / "venv")
+    assert (tmp_path / "venv" / "bin" / "trtopt").is_file()
 
 
 def test_the_wheel_has_the_license_and_says_which(wheel: ZipFile) -> None:

@@ -18,7 +18,7 @@ def build_wheel(scratch: Path) -> Path:
     shutil.copytree(ROOT / "trtopt", source / "trtopt", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    _pip("wheel", "--no-build-isolation", "-w", dist, source)
+    _pip("wheel", scratch, "--no-build-isolation", "-w", dist, source)
     (wheel,) = dist.glob("trtopt-*.whl")
     return wheel
 
@@ -26,7 +26,7 @@ def build_wheel(scratch: Path) -> Path:
 def install(wheel: Path, venv: Path) -> None:
     """Make `venv` with the wheel in it; everything else is borrowed from the tests' environment."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    _pip("install", wheel, python=venv / "bin" / "python")
+    _pip("install", venv, wheel, python=venv / "bin" / "python")
     (packages,) = venv.glob("lib/python*/site-packages")
     # Its own .pth files aren't followed from here, so the checkout that it may have as editable isn't found.
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -34,12 +34,17 @@ def install(wheel: Path, venv: Path) -> None:
 
 def environment(venv: Path, folder: Path) -> dict[str, str]:
     """Variables for commands of `venv`, whose cache is in `folder`."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     path = f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {**kept, "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
+    return {**_without_checkout(), "PATH": path, "TRTOPT_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
 
 
-def _pip(command: str, *arguments: str | Path, python: Path | None = None) -> None:
+def _without_checkout() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
+def _pip(command: str, folder: Path, *arguments: str | Path, python: Path | None = None) -> None:
+    """Run pip where it doesn't see the checkout: a `trtopt.egg-info` left in it counts as installed, and nothing is."""
     place = ["--python", python] if python else []
     quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
-    subprocess.run([sys.executable, "-m", "pip", *place, command, *quiet, *arguments], check=True)
+    words = [sys.executable, "-m", "pip", *place, command, *quiet, *arguments]
+    subprocess.run(words, cwd=folder, env=_without_checkout(), check=True)

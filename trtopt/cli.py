@@ -27,7 +27,7 @@ from trtopt.core import stopping
 from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
 from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
-from trtopt.core.options import About, about, option, options, spoken
+from trtopt.core.options import About, about, flag_of, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
@@ -100,6 +100,7 @@ class _Pixels:
 
 
 ROWS = 10  # of tables of layers
+NARROW = 60  # columns of a terminal below which a row of a table is written line by line
 SHORT, ROOM = 12, 10  # characters of what isn't broken in tables; what another column needs, its gap too
 _Options = Mapping[str, Any]
 _FLAGS: dict[str, str] = {}  # of every option of every command
@@ -176,13 +177,12 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
     absent = item.default is None or item.default == ()  # None, for typer
     annotation: Any = kind | None if absent and not required else kind
-    flag = "--" + item.name.replace("_", "-")
     metavar = about.metavar or about.unit.upper() or None
     if about.positional or (required and not about.short):
         described = typer.Argument(metavar=metavar, help=about.help)
     else:
         flags = [about.short] if about.short else []
-        flags.append(f"{flag}/--no-{flag[2:]}" if item.default is True else flag)
+        flags.append(flag_of(item))
         _FLAGS[item.name] = "/".join(flags)
         described = typer.Option(*flags, metavar=metavar, help=about.help)
     default = Parameter.empty if required else None if absent else item.default
@@ -243,6 +243,11 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
         console.width = width  # a log has no width of its own: don't cut names short
     names = [visible(name) for name in columns]
     cells = [[visible(_told(cell)) for cell in row] for row in rows]
+    if console.is_terminal and console.width < NARROW:  # columns of a few letters can't be read
+        print(visible(title))
+        for row in cells:
+            print("\n".join(["", *(f"{name}: {cell}" if name else cell for name, cell in zip(names, row) if cell)]))
+        return
     whole = _whole(names, cells, console.width)
     table = Table(title=visible(title), title_justify="left", show_edge=False)
     if whole.close:

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypedDict
 
 from trtopt.builder.construction import BuildResult, construct
 from trtopt.builder.request import BuildRequest
+from trtopt.calibration.report import fading
+from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain, read_json
 from trtopt.core.errors import BackendError, EngineError, InvalidModel, UsageError
 from trtopt.core.files import check_writable, existing_file, made_folder, sha256_file, sha256_json, write_json
@@ -73,6 +75,17 @@ class PipelineResult:
         return [] if self.agreement is None else (self.limits or Limits()).missed(self.agreement)
 
     @property
+    def cause(self) -> str:
+        """Why results are outside the limits, or the signal is lost, where that is known: values that FP16 can't hold."""
+        table = self.files.get("calibration")
+        return fading(Table.load(table)) if self._lost and table is not None else ""
+
+    @property
+    def _lost(self) -> bool:
+        """Limits are missed, or there is little of the signal: dB don't judge outputs that are next to zero."""
+        return bool(self.missed) or (self.agreement is not None and float(self.agreement["snr_db"]) < MIN_SNR)
+
+    @property
     def ok(self) -> bool:
         """Nothing is outside the recipe's own limits."""
         return self.limits is None or not self.missed
@@ -88,6 +101,7 @@ class PipelineResult:
             "not_run": self.not_run,
             "compared_on": self.compared_on,
             "missed": self.missed,
+            "cause": self.cause,
             "up_to_date": list(self.skipped),
             "durations": plain(self.durations),
         }
@@ -113,6 +127,7 @@ class PipelineResult:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
             lines += [f"outside the limit: {text}" for text in self.missed]
+            lines += [f"cause: {self.cause}"] if self.cause else []
         if self.timing is not None:
             lines.append(f"on this GPU: {json.dumps(self.timing)}")
         else:
@@ -123,13 +138,24 @@ class PipelineResult:
         return "\n".join([*lines, f"next: {self._next()}"])
 
     def _next(self) -> str:
-        engine = self.files["engine"]
+        engine, model = self.files["engine"], str(self.files["ONNX"])
+        targets = [word for target in self.build.targets for word in ("--target", target)]
+        if self.cause:
+            other = ["-o", str(engine.with_suffix(f".bf16{engine.suffix}")), *targets]
+            return shlex.join(
+                ["trtopt", "build", model, "--int8", "--bf16", "--calib", str(self.files["calibration"]), *other]
+            )
+        half = next((f"--{name}" for name in ("bf16", "fp16") if self.build.precision.get(name)), None)
+        if self._lost and "calibration" not in self.files and self.samples and half:
+            other = ["-o", str(engine.with_suffix(f".safe{engine.suffix}")), *targets]
+            line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
+            return f"{line} keeps in FP32 what these samples show to be lost, and names it"
         if not self.ok and "calibration" in self.files and self.limits is not None:
             table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
-            model = [str(self.files["ONNX"]), "-o", str(tuned), "--calib", str(table), *self._data()]
+            words = [model, "-o", str(tuned), "--calib", str(table), *self._data()]
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            return shlex.join(["trtopt", "tune", *model, *asked]) + " keeps the layers that lose most out of it"
+            return shlex.join(["trtopt", "tune", *words, *asked]) + " keeps the layers that lose most out of it"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []

@@ -15,6 +15,7 @@ import trtopt
 from trtopt.diagnosis import checks
 from trtopt.diagnosis import host as hosts
 from trtopt.diagnosis.host import Host, examine
+from trtopt.diagnosis.probes import ask
 
 
 def faults(report: dict[str, Any]) -> dict[str, str]:
@@ -242,6 +243,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("PROC", "SYS", "DEV", "ETC"):
         (tmp_path / name.lower()).mkdir()
         monkeypatch.setattr(hosts, f"_{name}", tmp_path / name.lower())
+    (tmp_path / "dev" / "shm").mkdir()
     monkeypatch.setattr("trtopt.core.host.CGROUP", str(tmp_path / "cgroup"))
     monkeypatch.setattr(
         hosts, "ask", lambda probes, patience: {"gpu": hosts.Answer({"devices": [], "reason": "no driver"})}
@@ -329,6 +331,23 @@ def test_small_shared_memory_and_full_disks(machine: Path, monkeypatch: pytest.M
     assert {"output-disk-full", "cache-disk-full"} <= set(codes)
 
 
+def test_no_shared_memory_at_all(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(machine / "site", "ray", "2.60.0")
+    monkeypatch.syspath_prepend(str(machine / "site"))
+    (machine / "dev" / "shm").rmdir()
+    [fault] = [item for item in checks.findings(examine()) if item.code == "small-shared-memory"]
+    assert fault.fact == "there is no /dev/shm" and "ray" in fault.consequence
+
+
+def test_where_no_process_can_be_started_that_is_said_once(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(machine / "no python"))
+    monkeypatch.setattr(hosts, "ask", ask)
+    host = examine()
+    codes = found(host)
+    assert f"ls -lL '{machine / 'no python'}'; ulimit -u" == codes["no-processes"]
+    assert not [code for code in codes if code.startswith("import-") or code == "driver-crash"]
+
+
 def test_a_cache_that_cant_be_written_to(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (machine / "file").write_text("")
     monkeypatch.setenv("TRTOPT_CACHE", str(machine / "file" / "cache"))
@@ -354,12 +373,16 @@ def test_old_pythons_and_other_c_libraries(machine: Path, monkeypatch: pytest.Mo
     assert {"python-version", "no-glibc"} <= set(found(examine()))
 
 
-def test_the_text_fits_eighty_columns(machine: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_text_fits_the_terminal_and_eighty_columns(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     long = machine.joinpath(*["a-folder-with-a-long-name"] * 5)
     monkeypatch.setenv("TRTOPT_CACHE", str(long))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setattr(hosts, "_glibc", lambda: "")
     lines = str(trtopt.doctor()).split("\n")
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= min(80, columns)
     assert "    $ unset CUDA_LAUNCH_BLOCKING" in lines
     assert lines[-1] == "1 error, 1 warning, 0 info"

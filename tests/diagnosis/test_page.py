@@ -147,6 +147,44 @@ VERIFY = {
 }
 
 
+def accuracy(snr: float, same: float) -> dict[str, Any]:
+    outputs = {"logits": {"kind": "classes", "agreement": same, "snr_db": snr}}
+    return {
+        "samples": 64,
+        "snr_db": snr,
+        "top1_agreement": same,
+        "outputs": outputs,
+        "reference_accuracy": None,
+        "candidate_accuracy": None,
+    }
+
+
+def refused() -> dict[str, Any]:
+    """What of a manifest is otherwise where `tune` refused its INT8 engine on the GPU and delivered FP16."""
+    times = [{"shapes": {"x": "8x3"}, "gpu_ms": ms} for ms in (0.6, 0.8)]
+    candidates = [
+        {"precision": "int8", "times": times[:1], "accuracy": accuracy(-1.9, 0.0)},
+        {"precision": "fp16", "times": times[1:], "accuracy": accuracy(43.5, 1.0)},
+    ]
+    limits = {"min_agreement": 0.95, "min_snr": 28.1}
+    told = {"gpu": "Played GPU", "inputs": "real samples", "reference": "the FP32 model"}
+    comparison = told | {
+        "candidates": candidates,
+        "best": True,
+        "limits": limits,
+        "kept": "fp16",
+        "why": "FP16 kept: -1.9 dB",
+    }
+    return {
+        "spec": {"precision": "fp16", "workspace": None},
+        "precision": {"int8": 0, "fp16": 3, "fp32": 0, "total": 3},
+        "calibration": None,
+        "comparison": comparison,
+        "scratch": 3 << 20,
+        "warnings": ["something TensorRT says"],
+    }
+
+
 def table() -> Table:
     seen = Histogram()
     seen.add(np.linspace(-1, 1, 1000, dtype=np.float32))
@@ -281,6 +319,78 @@ def test_nothing_known_is_nothing_said(engine: Path) -> None:
     shown = parsed(found.page)
     assert "Speed: not known." in "".join(shown.text)
     assert len(shown.named("svg")) == 2  # precision by count and arithmetic; their order
+
+
+def test_where_fp16_was_delivered_for_what_was_tuned(tmp_path: Path) -> None:
+    engine = made(tmp_path / "m.engine", **refused())
+    written = trtopt.report(engine, tmp_path / "r.html", results=[BUILD])
+    verdict, shown = written.contents["verdict"], "".join(parsed(written.page).text)
+    assert verdict["among"] == ["int8", "fp16"] and verdict["kept"] == "fp16"
+    assert "the fastest of INT8 and FP16 within its limits (95.0% the same, 28.1 dB)" in shown
+    assert verdict["accuracy"][0].startswith("the tuned graph, which isn't what was kept, on 24 samples: 26.0 dB")
+    assert verdict["accuracy"][1] == "logits (classes): 100.0% the same, 43.5 dB on 64 samples"
+    assert "The chosen one isn't this engine: FP16 kept: -1.9 dB." in shown
+    assert "it was measured on this engine" in written.contents["warnings"][0]["what_to_do"]
+    assert written.contents["memory"]["scratch"] == 3 << 20 and "3.0 MiB" in shown
+    assert "Nothing in it is quantized" in shown  # so that no calibration is missing
+    assert not [item for item in written.unknown if "calib" in item["command"]]
+
+
+def test_boxes_are_told_by_their_worst_channel_and_what_is_outside_the_limits(engine: Path, tmp_path: Path) -> None:
+    channels = {"axis": 2, "snr_db": [22.0, 14.2, None], "lowest": 1}
+    outputs = {"boxes": {"kind": "boxes", "agreement": None, "snr_db": 33.3, "channels": channels}}
+    missed = "boxes: 14.2 dB in channel 1, at least 20 is asked for"
+    checked = accuracy(33.3, 0.0) | {"outputs": outputs, "missed": [missed]}
+    for result in (checked, {"agreement": checked, "build": BUILD, "missed": [missed]}):
+        written = trtopt.report(engine, tmp_path / "r.html", results=[result])
+        verdict = written.contents["verdict"]
+        assert "boxes (boxes): 33.3 dB (14.2 dB in channel 1, the lowest) on 64 samples" in verdict["accuracy"]
+        assert verdict["missed"] == [missed] and f"Outside the limit: {missed}" in "".join(parsed(written.page).text)
+
+
+def test_nodes_kept_for_the_same_reason_are_one_row_with_options_as_flags(tmp_path: Path) -> None:
+    reason = "both are activations; to do it all the same: `precision_override=['NAME=int8']`"
+    kept = [{"node": f"n{number}", "op": "MatMul", "precision": "fp16", "reason": reason} for number in range(40)]
+    kept.append({"node": "norm", "op": "ReduceMean", "precision": "fp32", "reason": "sums"})
+    summary = f"1 of 9 convolutions INT8; 40 nodes kept in higher precision (n0, …): {reason}"
+    written = trtopt.report(made(tmp_path / "m.engine", kept=kept, precision_summary=summary), tmp_path / "r.html")
+    assert len(written.contents["kept"]) == 41  # the twin has each
+    shown = "".join(parsed(written.page).text)
+    assert "n0, n1, n2" in shown and shown.count("both are activations") == 2
+    assert "--precision-override NAME=int8" in shown and "precision_override=" not in shown
+    assert "<strong>1 of 9 convolutions INT8</strong>; 40 nodes kept" in written.page.read_text(encoding="utf-8")
+
+
+def test_a_tuned_engine_that_was_kept_is_the_tuned_graph(tmp_path: Path) -> None:
+    comparison = refused()["comparison"] | {"kept": "int8", "why": "INT8 kept"}
+    engine = made(tmp_path / "m.engine", comparison=comparison)
+    written = trtopt.report(engine, tmp_path / "r.html", results=[BUILD])
+    assert written.contents["verdict"]["accuracy"][0].startswith("tuned on 24 samples: 26.0 dB")
+    assert "isn't this engine" not in "".join(parsed(written.page).text)
+
+
+def test_a_choice_of_tune_has_a_report_on_the_engine_that_it_made(engine: Path) -> None:
+    (command,) = (
+        item["command"]
+        for item in trtopt.report(engine, engine.with_suffix(".html")).unknown
+        if item["command"].startswith("trtopt tune")
+    )
+    assert " -o tuned.engine " in command and "trtopt report tuned.engine " in command
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_of_dots_do_not_cover_each_other(seed: int) -> None:
+    """Dots on the same place and close ones, as layers of one kind are."""
+    figures = pytest.importorskip("matplotlib.figure")
+    random = np.random.default_rng(seed)
+    places = random.choice([0.01, 0.011, 0.2], 40), random.choice([20.0, 20.5, 30.0], 40)
+    points = [(index, float(ms), float(snr), "int8") for index, (ms, snr) in enumerate(zip(*places), 100)]
+    axes = figures.Figure(figsize=(5.0, 3.1), layout="constrained").add_subplot()
+    axes.scatter(*places)
+    charts._number(axes, points, points[:7])
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert 3 <= len(boxes) <= 7
+    assert all(not box.count_overlaps(boxes[:index]) for index, box in enumerate(boxes))
 
 
 def test_stages_are_those_of_the_command_that_made_it(engine: Path, tmp_path: Path) -> None:

@@ -70,6 +70,13 @@ def shapes(recipe: Recipe) -> dict[str, Any]:
     return {info.name: (info.dtype, info.shape, str(recipe.ranges[info.name])) for info in recipe.inputs}
 
 
+def test_images_for_what_takes_none_are_refused(here: Path) -> None:
+    (here / "photos").mkdir()
+    with pytest.raises(UsageError, match=r"`images=` is given, and features \(.*float32\) aren't images: .*`data="):
+        init("own.py:Sound", "sound.toml", images="photos")
+    assert not (here / "sound.toml").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [

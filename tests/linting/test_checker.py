@@ -83,6 +83,18 @@ def test_every_refused_operator_is_an_error_with_node_and_reason(backend: Any) -
     assert not report.ok and len(fake.asked) == 1
 
 
+def test_nodes_that_are_refused_for_the_same_reason_are_one_finding(backend: Any) -> None:
+    named = [Issue(f"q{number}", "QuantizeLinear", f"its zero point 'z{number}' isn't constant") for number in range(9)]
+    backend(
+        FakeGeneration(*named, Issue("c", "Cast", "its zero point 'z' isn't constant"), Issue("r", "Relu", "no Relu"))
+    )
+    report = check(conv_relu())
+    refused = [item for item in report.findings if item.code == "unsupported-operator"]
+    assert [item.node for item in refused] == ["q0", "c", "r"]
+    assert refused[0].message.endswith("its zero point 'z0' isn't constant (9 such nodes: q0, q1, q2, q3, q4, q5, …)")
+    assert "such nodes" not in refused[1].message
+
+
 def test_without_a_backend_it_says_that_no_parser_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(name: str = "auto") -> Any:
         raise NoBackend("pip install tensorrt-rtx")

@@ -12,6 +12,7 @@ from trtopt.calibration.quality import Sample, Survey, near_copies, outliers, ra
 from trtopt.calibration.table import Table
 from trtopt.calibration.thresholds import quantization_error
 from trtopt.core.errors import DataError
+from trtopt.ort.ranges import FP16_NORMAL
 
 NAMED = 5  # samples that a fact names
 MOVES = 0.02  # mean expected change of thresholds from which more samples are worth asking for
@@ -158,6 +159,25 @@ def costly_entropy(table: Table) -> str:
         f"on this model the entropy search costs accuracy: for {len(worse)} of {len(table.tensors)} tensors (such as "
         f"{worse[0]!r}) its expected error is more than twice that of not clipping at all; use `method='auto'`, which takes "
         "the better per tensor"
+    )
+
+
+def fading(table: Table) -> str:
+    """A warning where tensors hold nothing that FP16 can hold with all its digits, zeros aside; empty where none does.
+
+    INT8 by itself stands that, since scales are FP32: what a build leaves in FP16 between its quantized layers doesn't.
+    """
+    largest = {
+        name: entry.amax if entry.histogram is None else entry.histogram.absmax for name, entry in table.tensors.items()
+    }
+    small = {name: value for name, value in largest.items() if 0 < value < FP16_NORMAL}
+    if not small:
+        return ""
+    least = min(small, key=lambda name: small[name])
+    return (
+        f"{len(small)} of {len(table.tensors)} tensors hold only values below {FP16_NORMAL:.2g}, FP16's smallest normal number "
+        f"(the largest of {least!r} is {small[least]:.2g}), and FP16 loses them: with weights that aren't trained that is "
+        "usual, so export the trained ones; else build with `bf16=True` beside `int8=True` (not on TensorRT 8.6)"
     )
 
 

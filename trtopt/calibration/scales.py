@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.calibration.calibrator import calibrate, check_enough
-from trtopt.calibration.report import costly_entropy
+from trtopt.calibration.report import costly_entropy, fading
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.core.errors import UsageError
@@ -90,6 +90,8 @@ class Scales:
                 table = table.with_method(self.method)
                 if note := costly_entropy(table):
                     reporter.warn(note)
+        if spec.base is Precision.FP16 and (note := fading(table)):
+            reporter.warn(note)
         # FP8 keeps its three mantissa bits at every magnitude: clipping outliers costs accuracy there and gains none.
         if spec.precision is not Precision.FP8 or self.method != "auto":
             return table

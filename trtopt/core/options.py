@@ -71,6 +71,12 @@ def options(request: type[Any]) -> dict[str, tuple[Field[Any], About]]:
     return {item.name: (item, item.metadata.get(ABOUT, About())) for item in fields(request)}
 
 
+def flag_of(item: Field[Any]) -> str:
+    """What an option is on the command line; one that is on by default has a second form."""
+    flag = "--" + item.name.replace("_", "-")
+    return f"{flag}/--no-{flag[2:]}" if item.default is True else flag
+
+
 def without(request: R, *names: str) -> R:
     """The request with these options as if they hadn't been given."""
     found = {item.name: item.default for item in fields(request) if item.name in names}  # type: ignore[arg-type]

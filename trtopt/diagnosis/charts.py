@@ -47,6 +47,12 @@ _STYLE = {
     "legend.frameon": False,
     "figure.facecolor": "none",
 }
+_CORNERS = (  # of a dot: points to a number's place, and which of its ends is there
+    ((4, 3), "left", "bottom"),
+    ((4, -3), "left", "top"),
+    ((-4, 3), "right", "bottom"),
+    ((-4, -3), "right", "top"),
+)
 _ALONE = threading.Lock()  # matplotlib's settings are the whole process's
 _NOT_STYLE = ("backend", "interactive", "toolbar", "timezone", "savefig.directory")
 
@@ -135,18 +141,37 @@ def damage(name: str, title: str, points: Sequence[tuple[int, float, float, str]
             mine = [point for point in points if point[3] == precision]
             places = [point[1] for point in mine], [point[2] for point in mine]
             axes.scatter(*places, s=18, color=colour(precision), label=precision.upper(), linewidths=0)
-        worst = sorted(points, key=lambda point: point[2])[:4]
-        slowest = sorted(points, key=lambda point: -point[1])[:3]
-        for number, ms, snr, _ in dict.fromkeys((*worst, *slowest)):
-            axes.annotate(f"#{number}", (ms, snr), xytext=(4, 3), textcoords="offset points", fontsize=9)
         axes.invert_yaxis()
         axes.margins(x=0.1, y=0.1)
         axes.locator_params(axis="x", nbins=6)
         axes.set_xlabel("milliseconds")
         axes.set_ylabel("dB left if only it is quantized")
-        axes.legend(loc="best")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4)
+        worst = sorted(points, key=lambda point: point[2])[:4]
+        slowest = sorted(points, key=lambda point: -point[1])[:3]
+        _number(axes, points, list(dict.fromkeys((*worst, *slowest))))
 
     return drawn(name, title, plot)
+
+
+def _number(axes: Any, points: Sequence[Any], chosen: Sequence[Any]) -> None:
+    """Write the numbers of `chosen` beside their dots, the first ones first: at that corner where a number covers the fewest
+    dots and none that is written already. One that has no such corner isn't written: the table has it."""
+    axes.figure.draw_without_rendering()  # the limits and the layout don't change from here on
+    dots = axes.transData.transform([point[1:3] for point in points])
+    written: list[Any] = []
+    for number, ms, snr, _ in chosen:
+        texts = [
+            axes.annotate(f"#{number}", (ms, snr), place, textcoords="offset points", fontsize=9, ha=side, va=end)
+            for place, side, end in _CORNERS
+        ]
+        boxes = [text.get_window_extent().padded(1) for text in texts]
+        free = [index for index, box in enumerate(boxes) if not box.count_overlaps(written)]
+        best = min(free, key=lambda index: boxes[index].count_contains(dots), default=None)
+        written += [] if best is None else [boxes[best]]
+        for index, text in enumerate(texts):
+            if index != best:
+                text.remove()
 
 
 def roofline(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,10 +277,23 @@ _CAUSES = (  # what an import says → consequence, command
 
 
 @_check
+def processes(host: Host) -> Iterator[HostFinding]:
+    unstarted = [answer for answer in host.answers.values() if not answer.started]
+    if unstarted:
+        yield HostFinding(
+            "no-processes",
+            "error",
+            f"{sys.executable or 'Python'}: {unstarted[0].failure}",
+            "neither libraries nor the GPU could be looked at, and whatever starts processes fails",
+            f"ls -lL {shlex.quote(sys.executable or 'python3')}; ulimit -u",
+        )
+
+
+@_check
 def failing_imports(host: Host) -> Iterator[HostFinding]:
     for module in MODULES:
         answer = host.answers.get(module)
-        if answer is None or not answer.failure:
+        if answer is None or not answer.failure or not answer.started:
             continue
         package = host.package(*MODULES[module], module.replace("_", "-"))
         names = {
@@ -338,7 +352,7 @@ _FIRST_DRIVER = {12: "525", 13: "580"}  # branch of the driver that runs this CU
 @_check
 def driver(host: Host) -> Iterator[HostFinding]:
     answer = host.answers.get("gpu")
-    if host.gpus or answer is None:
+    if host.gpus or answer is None or not answer.started:
         return
     why = host.no_gpu
     code = re.search(r"with error (\d+)", why)
@@ -630,13 +644,14 @@ def memory(host: Host) -> Iterator[HostFinding]:
 def shared_memory(host: Host) -> Iterator[HostFinding]:
     users = [name for name in ("ray", "torch") if name in host.packages]
     if users and host.shared_memory is not None and host.shared_memory < LEAST_SHARED:
-        command = "docker run --shm-size=2g …" if host.container else "sudo mount -o remount,size=2G /dev/shm"
+        size = "remount,size=2G" if host.shared_memory else "size=2G -t tmpfs tmpfs"
         yield HostFinding(
             "small-shared-memory",
             "warning" if "ray" in users else "info",  # trtopt itself starts no data loaders of PyTorch
-            f"/dev/shm holds {host.shared_memory / 2**20:.0f} MiB",
-            f"{' and '.join(users)} pass arrays between processes there: 'Bus error', or slower through files",
-            command,
+            f"/dev/shm holds {host.shared_memory / 2**20:.0f} MiB" if host.shared_memory else "there is no /dev/shm",
+            f"{' and '.join(users)} {'pass' if len(users) > 1 else 'passes'} arrays between processes there: 'Bus error', or "
+            "slower through files",
+            "docker run --shm-size=2g …" if host.container else f"sudo mount -o {size} /dev/shm",
         )
 
 

@@ -28,6 +28,7 @@ FORMAT = "trtopt.report/1"
 LEVELS = 127  # of INT8, on either side of 0
 BINS = 64  # of a histogram in the twin
 _ISLAND = 3  # layers, at most
+_QUANTIZED = ("int8", "fp8")
 _PRECISIONS = ("int8", "fp8", "fp16", "bf16", "fp32")
 
 
@@ -71,11 +72,11 @@ class _Unknown:
     def add(self, what: str, command: str) -> None:
         self.entries.append({"what": what, "command": command})
 
-    def measured(self, what: str, command: str) -> None:
-        """For what a command of trtopt measures."""
+    def measured(self, what: str, command: str, engine: str | None = None) -> None:
+        """For what a command of trtopt measures; `engine`: which then has a report, if it isn't this one."""
         file = f"{command.split()[0]}.json"
         run = f"trtopt {command} --json > {file}"
-        self.add(what, f"{run}; trtopt report {self.engine} -o report.html --results {file}")
+        self.add(what, f"{run}; trtopt report {engine or self.engine} -o report.html --results {file}")
 
 
 def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
@@ -102,14 +103,16 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there",
             f"trtopt report {name} -o report.html --model MODEL.onnx",
         )
-    if subject.table is None:
+    if subject.table is None and _quantized(manifest):
         unknown.add(
-            "histograms and thresholds of the calibration", f"trtopt report {name} -o report.html --calib T.calib.json"
+            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
+            f"trtopt report {name} -o report.html --calib T.calib.json",
         )
     if measured.tuning is None:
         unknown.measured(
             "accuracy against INT8's share",
             "tune MODEL.onnx --images DIR --preprocess PRESET --min-snr 25 -o tuned.engine",
+            "tuned.engine",
         )
     if measured.bench is None:
         unknown.measured("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
@@ -125,7 +128,9 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             "summary": subject.precision_summary,
             "asked": None if manifest is None else manifest.spec["precision"],
             "for": None if manifest is None else built_for(manifest),
+            **_choice(subject),
             "accuracy": accuracy,
+            "missed": list(measured.missed),
             "speed": speed,
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
@@ -138,6 +143,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "roofline": _roofline(subject, layers),
         "fusion": _fusion(subject, layers),
         "conversions": _conversions(layers),
+        "quantized": _quantized(manifest),
         "calibration": _calibration(subject.table),
         "tuning": None if measured.tuning is None else plain(measured.tuning),
         "latency": None if measured.bench is None else _latency(measured),
@@ -377,6 +383,7 @@ def _memory(subject: Subject) -> dict[str, Any]:
     return {
         "plan": subject.nbytes,
         "workspace_limit": workspace,
+        "scratch": None if subject.manifest is None else subject.manifest.scratch,
         "session": None if held is None else plain(dict(held)),
     }
 
@@ -390,7 +397,12 @@ def _accuracy(subject: Subject) -> list[str]:
     if measured.tuning is not None:
         chosen = measured.tuning["chosen"]
         figure = f", {chosen['figure']}" if chosen["figure"] else ""
-        said.append(f"tuned on {measured.tuning['samples']} samples: {_db(chosen['snr_db'])}{figure}")
+        which = (
+            "tuned"
+            if _choice(subject)["kept"] in (None, *_QUANTIZED)
+            else "the tuned graph, which isn't what was kept,"
+        )
+        said.append(f"{which} on {measured.tuning['samples']} samples: {_db(chosen['snr_db'])}{figure}")
     if measured.sensitivity is not None:
         output = measured.sensitivity["output"]
         whole = measured.sensitivity["measured_snr_db"].get(output)
@@ -415,12 +427,26 @@ def _candidates(subject: Subject) -> list[dict[str, Any]]:
     return [{**item, "kept": item["precision"] == found["kept"]} for item in found["candidates"]]
 
 
+def _choice(subject: Subject) -> dict[str, Any]:
+    """Of what was the kept precision chosen, and within which limits; None where one alone was asked for."""
+    candidates = _candidates(subject)
+    kept = next((item["precision"] for item in candidates if item["kept"]), None)
+    manifest = subject.manifest
+    if kept is None or manifest is None or not (manifest.comparison or {}).get("best"):
+        return {"among": None, "limits": None, "kept": kept}
+    limits = dict((manifest.comparison or {}).get("limits") or {})
+    return {"among": [item["precision"] for item in candidates], "limits": plain(limits), "kept": kept}
+
+
 def _compared(found: Compared) -> list[str]:
     said = []
     for name, output in found["outputs"].items():
         figures = [_db(output["snr_db"])]
         if output["agreement"] is not None:
             figures.insert(0, f"{output['agreement']:.1%} the same")
+        channels = output.get("channels")
+        if channels and (lowest := channels["lowest"]) is not None:  # None: none of them carries signal
+            figures[-1] += f" ({_db(channels['snr_db'][lowest])} in channel {lowest}, the lowest)"
         said.append(f"{name} ({output['kind']}): {', '.join(figures)} on {found['samples']} samples")
     old, new = found["reference_accuracy"], found["candidate_accuracy"]
     if old and new:
@@ -464,6 +490,13 @@ def _calibration(table: Table | None) -> dict[str, Any] | None:
     rows = [_tensor(name, entry.amax, entry.method, entry.histogram) for name, entry in table.tensors.items()]
     rows.sort(key=lambda row: (row["snr_db"] is None, row["snr_db"] or 0.0, row["name"]))
     return {"method": table.method, "samples": table.samples, "tensors": rows}
+
+
+def _quantized(manifest: Manifest | None) -> bool:
+    """Whether an engine has, or may have, anything quantized."""
+    if manifest is None or manifest.calibration is not None or manifest.spec["precision"] in _QUANTIZED:
+        return True
+    return any(manifest.precision.get(name) for name in _QUANTIZED)
 
 
 def _tensor(name: str, amax: float, method: str, seen: Histogram | None) -> dict[str, Any]:
@@ -511,10 +544,12 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
     manifest, measured = subject.manifest, subject.measured
     if manifest is not None:
         check = f"trtopt verify MODEL.onnx {name} --images DIR --preprocess PRESET says whether results suffer"
+        if any(item["kept"] and item["accuracy"] for item in _candidates(subject)):
+            check = "nothing, if the accuracy above will do: it was measured on this engine"
         found += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option
         asked = str(manifest.spec["precision"])
         lost = [layer for layer in layers if layer["kind"] in HEAVY and layer["precision"] not in (asked, None)]
-        if asked in ("int8", "fp8") and lost:
+        if asked in _QUANTIZED and lost:
             text = f"layers with products that don't run in {asked.upper()}: {len(lost)}"
             found.append(
                 (text, "the reasons stand under “Not in the precision asked for”; trtopt check MODEL.onnx --nodes")

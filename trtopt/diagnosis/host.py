@@ -209,6 +209,9 @@ def _nvidia_hardware() -> bool:
 
 
 def _shared_memory() -> int | None:
+    """Bytes of /dev/shm, 0 without one; None: not known."""
+    if _DEV.is_dir() and not (_DEV / "shm").exists():
+        return 0
     with contextlib.suppress(OSError):
         return shutil.disk_usage(_DEV / "shm").total
     return None

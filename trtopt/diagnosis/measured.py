@@ -128,7 +128,16 @@ class Built(_Staged):
     tuning: Tuned | None
 
 
-class ComparedOutput(TypedDict):
+class Channels(TypedDict):
+    snr_db: Sequence[Figure | None]
+    lowest: int | None
+
+
+class _Parted(TypedDict, total=False):
+    channels: Channels | None
+
+
+class ComparedOutput(_Parted):
     kind: str
     agreement: float | None
     snr_db: Figure
@@ -138,7 +147,11 @@ class Top(TypedDict):
     top1: float
 
 
-class Compared(TypedDict):
+class _Judged(TypedDict, total=False):
+    missed: Sequence[str]
+
+
+class Compared(_Judged):
     samples: int
     snr_db: Figure
     top1_agreement: float | None
@@ -165,7 +178,7 @@ class Compares(TypedDict):
     kept: str
 
 
-class Chained(_Staged):
+class Chained(_Staged, _Judged):
     build: Built
     agreement: Compared | None
 
@@ -175,7 +188,7 @@ class Measured:
     """What is known of one engine besides its manifest.
 
     Attributes:
-        accuracy: `verify`'s, of the graph or the engine against FP32.
+        accuracy: `verify`'s, of the graph or the engine against FP32.   missed: what of it is outside the limits.
         durations: of the stages that `build`, `tune` or `pipeline` went through.
         strangers: of which engine something says it is, where that is neither this one nor the one beside it.
     """
@@ -185,6 +198,7 @@ class Measured:
     bench: Benched | None = None
     tuning: Tuned | None = None
     accuracy: Compared | None = None
+    missed: Sequence[str] = ()
     durations: Sequence[Stage] = ()
     strangers: list[str] = field(default_factory=list)
 
@@ -288,5 +302,8 @@ def _keep(place: Measured, command: str, found: Any) -> None:
     elif command == "pipeline":
         place.tuning = found["build"]["tuning"] or place.tuning
         place.accuracy = found["agreement"] or place.accuracy
+        place.missed = found.get("missed", ())
+    elif command == "verify":
+        place.accuracy, place.missed = found, found.get("missed", ())
     else:
-        setattr(place, "accuracy" if command == "verify" else command, found)
+        setattr(place, command, found)

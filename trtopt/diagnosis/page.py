@@ -17,11 +17,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, writing_together
-from trtopt.core.options import taking
+from trtopt.core.options import flag_of, options, spoken, taking
 from trtopt.core.terminal import visible
 from trtopt.core.values import ShapeRange
 from trtopt.diagnosis import charts, roofline
@@ -39,6 +40,7 @@ WORST = 12  # histograms that are drawn
 _TEXT = 120  # characters of a name
 _NODES = 400  # characters of the nodes of a layer
 _PURPOSE = "writing a report"
+_REASONS = re.compile(r"; (?=\d+ nodes? kept in higher precision )")  # before the reasons of a precision summary
 
 
 @dataclass(frozen=True)
@@ -211,11 +213,17 @@ def html(said: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,  # Markup stays as it is
     )
+    flags = {name: flag_of(item) for name, (item, _) in options(BuildRequest).items()}  # what a manifest's texts name
     environment.filters |= {
         "short": _short,
         "number": _number,
         "percent": _percent,
         "fact": _fact,
+        "limits": _limits,
+        "spoken": lambda text: spoken(text, flags),
+        "counts": lambda summary: _REASONS.split(summary, 1)[0],
+        "reasons": lambda summary: "; ".join(_REASONS.split(summary, 1)[1:]),
+        "grouped": _grouped,
         "nodes": _nodes,
         "bytes": lambda value: f"{value / 2**20:.1f} MiB" if value >= 2**20 else f"{value:,} bytes",
     }
@@ -250,6 +258,30 @@ def _fact(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(map(_fact, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _grouped(kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Nodes that aren't in the precision asked for, by why not; the commonest reason first."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for item in kept:
+        found.setdefault((str(item["precision"]), str(item["reason"])), []).append(item)
+    return [
+        {
+            "nodes": [str(item["node"]) for item in items],
+            "ops": list(dict.fromkeys(str(item["op"]) for item in items)),
+            "precision": precision,
+            "reason": reason,
+        }
+        for (precision, reason), items in sorted(found.items(), key=lambda pair: -len(pair[1]))
+    ]
+
+
+def _limits(limits: Mapping[str, Any]) -> str:
+    """Those that were given, in brackets."""
+    agreement, snr = limits.get("min_agreement"), limits.get("min_snr")
+    said = [f"{agreement:.1%} the same"] if agreement else []
+    said += [f"{snr:g} dB"] if isinstance(snr, (int, float)) and snr > 0 else []
+    return f" ({', '.join(said)})" if said else ""
 
 
 def _nodes(names: Sequence[str]) -> str:

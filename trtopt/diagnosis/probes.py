@@ -27,11 +27,13 @@ class Answer:
         values: the answer; None: there is none.
         failure: "ImportError: …", or what ended the process; empty: it answered.
         signal: the name of the signal that ended the process, such as "SIGSEGV".
+        started: there was a process.
     """
 
     values: Mapping[str, Any] | None = None
     failure: str = ""
     signal: str = ""
+    started: bool = True
 
 
 def ask(probes: Mapping[str, Sequence[str]], patience: float) -> dict[str, Answer]:
@@ -67,7 +69,7 @@ def _started(words: Sequence[str], environment: Mapping[str, str]) -> subprocess
             env=environment,
         )
     except OSError as error:
-        return Answer(failure=f"no process can be started ({error.strerror or error})")
+        return Answer(failure=f"no process can be started ({error.strerror or error})", started=False)
 
 
 def _answer(child: subprocess.Popen[str] | Answer, until: float, patience: float) -> Answer:

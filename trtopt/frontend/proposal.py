@@ -102,7 +102,8 @@ def init(request: InitRequest) -> InitResult:
         force: write over a recipe that is there.
 
     Raises:
-        UsageError: a source that can't be right, inputs that can't be found, or a recipe that is there already.
+        UsageError: a source that can't be right, inputs that can't be found, images for a model that takes none, or a recipe
+            that is there already.
         MissingDependency, ModelError, InvalidModel: as `export` and `check`.
         OutputError: the file can't be written.
     """
@@ -125,6 +126,8 @@ def init(request: InitRequest) -> InitResult:
     folder = output.resolve().parent
     with request.reporter.phase("look at the model"):
         seen = _onnx(text, folder) if text.endswith(".onnx") else _torch(request, folder)
+    if request.images is not None and _image(seen.inputs) is None:
+        raise UsageError(f"`images=` is given, and {_arrays(seen)} aren't images: give `data='F.npz'` instead")
     content, guesses = _written(seen, request, folder)
     write_bytes(output, content.encode())
     load_recipe(output)
@@ -441,8 +444,11 @@ def _there(path: str | os.PathLike[str] | None) -> Path:
 def _samples_note(seen: _Seen, image: TensorInfo | None) -> str:
     if image is not None:
         return "To calibrate on: a folder of images like those that the model will see, some hundred; beside this file."
-    arrays = ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in seen.inputs)
-    return f"To calibrate on: real inputs, some hundred, as arrays of numpy.savez: {arrays}; beside this file."
+    return f"To calibrate on: real inputs, some hundred, as arrays of numpy.savez: {_arrays(seen)}; beside this file."
+
+
+def _arrays(seen: _Seen) -> str:
+    return ", ".join(f"{info.name} ({' × '.join(map(str, info.shape))}, {info.dtype})" for info in seen.inputs)
 
 
 def _ranges(inputs: Sequence[TensorInfo]) -> dict[str, ShapeRange]:

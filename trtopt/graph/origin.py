@@ -66,4 +66,5 @@ class Origins:
             return text
         origins = [f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow[:3]]
         some = ", ".join(origins) + (", …" if len(flow) > 3 else "")
-        return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: export it with that decided"
+        advice = "export it with that decided, or, where it depends on a size, leave its other side out of `shapes=`"
+        return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: {advice}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
 from trtopt.core.temporary import scratch
-from trtopt.core.values import BuildSpec, Precision, Profile, TensorInfo, chosen_builder, parse_targets
+from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo, chosen_builder, parse_targets
 from trtopt.data import SAMPLES, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
@@ -36,7 +37,7 @@ from trtopt.graph.passes.typed import overflowing
 from trtopt.graph.proto import Links, network_inputs, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
-from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings
+from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings, such
 from trtopt.ort.comparison import compare
 from trtopt.ort.ranges import beyond_fp16, measure_ranges, not_finite
 
@@ -235,10 +236,13 @@ def _ask(generation: trt.Generation, original: ModelProto, folded: ModelProto) -
         values = () if issues else generation.shape_inputs(path)
     origins = Origins(original, graph)
     hint = "replace it, build with another `backend=`, or move that part outside the engine"
+    alike: dict[tuple[str, str], list[Issue]] = {}
+    for issue in issues:  # the same reason, whatever tensors it names
+        alike.setdefault((issue.op, re.sub(r"'[^']*'", "", issue.reason)), []).append(issue)
     refused = []
-    for issue in issues:
+    for issue, *others in alike.values():
         origin = f" ({origin})" if (origin := origins.of(issue.node)) else ""
-        text = f"{generation}: {issue.reason}{origin}"
+        text = f"{generation}: {issue.reason}{origin}{such([issue.node, *(other.node for other in others)])}"
         refused.append(Finding("error", "unsupported-operator", issue.node, issue.op, text, hint))
     written = [Finding("info", "written-out", "", "", text) for text in notes.texts]
     text = "its values decide shapes inside, so `shapes=` bounds them, not its own shape"

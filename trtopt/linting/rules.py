@@ -231,9 +231,13 @@ class _Graph(Links):
 def _several(nodes: Sequence[NodeProto], words: str, **values: Any) -> Iterator[Finding]:
     """One finding for many nodes alike."""
     if nodes:
-        finding, names = _said(words, nodes[0].name, nodes[0].op_type, **values), [node.name for node in nodes]
-        others = f" ({len(nodes)} such nodes: {', '.join(names[:6])}{', …' if len(nodes) > 6 else ''})"
-        yield replace(finding, message=finding.message + (others if len(nodes) > 1 else ""))
+        finding = _said(words, nodes[0].name, nodes[0].op_type, **values)
+        yield replace(finding, message=finding.message + such([node.name for node in nodes]))
+
+
+def such(nodes: Sequence[str]) -> str:
+    """How many nodes a finding on the first of them stands for; empty for one."""
+    return f" ({len(nodes)} such nodes: {', '.join(nodes[:6])}{', …' * (len(nodes) > 6)})" if len(nodes) > 1 else ""
 
 
 def _ends(graph: _Graph) -> Iterator[Finding]:

@@ -38,6 +38,7 @@ _SUMMARIES: tuple[tuple[str, str | None], ...] = (
         r"had the following issues when converted|Values less than smallest positive|[Ss]ubnormal",
         "weights too small for FP16 (subnormal or zero there)",
     ),
+    (r"Check verbose logs for the list of affected weights", None),
     (r"generated with INT64 weights", "INT64 weights were cast to INT32"),
     (r"outside (the )?range of INT32|out of range for INT32", "INT64 weights beyond INT32 were clamped"),
     (r"Missing scale and zero-point for tensor", "tensors without a calibrated scale stay in floating point"),

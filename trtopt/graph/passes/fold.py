@@ -196,7 +196,7 @@ def _settled(proto: ModelProto, steps: Sequence[_Step], phase: Phase) -> ModelPr
         marks.append(mark)
         if heavy and (light := _lightly(current, steps, APART, proto)) is not None:
             return light
-        phase.advance()
+        phase.detail(f"round {len(marks)}")
     raise ModelError(f"folding doesn't settle: the graph still changes after {len(marks)} rounds")
 
 

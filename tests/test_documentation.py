@@ -1,0 +1,129 @@
+"""What the pages say can be typed: every command and every option in them exists, as does each script and what is imported."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+from documented import PAGES, ROOT, commands, complaint, options, parse, spans, text_of, typed
+
+import trtopt
+
+FOREIGN = ("docs/manual/from-", "CHANGELOG.md")  # pages that name the options of others
+SKETCHES = ("docs/design.md",)  # whose Python are signatures
+OTHERS = {"--backend-config", "--leak-check"}  # tritonserver's, compute-sanitizer's
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_parses(page: str) -> None:
+    assert [said for said in map(complaint, commands(text_of(page))) if said] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_to_be_typed_is_complete(page: str) -> None:
+    for command in typed(text_of(page)):
+        if "…" not in command and "..." not in command:
+            parse(command)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = """
+Type `trtopt check
+m.onnx`, or `build --int8`; not `nothing --int8`.
+
+    trtopt profile M.engine --json > p.json    # on a GPU
+    $ trtopt report M.engine \\
+        --results p.json
+
+| asks | for |
+|---|---|
+| `a \\| b` | `trtopt build M.onnx --fp16` |
+
+```bash
+A=1 trtopt run M.engine --input a=a.npy && trtopt version
+```
+"""
+    found = [" ".join(command.split()) for command in commands(text)]
+    assert sorted(found) == [
+        "trtopt build --int8",
+        "trtopt build M.onnx --fp16",
+        "trtopt check m.onnx",
+        "trtopt profile M.engine --json > p.json # on a GPU",
+        "trtopt report M.engine --results p.json",
+        "trtopt run M.engine --input a=a.npy",
+        "trtopt version",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("trtopt build m.onnx --int7 -o m.engine", "--int7"),
+        ("trtopt build m.onnx … --int7 -o m.engine", "--int7"),
+        ("trtopt store list --nothing", "--nothing"),
+        ("trtopt nothing", "nothing"),
+        ("trtopt --nothing", "--nothing"),
+        ("trtopt bench m.engine --iterations many", "many"),
+        ("trtopt inspect m.engine another.engine", "another.engine"),
+    ],
+)
+def test_what_does_not_exist_is_noticed(command: str, said: str) -> None:
+    assert said in complaint(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "trtopt build --help",
+        "trtopt -v check m.onnx",
+        "trtopt build --store",
+        "trtopt bench M.engine --iterations N > b.json",
+        "trtopt tune m.onnx --min-snr N [--fp8] …",
+    ],
+)
+def test_parts_of_commands_and_redirections_are_no_faults(command: str) -> None:
+    assert complaint(command) == ""
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith(FOREIGN)])
+def test_every_option_that_is_named_exists(page: str) -> None:
+    text = re.sub(r"^\| `--[^|]*\|", "|", text_of(page).replace("\\|", " "), flags=re.M)  # of trtexec, in its table
+    scripts = [
+        path for path in (*(ROOT / "scripts").iterdir(), *(ROOT / "tests").rglob("conftest.py")) if path.is_file()
+    ]
+    theirs = re.findall(r"--[a-z][\w-]*", "".join(path.read_text(encoding="utf-8") for path in scripts))
+    known = options() | OTHERS | set(theirs)
+    alone = [span for span in spans(text) if span.startswith("--")]
+    unknown = [name for span in alone for name in re.findall(r"(?:^|\s)(--[a-z][\w-]*)", span) if name not in known]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_script_that_is_named_exists_and_has_its_options(page: str) -> None:
+    wrong = []
+    for line in re.findall(r"scripts/[\w.]+[^`#\n]*", text_of(page).replace("\\\n", " ")):
+        script, *words = line.split()
+        path = ROOT / script.rstrip(".,:;)")
+        if not path.exists():
+            wrong.append(line)
+            continue
+        beside = path.parent / f"{path.name}.py"
+        source = "".join(item.read_text(encoding="utf-8") for item in (path, beside) if item.is_file())
+        wrong += [f"{line}: {word}" for word in words if re.fullmatch(r"--[a-z][\w-]+", word) and word not in source]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in SKETCHES])
+def test_python_in_pages_compiles_and_names_what_there_is(page: str) -> None:
+    for block in re.findall(r"^```python\b[^\n]*\n(.*?)^```$", text_of(page), re.S | re.M):
+        compile(block, page, "exec")
+        names = re.findall(r"\btrtopt\.(\w+)", re.sub(r"^\s*(?:from|import) .*", "", block, flags=re.M))
+        names += [name for line in re.findall(r"^from trtopt import (.*)", block, re.M) for name in line.split(", ")]
+        assert [name for name in names if not hasattr(trtopt, name)] == []
+
+
+def test_a_whole_command_is_asked_for_its_arguments() -> None:
+    with pytest.raises(Exception, match="model"):
+        parse("trtopt build -o m.engine")
+    parse(shlex.join(["trtopt", "build", "m.onnx", "-o", "m.engine"]))
