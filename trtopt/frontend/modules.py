@@ -72,6 +72,11 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
                 f"the source is a {type(source).__name__}; needed: a torch.nn.Module, or a name such as "
                 "torchvision:resnet50"
             )
+        torch = require("torch", "torch", "export")
+        if not isinstance(source, torch.nn.Module):
+            raise UsageError(
+                f"the source is a {type(source).__name__}; needed: the torch.nn.Module that it was made from, or its name"
+            )
         if arguments:
             raise UsageError("factory arguments are for a factory's name; the source is a ready module")
         name = type(source).__name__
@@ -97,7 +102,15 @@ def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], fol
 
 
 def _without_end(module: Any, text: str) -> Any:
-    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS."""
+    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS.
+
+    TorchScript is refused, too.
+    """
+    if isinstance(module, require("torch", "torch", "export").jit.ScriptModule):
+        raise UsageError(
+            f"{text} is TorchScript, which torch's exporter doesn't read: give the Python module that it was made from; its "
+            "weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"
+        )
     if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
         raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
     return module
