@@ -506,6 +506,25 @@ def dynamic_int8() -> nn.Module:
     return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, torch.qint8)
 
 
+class Packing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = torch.full((x.shape[0],), x.shape[1])
+        return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
+
+
+class Picking(nn.Module):
+    """Of boxes that name their image: another number of them than of images."""
+
+    def forward(self, image: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        from torchvision.ops import roi_align
+
+        return roi_align(image, boxes, (2, 2), 1.0, 2, True)
+
+
 IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
 
 
@@ -515,6 +534,8 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
     [
         (Dropping, IMAGES, ["computes something random", "training=self.training"]),
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
+        (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
+        (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["`sample=` gives real ones"]),
         (Distances, {"x": ("n", 4)}, ["aten._cdist_forward", "no ONNX form"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
@@ -539,3 +560,11 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
 
 def test_an_operator_of_a_newer_opset_is_exported_with_it(tmp_path: Path) -> None:
     assert export(Deformed(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, opset=20).opset == 20
+
+
+def test_a_sample_of_inputs_that_share_no_first_axis(tmp_path: Path) -> None:
+    boxes = np.array([[0, 0, 0, 4, 4], [0, 1, 1, 7, 7]], np.float32)
+    np.savez(tmp_path / "s.npz", image=np.ones((1, 3, 8, 8), np.float32), boxes=boxes)
+    shapes: dict[str, Any] = {"image": (1, 3, 8, 8), "boxes": ("n", 5)}
+    result = export(Picking(), tmp_path / "m.onnx", inputs=shapes, sample=tmp_path / "s.npz")
+    assert result.sample.endswith("s.npz") and result.outputs[0].shape[0] == "n"

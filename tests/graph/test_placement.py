@@ -279,6 +279,20 @@ def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
     assert "run time" in reasons["varying_node"]
 
 
+def test_what_depends_on_shapes_alone_is_not_quantized() -> None:
+    """An LSTM that is written as a loop begins with a state of zeros: a scale of it can't be measured."""
+    net = Net(("n", 32))
+    weight = net.const("w", net.random.normal(size=(32, 32)))
+    net.add("Shape", "x", out="shape")
+    net.add("Expand", net.const("zero", np.zeros((1, 1))), "shape", out="state")
+    net.add("MatMul", "state", weight, out="first")
+    net.add("MatMul", "x", weight, out="second")
+    net.add("Add", "first", "second", out="y")
+    points = points_of(net.model("y"))
+    assert points.quantized == ("second_node",)
+    assert _reasons(points)["first_node"] == "its left operand is the same for every input"
+
+
 def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
     net = Net()
     net.conv("x", "c1")

@@ -34,6 +34,7 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo, choice
 from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.arrays import usable
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import joined
@@ -47,7 +48,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import Difference, difference
+from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 from trtopt.recipes.loader import check_shape, package_file
 
@@ -170,7 +171,7 @@ def export(request: ExportRequest) -> ExportResult:
         stack.enter_context(_evaluating(torch, source.module))
         subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values, uses_nms = _first_run(subject, source.module)
+            values, operators = _first_run(subject, source.module)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -179,7 +180,7 @@ def export(request: ExportRequest) -> ExportResult:
             tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
         )
         with reporter.phase("export to ONNX"):
-            model = _export(subject, names, target, uses_nms)
+            model = _export(subject, names, target, operators)
             _record_training(subject, model)
         comparisons: list[ExportComparison] = []
         if request.verify:
@@ -323,6 +324,10 @@ def _samples(
     path = Path(sample)
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
+    if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
+        return _samples(infos, {name: array[:] for name, array in stored_arrays(path).items()}, preprocess)[0], str(
+            path
+        )
     if path.suffix in (".npz", ".npy"):
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
@@ -456,8 +461,8 @@ def _elsewhere(
     return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
 
 
-def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], bool]:
-    """What the user's forward returns, and whether NMS has part in it; its faults show here, before the exporter hides them."""
+def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], Sequence[str]]:
+    """What the user's forward returns, and the operators' names; its faults show here, before the exporter hides them."""
     torch: Any = subject.torch
     batch = subject.batch(subject.batch_sizes[-1])
     operators: list[str] = []
@@ -483,10 +488,10 @@ def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], boo
     values = list(leaves(results[-1]))
     if not any(isinstance(value, torch.Tensor) for _, value in values):
         raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
-    return values, any("nms" in name for name in operators)
+    return values, operators
 
 
-def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool) -> Model:
+def _export(subject: _Subject, names: Sequence[str], target: int, operators: Sequence[str]) -> Model:
     torch, infos, first = subject.torch, subject.infos, subject.infos[0].shape[0]
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
     size = first if isinstance(first, int) else max(2, min(map(len, subject.arrays.values())))
@@ -512,7 +517,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
             proto = program.model_proto
     except Exception as error:
         raise ModelError(
-            f"{subject.text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
+            f"{subject.text} can't be exported{_why(error, infos, operators)} (torch: {essence(error, 1)})"
         ) from error
     try:
         model = load_model(proto)
@@ -586,7 +591,7 @@ def _disagree(subject: _Subject, size: int, expected: Mapping[str, NDArray[Any]]
     changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
     if changed:
         raise ExportMismatch(
-            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: the model computes "
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: it computes "
             "something random, which a fixed graph can't repeat. Nothing was written. torch.nn.functional.dropout(…) is on "
             "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
             f"an input. If it is meant so: `verify=False` ({gap})"
@@ -612,7 +617,7 @@ _LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
 
 
-def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> str:
+def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str]) -> str:
     """The class of the failure in our words: what, where in the user's code, what to do."""
     told = "".join(str(item) for item in chain(error))
     fixed = [
@@ -626,16 +631,21 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> s
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
     if any(sign in told for sign in signs):
         return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
-    if uses_nms:
+    if any("nms" in name for name in operators):
         return (
             f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
             "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
             "NMS after the engine"
         )
+    if any("_pack_padded_sequence" in name for name in operators):
+        return (
+            f": {_at(error)}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: give the "
+            "padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather"
+        )
     if "quantized." in told or "_obs_fq_" in told or "quantized::" in told:
         return (
-            ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, as "
-            "it is before prepare and convert, and let trtopt build --int8 quantize it"
+            ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
+            "as it is before prepare and convert, and let trtopt build --int8 quantize it"
         )
     if lacking := _LACKING.search(told):
         return (
