@@ -293,6 +293,14 @@ def test_what_depends_on_shapes_alone_is_not_quantized() -> None:
     assert _reasons(points)["first_node"] == "its left operand is the same for every input"
 
 
+def test_double_precision_is_not_quantized() -> None:
+    weights = [numpy_helper.from_array(np.ones((32, 32)), "w")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n", 32]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], "g", ends[:1], ends[1:], weights)
+    points = points_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert points.quantized == () and "float64" in _reasons(points)["fc"]
+
+
 def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
     net = Net()
     net.conv("x", "c1")

@@ -202,6 +202,8 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
         reason = search.barred[str(node.name)]
     elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
         reason = BEHIND_FLOATS
+    elif node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE:
+        reason = "it computes in float64, which TensorRT makes float32: export the model in float32"
     elif is_constant(node.inputs[0]):
         reason = "its left operand is constant"
     elif node.inputs[0] not in search.varying:
