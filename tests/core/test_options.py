@@ -8,6 +8,7 @@ import pydoc
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch  # noqa: TID251
@@ -147,6 +148,7 @@ class Paths:
     model: str | os.PathLike[str]
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = None
+    images: str | os.PathLike[str] | None = None
     names: Sequence[str] = ()
 
 
@@ -166,6 +168,11 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             look(*arguments, **others)
+
+
+def test_an_option_may_take_more_than_its_path() -> None:
+    images: Any = ["a.png", "b.png"]
+    assert look("m", images=images).images == images
 
 
 def test_one_text_is_a_list_of_it() -> None:

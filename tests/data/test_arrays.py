@@ -412,3 +412,9 @@ def test_samples_on_another_axis_say_what_to_do() -> None:
     arrays = {"x": np.ones((6, 5), np.float32), "state": np.ones((2, 6, 4), np.float32)}
     with pytest.raises(DataError, match=r"state is 2xnx4 beside x nx5: export it with the batch first"):
         open_data(inputs, data=arrays)
+
+
+def test_a_file_of_another_kind_says_how_arrays_are_written(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1,2")
+    with pytest.raises(UsageError, match=r"np\.savez\('samples.npz', ids=array, mask=array\)"):
+        open_data(TEXT, data=tmp_path / "x.csv")

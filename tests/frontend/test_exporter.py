@@ -361,6 +361,9 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (f"{__name__}:IMAGE", {}, UsageError, "is a dict"),
         ("model.onnx", {}, UsageError, "ONNX model already"),
         ("weights.pth", {}, UsageError, "--weights"),
+        ("program.pt2", {}, UsageError, "program of torch.export"),
+        ("model.h5", {}, UsageError, "tf2onnx.convert --keras model.h5"),
+        ("bert-base-uncased", {}, UsageError, "from_pretrained of a local folder"),
         ("rapidocr-det", {}, UsageError, "ONNX model already"),
         (Net(), {}, UsageError, "`inputs="),
         (Net(), {"inputs": {"x": (0, 3)}}, UsageError, "positive"),
@@ -425,6 +428,11 @@ def test_inputs_as_text() -> None:
     for wrong in ("input", "input:", ":1x3", "input:0x3", "input:1x3:floot", "a:b:c:d"):
         with pytest.raises(UsageError):
             parse_input(wrong)
+
+
+def test_types_by_the_names_that_pytorch_has() -> None:
+    for typed, dtype in (("float", "float32"), ("fp16", "float16"), ("half", "float16"), ("long", "int64")):
+        assert parse_input(f"x:2x3:{typed}").dtype == dtype
 
 
 def test_a_torchvision_detector_is_exported_up_to_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -545,7 +553,7 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (
             lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
             {"input": (2, 4)},
-            ["ExportedProgram", "made from"],
+            ["`source=` is ExportedProgram", "torch.nn.Module is needed"],
         ),
     ],
 )

@@ -131,8 +131,12 @@ def _fitting(request: R) -> R:
         value, kinds = getattr(request, item.name), [part.strip() for part in str(item.type).split("|")]
         if isinstance(value, str) and kinds[0] in _LISTS and len(kinds) == 1:
             changes[item.name] = (value,)
-        elif _PATH in kinds and not isinstance(value, (str, os.PathLike)):
-            _refuse_unless(kinds, item.name, value)
+        elif (
+            _PATH in kinds and (item.default is MISSING or len(kinds) > 3) and not isinstance(value, (str, os.PathLike))
+        ):
+            _refuse_unless(
+                kinds, item.name, value
+            )  # an option that may be left out may also take more than it is said to
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 
@@ -146,7 +150,7 @@ def _refuse_unless(kinds: list[str], name: str, value: Any) -> None:
         return
     if (callable(value) and "Runner" in others) or any("[" in kind or kind == "Any" for kind in others):
         return
-    needed = " or ".join(["a path", *(kind for kind in others if kind != "Runner")])
+    needed = " or ".join(["a path", *(kind for kind in kinds if kind not in ("str", _PATH, "None", "Runner"))])
     held = getattr(value, "__dict__", {}).items()
     inside = [key for key, item in held if type(item).__name__ in others or isinstance(item, os.PathLike)]
     hint = f": its .{inside[0]} is one" if inside else ""

@@ -173,7 +173,11 @@ def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list
         else:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
-                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them")
+                written = ", ".join(f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs)
+                raise UsageError(
+                    f"`data='{path}'` is neither .npz nor .npy nor a folder of them; in Python "
+                    f"np.savez('samples.npz', {written}) writes one, each array's first axis counting samples"
+                )
         return [(str(file), file) for file in files]
     if isinstance(source, Mapping):
         return [("the arrays", source)]

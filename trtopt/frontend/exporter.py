@@ -58,6 +58,16 @@ NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are low
 THREADS = 4
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 
+# What PyTorch's users call types; NumPy's "float" is double.
+_TORCH = {
+    "float": "float32",
+    "fp32": "float32",
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "long": "int64",
+}
+
 SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
@@ -297,6 +307,7 @@ def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...
 
 def _info(info: TensorInfo) -> TensorInfo:
     check_shape(info.shape, f"input {info.name}")
+    info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype))
     try:
         np.dtype(info.dtype)
     except TypeError:

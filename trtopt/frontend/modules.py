@@ -21,6 +21,7 @@ from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
+_OTHERS = {".h5": "--keras", ".keras": "--keras", ".pb": "--graphdef", ".tflite": "--tflite"}  # tf2onnx's options
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 _one = threading.RLock()
 
@@ -72,11 +73,6 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
                 f"the source is a {type(source).__name__}; needed: a torch.nn.Module, or a name such as "
                 "torchvision:resnet50"
             )
-        torch = require("torch", "torch", "export")
-        if not isinstance(source, torch.nn.Module):
-            raise UsageError(
-                f"the source is a {type(source).__name__}; needed: the torch.nn.Module that it was made from, or its name"
-            )
         if arguments:
             raise UsageError("factory arguments are for a factory's name; the source is a ready module")
         name = type(source).__name__
@@ -86,6 +82,11 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
     if text.endswith(checkpoints.ENDINGS):
         raise UsageError(checkpoints.advice(Path(text)))
+    if flag := _OTHERS.get(Path(text).suffix):
+        raise UsageError(
+            f"{text} is no PyTorch model: tf2onnx writes ONNX of Keras' and TensorFlow's (python -m tf2onnx.convert {flag} "
+            f"{text} --output model.onnx); then trtopt check model.onnx"
+        )
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
         return _weighted(_torchvision(name, arguments), weights)
@@ -94,7 +95,16 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
             return _weighted(_own(text, (), arguments), weights)
         if missing := bare_file(text):
             raise UsageError(missing)
-    return _from_recipe(load_recipe(text), weights, arguments)
+    try:
+        recipe = load_recipe(text)
+    except UsageError as error:
+        if text.endswith(".toml"):
+            raise
+        raise UsageError(
+            f"{error}. A model of yours: FILE.py:FACTORY, a function of your file that returns it, from wherever it comes "
+            "(such as from_pretrained of a local folder); torchvision's: torchvision:NAME"
+        ) from None
+    return _from_recipe(recipe, weights, arguments)
 
 
 def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:

@@ -64,6 +64,13 @@ class Model:
         return fingerprint(self.proto)  # only where it is asked for: 0.06 s for 100 MB
 
 
+def _instead(text: str) -> str:
+    """What to type where a module in PyTorch is named in a model file's place."""
+    if ":" not in text or "/" in text.rpartition(":")[2]:
+        return ""
+    return f"an ONNX file is needed, which trtopt export {text} -o model.onnx writes"
+
+
 def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = False) -> Model:
     """Read and validate a model.
 
@@ -81,7 +88,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path, proto, what, left_out = None, ModelProto(), "the model", list[_Weight]()
         proto.CopyFrom(source)
     else:
-        path = existing_file(source, "the model")
+        path = existing_file(source, "the model", _instead(os.fspath(source)))
         what = str(path)
         proto, left_out = _parse(path)
     check_text(proto, what)
