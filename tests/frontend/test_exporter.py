@@ -362,7 +362,7 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         ("model.onnx", {}, UsageError, "ONNX model already"),
         ("weights.pth", {}, UsageError, "--weights"),
         ("program.pt2", {}, UsageError, "program of torch.export"),
-        ("model.h5", {}, UsageError, "tf2onnx.convert --keras model.h5"),
+        ("model.h5", {}, UsageError, "python -m tf2onnx.convert"),
         ("bert-base-uncased", {}, UsageError, "from_pretrained of a local folder"),
         ("rapidocr-det", {}, UsageError, "ONNX model already"),
         (Net(), {}, UsageError, "`inputs="),

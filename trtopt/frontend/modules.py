@@ -21,7 +21,7 @@ from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
-_OTHERS = {".h5": "--keras", ".keras": "--keras", ".pb": "--graphdef", ".tflite": "--tflite"}  # tf2onnx's options
+_TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 _one = threading.RLock()
 
@@ -82,10 +82,10 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
     if text.endswith(checkpoints.ENDINGS):
         raise UsageError(checkpoints.advice(Path(text)))
-    if flag := _OTHERS.get(Path(text).suffix):
+    if text.endswith(_TENSORFLOW):
         raise UsageError(
-            f"{text} is no PyTorch model: tf2onnx writes ONNX of Keras' and TensorFlow's (python -m tf2onnx.convert {flag} "
-            f"{text} --output model.onnx); then trtopt check model.onnx"
+            f"{text} is no PyTorch model: of Keras' and TensorFlow's tf2onnx writes ONNX (python -m tf2onnx.convert); then "
+            "trtopt check model.onnx"
         )
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
