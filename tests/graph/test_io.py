@@ -343,3 +343,11 @@ def test_a_module_in_the_place_of_a_model_file_says_what_to_type() -> None:
     with pytest.raises(UsageError) as caught:
         load_model("missing.onnx")
     assert "export" not in str(caught.value)
+
+
+def test_weights_that_are_no_inputs_in_an_old_file(tmp_path: Path) -> None:
+    proto = conv_relu(opset=8)
+    proto.ir_version = 3
+    onnx.save(proto, tmp_path / "old.onnx")
+    loaded = load_model(tmp_path / "old.onnx")
+    assert loaded.proto.ir_version == 4 and [info.name for info in loaded.inputs] == ["x"]

@@ -98,6 +98,10 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         make_lazy(*weight)
         if not lazy:
             read_in(weight[0])
+    if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
+        item.name for item in proto.graph.input
+    }:
+        proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     inferred = validate(proto, what)
     types = {value.name: value for value in inferred.graph.output}
     return Model(
