@@ -235,3 +235,9 @@ def test_half_precision_models_are_observed() -> None:
     seen = observe(proto, ["r"], [{"x": values}], threads=1)
     assert seen.histograms["r"].high == 0.5
     assert math.isclose(seen.histograms["r"].low, 0)
+
+
+def test_bfloat16_inputs_are_refused_by_name() -> None:
+    model = network([node("Relu", "x", "y")], {"x": ["n", 4]}, {}, TensorProto.BFLOAT16)
+    with pytest.raises(CalibrationError, match=r"the input x is bfloat16.*float32 inputs"):
+        observe(model, ["y"], [{"x": np.ones((2, 4), np.float32)}])

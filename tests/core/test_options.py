@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 import pydoc
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch  # noqa: TID251
 
+from trtopt.core.errors import UsageError
 from trtopt.core.options import about, keyed, named, option, options, spoken, taking, without
 
 
@@ -126,3 +132,49 @@ def test_options_as_keys_of_a_file() -> None:
     text = "`shapes=` is open: `shapes='x:1x3'`, `best=True` or `compare=False`; `state=` and `x y` stay"
     told = "shapes is open: shapes = 'x:1x3', best = true or compare = false; `state=` and `x y` stay"
     assert keyed(text, ("state",)) == told
+
+
+class Table:
+    pass
+
+
+class Calibrated:
+    def __init__(self) -> None:
+        self.samples, self.table = 3, Table()
+
+
+@dataclass(frozen=True)
+class Paths:
+    model: str | os.PathLike[str]
+    _: KW_ONLY
+    calib: str | os.PathLike[str] | Table | None = None
+    images: str | os.PathLike[str] | None = None
+    names: Sequence[str] = ()
+
+
+@taking(Paths)
+def look(request: Paths) -> Paths:
+    """Do it."""
+    return request
+
+
+def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
+    assert look(Path("m"), calib=Table()).calib is not None and look("m", calib=None).calib is None
+    for arguments, others, words in (
+        ([None], {}, "`model=` is None; a path is needed"),
+        ([b"m"], {}, "`model=` is bytes; a path is needed"),
+        ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
+        (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            look(*arguments, **others)
+
+
+def test_an_option_may_take_more_than_its_path() -> None:
+    images: Any = ["a.png", "b.png"]
+    assert look("m", images=images).images == images
+
+
+def test_one_text_is_a_list_of_it() -> None:
+    assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
+    assert look("m", names=["a", "b"]).names == ["a", "b"]

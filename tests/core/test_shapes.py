@@ -93,9 +93,9 @@ def test_profiles_that_can_not_be_told_apart_print_the_line_to_type(typed: list[
     assert shapes_option(parse_profiles(options)) == line
 
 
-@pytest.mark.parametrize("typed", [[3], [{"a": (1, 4)}], [{"a": "1y4"}]])
+@pytest.mark.parametrize("typed", [[3], [{"a": (1, "4")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}]])
 def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile]) -> None:
-    with pytest.raises(UsageError, match=r"is needed|can't be read"):
+    with pytest.raises(UsageError, match=r"is needed|are needed|can't be read"):
         parse_profiles(typed)
 
 
@@ -189,3 +189,9 @@ def test_shapes_are_read_by_people() -> None:
     assert TensorInfo("x", "float32", OPEN).dims == "(?, 3, ?, ?)"
     assert TensorInfo("x", "float32", ("batch", 3, -1, 224)).dims == "(batch, 3, ?, 224)"
     assert TensorInfo("x", "float32").dims == "scalar"
+
+
+def test_shapes_from_python_as_tuples_and_lists() -> None:
+    one = parse_profiles({"x": (4, 3, 8)})
+    assert one == parse_profiles("x:4x3x8")
+    assert parse_profiles({"x": [(1, 3), [4, 3], (8, 3)]}) == parse_profiles("x:1x3,4x3,8x3")

@@ -79,3 +79,9 @@ def test_a_build_spec_is_plain_json() -> None:
     assert plain["profiles"] == [{"x": "1x3,2x3,4x3"}]
     assert spec.base is Precision.FP16
     assert BuildSpec(precision=Precision.BF16).base is Precision.BF16
+
+
+def test_targets_as_numbers() -> None:
+    assert parse_targets(89) == (89,) == parse_targets("sm89")
+    assert parse_targets([80, "sm89,sm120"]) == (80, 89, 120)
+    assert parse_targets(()) == ()

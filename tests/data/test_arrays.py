@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch  # noqa: TID251
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, TensorDataset  # noqa: TID251
 
 from trtopt.core.errors import DataError, OutputError, UsageError
 from trtopt.core.values import TensorInfo
@@ -177,7 +179,8 @@ def test_sample_numbers_are_right_past_the_first_block(monkeypatch: pytest.Monke
         ({"image": np.float32(1)}, r"shape scalar"),
         ({"image": DIGITS.astype(np.uint8)}, r"dtype uint8, the model takes float32: convert it with astype"),
         ({"image": DIGITS.astype(str)}, r"the model takes float32"),
-        ([DIGITS], r"batch 0 is ndarray; input name → array"),
+        ([[[1.0]]], r"batch 0 is list of list; an array for each input \(image\)"),
+        (["a.npz"], r"batch 0 is str; an array for each input"),
         ({"image": [[1.0, 2.0], [1.0]]}, r"image is no array \(.*give samples of one size"),
         (3, r"data is int; a path, an array, a mapping"),
     ],
@@ -352,3 +355,66 @@ def test_samples_are_named_by_file_and_place(tmp_path: Path) -> None:
         np.array_equal(sample, DIGITS[int(name.removeprefix("array[").rstrip("]"))])
         for name, sample in zip(few.names, together(few), strict=True)
     )
+
+
+class Pairs:
+    """As PyTorch's data sets are: samples without the axis that counts them, by index, each with its label."""
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 50:
+            raise AssertionError("data sets of PyTorch don't end by themselves")
+        return torch.from_numpy(DIGITS[index]), index
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.from_numpy(DIGITS),
+        lambda: torch.from_numpy(DIGITS).requires_grad_(),
+        lambda: [DIGITS[:20], DIGITS[20:]],
+        lambda: list(DIGITS),
+        lambda: (DIGITS[start : start + 9] for start in range(0, 50, 9)),
+        lambda: Pairs(),
+        lambda: DataLoader(TensorDataset(torch.from_numpy(DIGITS), torch.zeros(50)), batch_size=8),
+        lambda: DataLoader(Pairs(), batch_size=8),
+    ],
+)
+def test_what_people_train_with_is_taken_as_it_is(make: Any) -> None:
+    batches = open_data(IMAGE, data=make())
+    assert batches.samples == 50
+    assert np.array_equal(together(batches), DIGITS)
+    assert batches.describe() == open_data(IMAGE, data=DIGITS).describe()
+
+
+def test_inputs_of_a_tuple_in_order_and_half_types() -> None:
+    ids, mask = torch.from_numpy(IDS), torch.ones(6, 6, dtype=torch.int64)
+    [batch] = open_data(TEXT, data=[(ids, mask, torch.zeros(6))])
+    assert np.array_equal(batch["ids"], IDS) and batch["mask"].all()
+    with pytest.raises(UsageError, match=r"batch 0 is list of Tensor; an array for each input \(ids, mask\)"):
+        open_data(TEXT, data=[[ids]])
+    [half] = open_data(IMAGE, data={"image": torch.from_numpy(DIGITS[:8]).bfloat16()})
+    assert half["image"].dtype == np.float32 and np.array_equal(half["image"], DIGITS[:8])
+
+
+def test_an_iterator_is_read_as_far_as_the_limit() -> None:
+    def endless() -> Any:
+        while True:
+            yield DIGITS[:5]
+
+    assert open_data(IMAGE, data=endless(), limit=7).samples == 7
+
+
+def test_samples_on_another_axis_say_what_to_do() -> None:
+    inputs = [TensorInfo("x", "float32", ("n", 5)), TensorInfo("state", "float32", (2, "n", 4))]
+    arrays = {"x": np.ones((6, 5), np.float32), "state": np.ones((2, 6, 4), np.float32)}
+    with pytest.raises(DataError, match=r"state is 2xnx4 beside x nx5: export it with the batch first"):
+        open_data(inputs, data=arrays)
+
+
+def test_a_file_of_another_kind_says_how_arrays_are_written(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("1,2")
+    with pytest.raises(UsageError, match=r"np\.savez\('samples.npz', ids=array, mask=array\)"):
+        open_data(TEXT, data=tmp_path / "x.csv")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trtopt.core.errors import DataError, UsageError
-from trtopt.data.convert import converted, numpy_dtype
+from trtopt.data.convert import check_kind, converted, numpy_dtype
 
 ONES = np.array([[1.0, 2.0], [3.0, -4.0]])
 
@@ -56,3 +56,8 @@ def test_results_are_contiguous() -> None:
         result = converted(array, "float64", "x")
         assert result.flags.c_contiguous
         np.testing.assert_array_equal(result, array)
+
+
+def test_strings_are_no_numbers() -> None:
+    with pytest.raises(UsageError, match="takes string"):
+        check_kind(np.dtype(np.float32), "string", "the array")

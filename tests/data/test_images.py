@@ -11,6 +11,7 @@ import cv2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from skimage import data
 
 from trtopt.core.errors import DataError, UsageError
@@ -361,3 +362,13 @@ def test_samples_are_named_by_their_files(folder: Path) -> None:
     one = read([*sorted(folder.rglob("*.png"))[1:3], crops(1)[0]])
     assert one.names == (*map(str, sorted(folder.rglob("*.png"))[1:3]), "image 2")
     assert read(folder).part(2, 4).names == batches.names[2:4]
+
+
+def test_images_of_pillow_are_taken_as_rgb() -> None:
+    photo = np.arange(48 * 3, dtype=np.uint8).reshape(6, 8, 3)
+    whole, shape = Image.fromarray(photo), TensorInfo("x", "float32", ("n", 3, 4, 4))
+    how = {"size": 4, "scale": 1.0}
+    [batch] = open_data([shape], images=[whole, whole.convert("RGBA"), whole.convert("L")], preprocess=how)
+    [same] = open_data([shape], images=[photo], preprocess=how)
+    first, alpha, grey = batch["x"]
+    assert np.array_equal(first, same["x"][0]) and np.array_equal(alpha, first) and np.array_equal(grey[0], grey[2])

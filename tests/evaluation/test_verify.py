@@ -93,6 +93,17 @@ def test_a_model_agrees_with_itself_and_has_its_known_accuracy(digits: Digits) -
     assert result.candidate_accuracy == result.reference_accuracy
 
 
+def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, tmp_path: Path) -> None:
+    model, images = digits.model(), digits.images.astype(np.float32)
+    np.savez(tmp_path / "x.npz", x=images)
+    forms: list[Any] = [images, {"x": images}, tmp_path / "x.npz", [(images, np.zeros(len(images)))], iter([images])]
+    for form in forms:
+        assert verify(model, model, form).samples == len(images)
+    wrong: Any = ["x.npz"]
+    with pytest.raises(UsageError, match="batch 0 is str"):
+        verify(model, model, wrong)
+
+
 def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -> None:
     coarse = np.round(digits.weights * 2) / 2
     logits = digits.images @ digits.weights + digits.bias

@@ -361,6 +361,9 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, module: nn.Module, wor
         (f"{__name__}:IMAGE", {}, UsageError, "is a dict"),
         ("model.onnx", {}, UsageError, "ONNX model already"),
         ("weights.pth", {}, UsageError, "--weights"),
+        ("program.pt2", {}, UsageError, "program of torch.export"),
+        ("model.h5", {}, UsageError, "python -m tf2onnx.convert"),
+        ("bert-base-uncased", {}, UsageError, "from_pretrained of a local folder"),
         ("rapidocr-det", {}, UsageError, "ONNX model already"),
         (Net(), {}, UsageError, "`inputs="),
         (Net(), {"inputs": {"x": (0, 3)}}, UsageError, "positive"),
@@ -427,6 +430,11 @@ def test_inputs_as_text() -> None:
             parse_input(wrong)
 
 
+def test_types_by_the_names_that_pytorch_has() -> None:
+    for typed, dtype in (("float", "float32"), ("fp16", "float16"), ("half", "float16"), ("long", "int64")):
+        assert parse_input(f"x:2x3:{typed}").dtype == dtype
+
+
 def test_a_torchvision_detector_is_exported_up_to_nms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def small(**_: Any) -> Any:
         backbone = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, 16, 1))
@@ -442,3 +450,129 @@ def test_a_torchvision_detector_is_exported_up_to_nms(tmp_path: Path, monkeypatc
     source = open_source("torchvision:ssd300_vgg16", None)
     assert isinstance(source.preprocess, dict) and source.preprocess["mean"] == [0.5] * 3
     assert (source.preprocess["size"], source.preprocess["resize"]) == ([96, 64], "stretch")
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(6, 4, num_layers=2, batch_first=True)
+
+    def forward(self, x: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cell(x, state)
+
+
+class Masked(nn.Module):
+    """As PyTorch's tutorials do it: the mask isn't said to be causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+
+    def forward(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1])
+        return self.body(source, target, tgt_mask=mask)
+
+
+def test_a_state_has_the_batch_behind_its_layers(tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {"x": ("batch", 5, 6), "state": (2, "batch", 4)}
+    result = export(Stateful(), tmp_path / "m.onnx", inputs=shapes)
+    assert [item.batch for item in result.comparisons] == [1, 2]
+    assert result.inputs[1].shape == (2, "batch", 4)
+
+
+def test_the_causal_mask_of_torchs_transformer_is_exported(tmp_path: Path) -> None:
+    shapes: dict[str, Any] = {"source": ("batch", "s", 8), "target": ("batch", "t", 8)}
+    before = torch.nn.modules.transformer._detect_is_causal_mask
+    result = export(Masked(), tmp_path / "m.onnx", inputs=shapes)
+    assert dict(result.comparisons[-1].sizes) == {"s": 16, "t": 16}
+    assert torch.nn.modules.transformer._detect_is_causal_mask is before
+
+
+class Dropping(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5)
+
+
+class FromDict(nn.Module):
+    def forward(self, batch: Any) -> Any:
+        return batch["x"] * 2
+
+
+class Distances(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cdist(x, x)
+
+
+class Deformed(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torchvision.ops import deform_conv2d
+
+        return deform_conv2d(x, x.new_zeros(x.shape[0], 18, 6, 6), torch.ones(4, 3, 3, 3))
+
+
+def dynamic_int8() -> nn.Module:
+    return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, torch.qint8)
+
+
+class Packing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.LSTM(4, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        lengths = torch.full((x.shape[0],), x.shape[1])
+        return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
+
+
+class Picking(nn.Module):
+    """Of boxes that name their image: another number of them than of images."""
+
+    def forward(self, image: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        from torchvision.ops import roi_align
+
+        return roi_align(image, boxes, (2, 2), 1.0, 2, True)
+
+
+IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("make", "inputs", "words"),
+    [
+        (Dropping, IMAGES, ["computes something random", "training=self.training"]),
+        (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
+        (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
+        (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["`sample=` gives real ones"]),
+        (Distances, {"x": ("n", 4)}, ["aten._cdist_forward", "no ONNX form"]),
+        (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
+        (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
+        (lambda: nn.Linear(4, 4).bfloat16(), {"input": ("n", 4)}, ["weights are bfloat16", "model.float()"]),
+        (lambda: nn.Conv2d(3, 4, 3).double(), {"input": TensorInfo("input", "float64", ("n", 3, 8, 8))}, ["float64"]),
+        (lambda: torch.jit.script(nn.Linear(4, 4)), {"input": ("n", 4)}, ["TorchScript", "state_dict()"]),
+        (
+            lambda: torch.export.export(nn.Linear(4, 4), (torch.ones(2, 4),)),
+            {"input": (2, 4)},
+            ["`source=` is ExportedProgram", "torch.nn.Module is needed"],
+        ),
+    ],
+)
+def test_common_modules_that_cannot_be_exported_say_what_to_do(
+    make: Any, inputs: Any, words: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises((ModelError, UsageError)) as caught:
+        export(make(), tmp_path / "m.onnx", inputs=inputs)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_operator_of_a_newer_opset_is_exported_with_it(tmp_path: Path) -> None:
+    assert export(Deformed(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, opset=20).opset == 20
+
+
+def test_a_sample_of_inputs_that_share_no_first_axis(tmp_path: Path) -> None:
+    boxes = np.array([[0, 0, 0, 4, 4], [0, 1, 1, 7, 7]], np.float32)
+    np.savez(tmp_path / "s.npz", image=np.ones((1, 3, 8, 8), np.float32), boxes=boxes)
+    shapes: dict[str, Any] = {"image": (1, 3, 8, 8), "boxes": ("n", 5)}
+    result = export(Picking(), tmp_path / "m.onnx", inputs=shapes, sample=tmp_path / "s.npz")
+    assert result.sample.endswith("s.npz") and result.outputs[0].shape[0] == "n"

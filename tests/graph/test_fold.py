@@ -569,3 +569,65 @@ def test_a_chain_asks_each_rule_only_about_its_own_operator(monkeypatch: pytest.
     names = ["x", *(f"t{index}" for index in range(199)), "y"]
     folded(model([node("Neg", before, after) for before, after in pairwise(names)], inputs={"x": [4]}))
     assert 0 < asked.count("Neg") < 15 * 200  # of 46 rules, two are for any operator
+
+
+@pytest.mark.parametrize("channels", [True, False])
+def test_int32_biases_become_floating(channels: bool) -> None:
+    """As ONNX Runtime's quantizer writes them."""
+    scale = np.abs(values(4, seed=2)) if channels else np.float32(0.01).reshape(())
+    weights = {
+        "w": values(4, 3, 3, 3),
+        "b": np.array([1, -20, 300, 0], np.int32),
+        "s": scale,
+        "z": np.int32(0).reshape(()),
+    }
+    if channels:
+        weights["z"] = np.zeros(4, np.int32)
+    dequantize = node("DequantizeLinear", "b s z", "bias", "bias", axis=0)
+    proto = model([dequantize, node("Conv", "x w bias", "y", "conv")], weights=weights)
+    folded, _ = fold(proto)
+    assert operators(folded) == {"Conv"}
+    same_outputs(proto, folded, {"x": values(2, 3, 8, 8)})
+
+
+def test_codes_of_weights_stay_codes() -> None:
+    weights = {"w": np.ones((4, 3, 3, 3), np.int8), "s": np.float32(0.1).reshape(())}
+    proto = model([node("DequantizeLinear", "w s", "v", "dq"), node("Conv", "x v", "y", "conv")], weights=weights)
+    assert operators(fold(proto)[0]) == {"Conv", "DequantizeLinear"}
+
+
+def pixels(*nodes: Any, **changes: Any) -> ModelProto:
+    proto = model(nodes, inputs={"x": ["n", 8, 8, 3]}, dtype=TensorProto.UINT8, **changes)
+    proto.graph.output[0].type.tensor_type.elem_type = TensorProto.FLOAT
+    return proto
+
+
+def test_pixels_are_cast_before_they_are_moved() -> None:
+    """TensorRT takes a uint8 input only where it is cast at once."""
+    weights = {"order": np.array([2, 1, 0]), "w": values(4, 3, 3, 3)}
+    moving = [node("Gather", "x order", "g", axis=3), node("Transpose", "g", "t", perm=[0, 3, 1, 2])]
+    proto = pixels(*moving, node("Cast", "t", "f", "cast", to=1), node("Conv", "f w", "y"), weights=weights)
+    folded, report = fold(proto)
+    assert not report.problem
+    assert [item.op_type for item in folded.graph.node] == ["Cast", "Gather", "Transpose", "Conv"]
+    image = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
+    same_outputs(proto, folded, {"x": image})
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "two types"])
+def test_pixels_that_are_also_something_else_stay_as_they_are(kind: str) -> None:
+    move, cast = node("Transpose", "x", "t", perm=[0, 3, 1, 2]), node("Cast", "t", "f", to=1)
+    if kind == "arithmetic":
+        proto = pixels(
+            move,
+            cast,
+            node("Max", "t x2", "m"),
+            node("Cast", "m", "h", to=1),
+            node("Add", "f h", "y"),
+            weights={"x2": np.uint8(9).reshape(())},
+        )
+    else:
+        other = [node("Cast", "t", "d", to=TensorProto.INT32), node("Cast", "d", "h", to=1)]
+        proto = pixels(move, cast, *other, node("Add", "f h", "y"))
+    folded, _ = fold(proto)
+    assert folded.graph.node[0].op_type == "Transpose"

@@ -334,3 +334,20 @@ def test_names_are_text_and_no_novels() -> None:
     refused(proto, "a name of 5000 characters", "allowed: 4096")
     content = conv_relu().SerializeToString().replace(b"test", b"t\xe9st")
     refused(ModelProto.FromString(content), "isn't UTF-8", "xe9")
+
+
+def test_a_module_in_the_place_of_a_model_file_says_what_to_type() -> None:
+    for named in ("my_model.py:Net", "torchvision:resnet18"):
+        with pytest.raises(UsageError, match=f"trtopt export {named} -o model.onnx"):
+            load_model(named)
+    with pytest.raises(UsageError) as caught:
+        load_model("missing.onnx")
+    assert "export" not in str(caught.value)
+
+
+def test_weights_that_are_no_inputs_in_an_old_file(tmp_path: Path) -> None:
+    proto = conv_relu(opset=8)
+    proto.ir_version = 3
+    onnx.save(proto, tmp_path / "old.onnx")
+    loaded = load_model(tmp_path / "old.onnx")
+    assert loaded.proto.ir_version == 4 and [info.name for info in loaded.inputs] == ["x"]

@@ -279,6 +279,28 @@ def test_operands_that_cannot_be_quantized_say_so_even_when_forced() -> None:
     assert "run time" in reasons["varying_node"]
 
 
+def test_what_depends_on_shapes_alone_is_not_quantized() -> None:
+    """An LSTM that is written as a loop begins with a state of zeros: a scale of it can't be measured."""
+    net = Net(("n", 32))
+    weight = net.const("w", net.random.normal(size=(32, 32)))
+    net.add("Shape", "x", out="shape")
+    net.add("Expand", net.const("zero", np.zeros((1, 1))), "shape", out="state")
+    net.add("MatMul", "state", weight, out="first")
+    net.add("MatMul", "x", weight, out="second")
+    net.add("Add", "first", "second", out="y")
+    points = points_of(net.model("y"))
+    assert points.quantized == ("second_node",)
+    assert _reasons(points)["first_node"] == "its left operand is the same for every input"
+
+
+def test_double_precision_is_not_quantized() -> None:
+    weights = [numpy_helper.from_array(np.ones((32, 32)), "w")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.DOUBLE, ["n", 32]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "fc")], "g", ends[:1], ends[1:], weights)
+    points = points_of(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    assert points.quantized == () and "float64" in _reasons(points)["fc"]
+
+
 def test_an_output_that_is_read_inside_stays_whole_outside() -> None:
     net = Net()
     net.conv("x", "c1")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from graphs import conv_relu, values
+from onnx import TensorProto, helper
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import TensorInfo
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
+from trtopt.ort.runner import OnnxRunner
 from trtopt.ort.sessions import OnnxSession
 
 ONE = {"y": values(4, 5)}
@@ -66,3 +68,22 @@ def test_a_failing_session_is_a_model_error() -> None:
     assert session({"x": values(1, 3, 8, 8)})["y"].shape == (1, 4, 8, 8)
     with pytest.raises(ModelError, match="can't run"):
         session({"x": values(1, 2, 8, 8)})
+
+
+def test_an_input_of_one_row_fixes_the_batch_of_the_others() -> None:
+    nodes = [helper.make_node("Mul", ["x", "scale"], ["y"], "mul")]
+    ends = {"x": ["n", 4], "scale": [1], "y": ["n", 4]}
+    infos = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in ends.items()}
+    graph = helper.make_graph(nodes, "g", [infos["x"], infos["scale"]], [infos["y"]])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    feed = {"x": np.ones((3, 4), np.float32), "scale": np.arange(3, dtype=np.float32)}
+    assert OnnxSession(proto).batch == 1
+    assert OnnxRunner(proto, optimize=True)(feed)["y"][:, 0].tolist() == [0, 1, 2]
+
+
+def test_nodes_of_one_name_say_what_to_type() -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["h"], "same"), helper.make_node("Relu", ["h"], ["y"], "same")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy"]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
+    with pytest.raises(ModelError, match="check MODEL --fix"):
+        OnnxSession(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))

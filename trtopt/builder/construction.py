@@ -742,6 +742,7 @@ def check_outputs(request: BuildRequest) -> None:
         )
     timings = None if _none(request.timing_cache) else request.timing_cache
     read = (request.model, request.data, request.calib, request.preprocess, timings)
+    check_writable(request.output)  # a folder has no manifest's name
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
     written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):

@@ -68,7 +68,7 @@ class BuildRequest:
         None, help="Keep the scales, repairs and choice.", metavar="T.calib.json", typed=Path
     )
     compare: bool = option(True, help="On a GPU, build for FP16 too and say how INT8 compares.")
-    images: str | os.PathLike[str] | None = shared.images()
+    images: Any = shared.images()
     data: Any = shared.data()
     calib: str | os.PathLike[str] | Table | None = option(
         None, help="A table from trtopt calibrate, or a TensorRT cache.", metavar="T.calib.json", typed=Path

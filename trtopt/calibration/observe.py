@@ -82,6 +82,10 @@ def observe(
         MissingDependency: ONNX Runtime isn't installed.
     """
     inputs, sources = _inputs(proto), _sources(proto)
+    if halves := [name for name, info in inputs.items() if info.dtype == "bfloat16"]:
+        raise CalibrationError(
+            f"the input {halves[0]} is bfloat16, which ONNX Runtime takes from no array: export the model with float32 inputs"
+        )
     unknown = [name for name in tensors if name not in sources]
     if unknown:
         raise CalibrationError(f"the model has no tensor {unknown[0]!r} to observe: it was asked for by another model")

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import os
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
@@ -89,6 +90,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
 
     Raises (when that is called):
         TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
+        UsageError: something else than a path where one is needed.
     """
     parameters = [
         Parameter(
@@ -110,7 +112,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 wrong = next((name for name in keywords if name not in known.parameters), "")
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
-            return work(request(*arguments, **keywords))
+            return work(_fitting(request(*arguments, **keywords)))
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -118,6 +120,49 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
         return public
 
     return made
+
+
+_PATH = "os.PathLike[str]"
+_LISTS = ("Sequence[str]", "Iterable[str]")
+
+
+def _fitting(request: R) -> R:
+    """The request, one text in place of a list of texts made a list of it.
+
+    Raises:
+        UsageError: something else stands where a path is needed.
+    """
+    changes = {}
+    for item in fields(request):  # type: ignore[arg-type]
+        value, kinds = getattr(request, item.name), [part.strip() for part in str(item.type).split("|")]
+        if isinstance(value, str) and kinds[0] in _LISTS and len(kinds) == 1:
+            changes[item.name] = (value,)
+        elif (
+            _PATH in kinds and (item.default is MISSING or len(kinds) > 3) and not isinstance(value, (str, os.PathLike))
+        ):
+            _refuse_unless(
+                kinds, item.name, value
+            )  # an option that may be left out may also take more than it is said to
+    return replace(request, **changes) if changes else request  # type: ignore[type-var]
+
+
+def _refuse_unless(kinds: list[str], name: str, value: Any) -> None:
+    """Raise UsageError where the value is none of the kinds; types behind names of more than one word aren't looked into."""
+    others = [kind.rpartition(".")[2] for kind in kinds if kind not in ("str", _PATH, "None")]
+    from trtopt.core.errors import UsageError  # which speaks by this module
+
+    known = {kind.__name__ for kind in type(value).__mro__}
+    if (value is None and "None" in kinds) or not known.isdisjoint(others):
+        return
+    if (callable(value) and "Runner" in others) or any("[" in kind or kind == "Any" for kind in others):
+        return
+    needed = " or ".join(["a path", *(kind for kind in kinds if kind not in ("str", _PATH, "None", "Runner"))])
+    held = getattr(value, "__dict__", {}).items()
+    inside = [key for key, item in held if type(item).__name__ in others or isinstance(item, os.PathLike)]
+    hint = f": its .{inside[0]} is one" if inside else ""
+    if "Module" in known and "Module" not in others:
+        hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
+    raise UsageError(f"{named(name)} is {value if value is None else type(value).__name__}; {needed} is needed{hint}")
 
 
 # In messages -------------------------------------------------------------------------------------------------------------

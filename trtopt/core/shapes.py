@@ -137,10 +137,25 @@ def _stated(profile: Any) -> dict[str, ShapeRange]:
     """A profile from Python, its ranges as objects or as text."""
     if not isinstance(profile, Mapping):
         raise UsageError(f"shapes holds {profile!r}; 'NAME:MIN,OPT,MAX' or a mapping of names to ShapeRange is needed")
-    for name, shape in profile.items():
-        if not isinstance(shape, (str, ShapeRange)):
-            raise UsageError(f"shapes holds {shape!r} for {name!r}; a ShapeRange or 'MIN,OPT,MAX' is needed")
-    return {name: ShapeRange.parse(shape) if isinstance(shape, str) else shape for name, shape in profile.items()}
+    return {name: _range(name, shape) for name, shape in profile.items()}
+
+
+def _range(name: str, shape: Any) -> ShapeRange:
+    """A range from Python: as an object or as text, one shape, or three."""
+    if isinstance(shape, ShapeRange):
+        return shape
+    if isinstance(shape, str):
+        return ShapeRange.parse(shape)
+    if isinstance(shape, Sequence) and shape:
+        given = [tuple(item) if isinstance(item, Sequence) else item for item in shape]
+        whole = given if isinstance(given[0], tuple) else [tuple(given)] * 3
+        if len(whole) == 3 and all(
+            isinstance(item, tuple) and all(isinstance(size, int) for size in item) for item in whole
+        ):
+            return ShapeRange(*whole)
+    raise UsageError(
+        f"shapes holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
+    )
 
 
 def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:

@@ -138,13 +138,14 @@ def x(shape: Sequence[int | str]) -> str:
     return "x".join(map(str, shape)) or "scalar"
 
 
-def parse_targets(text: str | Iterable[str]) -> tuple[int, ...]:
-    """Read compute capabilities: "sm89,sm120" → (89, 120).
+def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
+    """Read compute capabilities: "sm89,sm120" → (89, 120); numbers are taken, too.
 
     Raises:
         UsageError: a part isn't smNN.
     """
-    parts = text.split(",") if isinstance(text, str) else [piece for item in text for piece in item.split(",")]
+    given = [text] if isinstance(text, (str, int)) else text
+    parts = [piece for item in given for piece in str(item).split(",")] if given != [""] else [""]
     targets: list[int] = []
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)

@@ -8,12 +8,12 @@ from typing import Any
 
 from trtopt.core.errors import UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data.arrays import ArrayBatches
+from trtopt.data.arrays import ArrayBatches, named_batches
 from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
 
-__all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "open_data"]
+__all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "named_batches", "open_data"]
 
 SAMPLES = 64  # real ones that a float model or an engine is judged on, unless --limit says another number
 
@@ -35,9 +35,11 @@ def open_data(
     Args:
         inputs: the network's inputs.
         images: a folder (searched deep) or a list of image files, for a model with one image input.
-        data: .npz (one array per input name, first axis = samples), .npy, a folder of them, arrays in memory.
+        data: .npz (one array per input name, first axis = samples), .npy, a folder of them, or in memory: an array or tensor,
+            arrays by input name, or an iterable of these, such as a DataLoader or a data set; of tuples the first ones are
+            the inputs, in order, and labels behind them aren't read.
         preprocess: preset, TOML file, mapping or `Preprocess`; needed with images.
-        limit: use at most so many samples, chosen by content.
+        limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.
         threads: for decoding images; None: up to four.
         lazy: find out during the first pass which images can be used, so as to decode each once (see `ImageBatches`), and

@@ -60,7 +60,7 @@ class ArrayBatches:
         unpack: Path | None = None,
     ) -> None:
         self._inputs, self._batch = tuple(inputs), batch
-        self._parts = _parts(source, self._inputs)
+        self._parts = _parts(source, self._inputs, limit)
         if unpack is not None:
             self._parts = [
                 _unpacked(part, self._inputs, unpack / str(number)) for number, part in enumerate(self._parts)
@@ -161,7 +161,7 @@ def _digests(part: Path | Mapping[str, Any], inputs: Sequence[TensorInfo], where
     return found
 
 
-def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
+def _parts(source: Any, inputs: Sequence[TensorInfo], limit: int | None) -> list[_Part]:
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         if os.path.isdir(path):  # noqa: PTH112  (Path's raises errors for names that are too long)
@@ -173,21 +173,81 @@ def _parts(source: Any, inputs: Sequence[TensorInfo]) -> list[_Part]:
         else:
             files = [existing_file(path, "`data=`")]
             if path.suffix not in (".npz", ".npy"):
-                raise UsageError(f"`data='{path}'` is neither .npz nor .npy nor a folder of them")
+                written = ", ".join(f"{info.name}=array" if info.name.isidentifier() else "**arrays" for info in inputs)
+                raise UsageError(
+                    f"`data='{path}'` is neither .npz nor .npy nor a folder of them; in Python "
+                    f"np.savez('samples.npz', {written}) writes one, each array's first axis counting samples"
+                )
         return [(str(file), file) for file in files]
-    if isinstance(source, np.ndarray):
-        return [("the array", {_only(inputs, "an array").name: source})]
     if isinstance(source, Mapping):
         return [("the arrays", source)]
+    if _is_array(source):
+        return [("the array", {_only(inputs, "an array").name: source})]
+    batches, count = list[Mapping[str, Any]](), 0  # kept: an iterator can be read once, and several passes are needed
+    for batch in named_batches(source, inputs):
+        batches.append(batch)
+        count += max((len(value) for value in batch.values() if hasattr(value, "__len__")), default=0)
+        if limit is not None and count >= limit and not isinstance(source, Sequence):
+            break
+    return [(f"batch {number}", batch) for number, batch in enumerate(batches)]
+
+
+def plain(value: Any) -> Any:
+    """A tensor of PyTorch in the CPU's memory, in a type that NumPy has; anything else as it is."""
+    if hasattr(value, "detach") and hasattr(value, "cpu"):
+        value = value.detach().cpu()
+        return value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return value
+
+
+def _is_array(value: Any) -> bool:
+    """Whether it is one of NumPy, PyTorch or the like."""
+    return hasattr(value, "__array__") and hasattr(value, "ndim")
+
+
+def named_batches(source: Any, inputs: Sequence[TensorInfo]) -> Iterator[Mapping[str, Any]]:
+    """What an iterable gives, each batch by input names; nothing else is checked.
+
+    Raises:
+        UsageError: it is no iterable, or gives something else than arrays.
+    """
+    if not isinstance(source, Iterable) and not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
+        raise UsageError(
+            f"data is {type(source).__name__}; a path, an array, a mapping of input names to arrays, or an iterable of these "
+            "(such as a DataLoader) is needed"
+        )
+    for number, item in enumerate(_items(source)):
+        yield {name: plain(value) for name, value in _named(item, inputs, number).items()}
+
+
+def _items(source: Any) -> Iterator[Any]:
+    """What an iterable gives, or a data set that is read by index, as PyTorch's are."""
     if isinstance(source, Iterable):
-        batches = list(source)  # an iterator can be read once, and several passes are needed
-        for number, item in enumerate(batches):
-            if not isinstance(item, Mapping):
-                raise UsageError(f"batch {number} is {type(item).__name__}; input name → array is needed")
-        return [(f"batch {number}", item) for number, item in enumerate(batches)]
-    raise UsageError(
-        f"data is {type(source).__name__}; a path, an array, a mapping or an iterable of mappings is needed"
-    )
+        yield from source
+    else:
+        for index in range(len(source)):
+            yield source[index]
+
+
+def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str, Any]:
+    """A batch by input names. Of a tuple the first ones are the inputs; labels behind them aren't read.
+
+    A single sample, without the axis that counts samples, as data sets give it, is a batch of one.
+    """
+    if isinstance(item, Mapping):
+        return {name: _batched(value, inputs, str(name)) for name, value in item.items()}
+    parts = list(item) if isinstance(item, (tuple, list)) else [item]
+    if len(parts) < len(inputs) or not all(map(_is_array, parts[: len(inputs)])):
+        names = ", ".join(info.name for info in inputs)
+        kinds = ", ".join(type(part).__name__ for part in parts[:4])
+        held = f"{type(item).__name__} of {kinds}" if isinstance(item, (tuple, list)) else kinds
+        raise UsageError(f"batch {number} is {held}; an array for each input ({names}), in order or by name, is needed")
+    return {info.name: _batched(part, inputs, info.name) for info, part in zip(inputs, parts)}
+
+
+def _batched(value: Any, inputs: Sequence[TensorInfo], name: str) -> Any:
+    rank = next((len(info.shape) for info in inputs if info.name == name), -1)
+    return value[None] if _is_array(value) and value.ndim == rank - 1 and value.ndim else value
 
 
 def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
@@ -241,13 +301,29 @@ def _matched(
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
     found = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
-    samples_in(found, f"{where}: ")
+    try:
+        samples_in(found, f"{where}: ")
+    except DataError as error:
+        raise DataError(f"{error}{_apart(inputs)}") from None
     return found
+
+
+def _apart(inputs: Sequence[TensorInfo]) -> str:
+    """What to do about a model whose inputs don't all begin with the samples, such as an LSTM's with its state."""
+    first = inputs[0].shape[:1]
+    odd = next((info for info in inputs if info.shape[:1] != first), None)
+    if odd is None:
+        return ""
+    return (
+        f". Samples are counted on the first axis of every input, and the model's {odd.name} is {x(odd.shape)} beside "
+        f"{inputs[0].name} {x(inputs[0].shape)}: export it with the batch first in all (state.transpose(0, 1) in forward), or "
+        "build it in floating point, which needs no data"
+    )
 
 
 def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredArray:
     try:
-        array = stored_array(values) if isinstance(values, Path) else values
+        array = stored_array(values) if isinstance(values, Path) else plain(values)
         array = array if isinstance(array, StoredArray) else np.asanyarray(array)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None

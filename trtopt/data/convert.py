@@ -14,12 +14,20 @@ from trtopt.data.rebatch import Batch, chunks
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks."""
+    """NumPy's type of that name, through ml_dtypes for those that NumPy lacks.
+
+    Raises:
+        UsageError: arrays have no such type, as of strings.
+    """
     try:
         return np.dtype(name)
     except TypeError:
         import ml_dtypes  # comes with onnx
 
+        if not hasattr(ml_dtypes, name):
+            raise UsageError(
+                f"the model takes {name}, which is no type of numbers: move that part outside the model"
+            ) from None
         dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return dtype
 

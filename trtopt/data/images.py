@@ -226,11 +226,14 @@ def _listed(source: Any) -> list[Item]:
         raise UsageError(f"images is {type(source).__name__}{shape}; a folder or a list of files or images is needed")
     items: list[Item] = []
     for index, item in enumerate(source):
+        if hasattr(item, "convert") and hasattr(item, "__array_interface__"):  # Pillow's
+            item = np.asarray(item.convert("RGB"))
         if isinstance(item, np.ndarray):
             check_image(item, f"image {index}")
         elif not isinstance(item, (str, os.PathLike)):
             raise UsageError(
-                f"image {index} is {type(item).__name__}; a file, or a uint8 array height x width x 3 in RGB, is needed"
+                f"image {index} is {type(item).__name__}; a file, an image of Pillow, or a uint8 array height x width x 3 in "
+                "RGB, is needed"
             )
         items.append(item if isinstance(item, np.ndarray) else Path(item))
     return items

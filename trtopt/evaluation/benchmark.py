@@ -180,8 +180,8 @@ def measure(request: BenchRequest) -> BenchReport:
 
 def _check(request: BenchRequest) -> None:
     against, batch = request.against, request.batch
-    if isinstance(against, str) or isinstance(batch, int):
-        raise UsageError("against and batch are lists, such as against=('torch',), batch=(1, 32)")
+    if isinstance(batch, int):
+        raise UsageError(f"`batch=` is {batch}; a list is needed, such as batch=(1, 32)")
     for name in against:
         choice(name, BASELINES, "`against=`")
     for values, what in ((against, "`against=`"), (batch, "`batch=`")):

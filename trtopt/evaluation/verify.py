@@ -25,6 +25,7 @@ from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
+from trtopt.data import named_batches, open_data
 from trtopt.data.rebatch import joined
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits
@@ -139,9 +140,10 @@ def verify(request: VerifyRequest) -> Agreement:
         candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array, the first axis counting samples; each batch is run once through both. Inputs are the
-            reference's; a candidate with its preprocessing embedded gets the pixels that they were made of. Where they have
-            `names` (`trtopt.data.Batches`), the worst samples are named by these.
+        batches: input name → array, the first axis counting samples; each batch is run once through both. Of a model also
+            what `data` of `calibrate` may be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with
+            its preprocessing embedded gets the pixels that they were made of. Where they have `names`
+            (`trtopt.data.Batches`), the worst samples are named by these.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
@@ -177,6 +179,7 @@ def verify(request: VerifyRequest) -> Agreement:
         model = load_model(reference, lazy=True)
         kinds = resolve(model.proto, model.outputs, request.output_kind)
         old = OnnxRunner(reference, optimize=True, threads=request.threads, gpu=True)
+        request = replace(request, batches=_batches(request.batches, model.inputs))
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
     kept: list[Arrays] = []
@@ -221,6 +224,13 @@ def _layers_of(
                 return session.run({name: np.asarray(array).astype(types[name]) for name, array in arrays.items()})
 
             return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
+
+
+def _batches(given: Any, inputs: Sequence[TensorInfo]) -> Any:
+    """Batches as they are; what else `open_data` takes, opened."""
+    if isinstance(given, (str, os.PathLike, Mapping)) or hasattr(given, "__array__"):
+        return open_data(inputs, data=given)
+    return given if hasattr(given, "names") else named_batches(given, inputs)
 
 
 def session_runner(session: Session) -> Runner:

@@ -7,7 +7,7 @@ import pickletools
 import zipfile
 from pathlib import Path
 
-ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".safetensors")
+ENDINGS = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pt2", ".safetensors")
 _MOST = 1 << 20  # bytes of the pickle that are read; the model's own class stands at its beginning
 _HARMLESS = ("torch", "torch._utils", "torch.storage", "torch.serialization", "collections", "builtins", "__builtin__")
 
@@ -19,6 +19,11 @@ def advice(path: Path) -> str:
         return (
             f"{path} is a pickled Ultralytics model ({ultralytics}), which trtopt doesn't unpickle: let Ultralytics' own "
             f"exporter write it (yolo export model={path} format=onnx), then go on with trtopt check {path.stem}.onnx"
+        )
+    if path.suffix == ".pt2":
+        return (
+            f"{path} is a program of torch.export, whose shapes are fixed: export the module that it was made from, "
+            f"trtopt export my_model.py:Net; its weights: torch.save(torch.export.load({str(path)!r}).state_dict, 'state.pth')"
         )
     if _is_script(path):
         return (

@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
+from onnx import ModelProto, defs
 
 from trtopt.calibration.expected import Expected, producer_of, record
 from trtopt.core.errors import (
@@ -34,6 +34,7 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo, choice
 from trtopt.data import open_data
+from trtopt.data.arrayfiles import stored_arrays
 from trtopt.data.arrays import usable
 from trtopt.data.preprocess import Preprocess
 from trtopt.data.rebatch import joined
@@ -47,7 +48,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
 from trtopt.graph.synthetic import synthetic_inputs
-from trtopt.ort.difference import Difference, difference
+from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
 from trtopt.recipes.loader import check_shape, package_file
 
@@ -56,6 +57,16 @@ DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
 THREADS = 4
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
+
+# What PyTorch's users call types; NumPy's "float" is double.
+_TORCH = {
+    "float": "float32",
+    "fp32": "float32",
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "long": "int64",
+}
 
 SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
@@ -170,7 +181,7 @@ def export(request: ExportRequest) -> ExportResult:
         stack.enter_context(_evaluating(torch, source.module))
         subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values, uses_nms = _first_run(subject, source.module)
+            values, operators = _first_run(subject, source.module)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -179,20 +190,27 @@ def export(request: ExportRequest) -> ExportResult:
             tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
         )
         with reporter.phase("export to ONNX"):
-            model = _export(subject, names, target, uses_nms)
+            model = _export(subject, names, target, operators)
             _record_training(subject, model)
         comparisons: list[ExportComparison] = []
         if request.verify:
             with reporter.phase("compare PyTorch with ONNX Runtime") as phase:
                 path = stack.enter_context(scratch()) / "model.onnx"
                 save_model(model.proto, path)
-                session = OnnxSession(path)
+                try:
+                    session = OnnxSession(path)
+                except ModelError as error:
+                    raise ModelError(f"{error}{_types_hint(subject)}") from error
                 for size in subject.batch_sizes:
                     batch = subject.batch(size)
-                    gap = difference(subject.outputs(batch, model), session(batch))
+                    expected = subject.outputs(batch, model)
+                    gap = difference(expected, session(batch))
                     comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
-                    notes += _judge(gap, size, request.tolerance, sampled, source.text)
+                    if not gap.within(request.tolerance):
+                        _disagree(subject, size, expected, f"{gap}; allowed: relative {request.tolerance:g}", sampled)
+                    if not gap.scale:
+                        notes.append("every output is zero, so that the comparison says little")
                 elsewhere, note = _elsewhere(subject, model, session, request.tolerance)
                 comparisons += elsewhere
                 noted(*note)
@@ -289,6 +307,7 @@ def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...
 
 def _info(info: TensorInfo) -> TensorInfo:
     check_shape(info.shape, f"input {info.name}")
+    info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype))
     try:
         np.dtype(info.dtype)
     except TypeError:
@@ -316,6 +335,10 @@ def _samples(
     path = Path(sample)
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
+    if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
+        return _samples(infos, {name: array[:] for name, array in stored_arrays(path).items()}, preprocess)[0], str(
+            path
+        )
     if path.suffix in (".npz", ".npy"):
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
@@ -366,17 +389,27 @@ class _Subject:
         return (first,) if isinstance(first, int) else tuple(dict.fromkeys((1, min(map(len, self.arrays.values())))))
 
     def batch(self, size: int) -> dict[str, NDArray[Any]]:
-        """The first `size` samples, repeated if there are fewer; inputs that don't start with the batch stay whole."""
-        batch = dict(self.arrays)
+        """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole.
+
+        A state may have the batch behind its layers; a size that is fixed counts as the batch on the first axis alone.
+        """
+        batch, first = dict(self.arrays), self.infos[0].shape[0]
         for info in self.infos:
-            if info.shape[0] == self.infos[0].shape[0]:
-                batch[info.name] = batch[info.name][np.arange(size) % len(batch[info.name])]
+            for axis, name in enumerate(info.shape):
+                if name == first and (axis == 0 or isinstance(name, str)):
+                    array = batch[info.name]
+                    batch[info.name] = array.take(np.arange(size) % array.shape[axis], axis)
         return batch
 
     def tensors(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
         first = next(self.module.parameters(), None)
         device = "cpu" if first is None else first.device
-        return tuple(self.torch.from_numpy(batch[info.name].copy()).to(device) for info in self.infos)
+        return tuple(self._tensor(batch[info.name]).to(device) for info in self.infos)
+
+    def _tensor(self, array: NDArray[Any]) -> Any:
+        if array.dtype == "bfloat16":  # which NumPy has not, and torch doesn't take from it
+            return self.torch.from_numpy(array.astype(np.float32)).bfloat16()
+        return self.torch.from_numpy(array.copy())
 
     def __call__(self, batch: Mapping[str, NDArray[Any]]) -> tuple[Any, ...]:
         with self.torch.no_grad(), quiet():
@@ -439,8 +472,8 @@ def _elsewhere(
     return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
 
 
-def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], bool]:
-    """What the user's forward returns, and whether NMS has part in it; its faults show here, before the exporter hides them."""
+def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], Sequence[str]]:
+    """What the user's forward returns, and the operators' names; its faults show here, before the exporter hides them."""
     torch: Any = subject.torch
     batch = subject.batch(subject.batch_sizes[-1])
     operators: list[str] = []
@@ -459,17 +492,17 @@ def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], boo
         given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in subject.infos)
         raise ModelError(
             f"{subject.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}"
-            f"{_input_hint(error)}"
+            f"{_input_hint(error, subject)}"
         ) from error
     finally:
         hook.remove()
     values = list(leaves(results[-1]))
     if not any(isinstance(value, torch.Tensor) for _, value in values):
         raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
-    return values, any("nms" in name for name in operators)
+    return values, operators
 
 
-def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool) -> Model:
+def _export(subject: _Subject, names: Sequence[str], target: int, operators: Sequence[str]) -> Model:
     torch, infos, first = subject.torch, subject.infos, subject.infos[0].shape[0]
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
     size = first if isinstance(first, int) else max(2, min(map(len, subject.arrays.values())))
@@ -495,9 +528,17 @@ def _export(subject: _Subject, names: Sequence[str], target: int, uses_nms: bool
             proto = program.model_proto
     except Exception as error:
         raise ModelError(
-            f"{subject.text} can't be exported{_why(error, infos, uses_nms)} (torch: {essence(error, 1)})"
+            f"{subject.text} can't be exported{_why(error, infos, operators)} (torch: {essence(error, 1)})"
         ) from error
-    model = load_model(proto)
+    try:
+        model = load_model(proto)
+    except ModelError as error:
+        if (newer := _unknown_operator(str(error))) is None:
+            raise ModelError(f"{subject.text} can't be exported: {error}{_types_hint(subject)}") from error
+        raise ModelError(
+            f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: give "
+            f"`opset={max(newer[1], 20)}` (TensorRT 8.6 reads 17 and older)"
+        ) from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
         raise ModelError(
@@ -555,20 +596,39 @@ def _record_training(subject: _Subject, model: Model) -> None:
         record(model.proto, Expected(tensor, mean, std, "BatchNorm2d, recorded by trtopt export"))
 
 
-def _judge(gap: Difference, batch: int, tolerance: float, sampled: str, what: str) -> list[str]:
-    if not gap.within(tolerance):
+def _disagree(subject: _Subject, size: int, expected: Mapping[str, NDArray[Any]], gap: str, sampled: str) -> NoReturn:
+    """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
+    again = dict(zip(expected, subject(subject.batch(size))))
+    changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
+    if changed:
         raise ExportMismatch(
-            f"{what}: PyTorch and ONNX Runtime disagree on {sampled} at batch {batch}: {gap}; allowed: relative "
-            f"{tolerance:g}. Nothing was written. If the model computes something random, or in lower precision than "
-            "FP32, give a larger tolerance"
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: it computes "
+            "something random, which a fixed graph can't repeat. Nothing was written. torch.nn.functional.dropout(…) is on "
+            "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
+            f"an input. If it is meant so: `verify=False` ({gap})"
         )
-    return ["every output is zero, so that the comparison says little"] if not gap.scale else []
+    raise ExportMismatch(
+        f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. If the "
+        "model computes in lower precision than FP32, give a larger tolerance"
+    )
 
 
+def _unknown_operator(told: str) -> tuple[str, int] | None:
+    """The operator that the checker doesn't know at the model's opset, and the first opset that has it."""
+    found = re.search(r"No Op registered for (\w+) with domain_version", told)
+    versions = [
+        schema.since_version
+        for schema in defs.get_all_schemas_with_history()
+        if found and schema.name == found[1] and not schema.domain
+    ]
+    return (found[1], min(versions)) if found and versions else None
+
+
+_LACKING = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _STATIC = re.compile(r"inferred a static shape of (\d+) for dimension inputs\[(\d+)\]\.shape\[(\d+)\]")
 
 
-def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> str:
+def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[str]) -> str:
     """The class of the failure in our words: what, where in the user's code, what to do."""
     told = "".join(str(item) for item in chain(error))
     fixed = [
@@ -576,16 +636,32 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], uses_nms: bool) -> s
         for size, which, axis in _STATIC.findall(told)
         if int(which) < len(infos) and int(axis) < len(infos[int(which)].shape)
     ]
+    fixed = list(dict.fromkeys(fixed))
     if fixed:
         return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
     if any(sign in told for sign in signs):
         return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
-    if uses_nms:
+    if any("nms" in name for name in operators):
         return (
             f": {_at(error)}it ends in NMS (non-maximum suppression), which gives as many boxes as there are. Export what "
             "comes before NMS, by a module of your own whose forward returns the raw boxes and scores (docs/export.md), and do "
             "NMS after the engine"
+        )
+    if any("_pack_padded_sequence" in name for name in operators):
+        return (
+            f": {_at(error)}it packs sequences (pack_padded_sequence), whose steps depend on their lengths' values: give the "
+            "padded sequences to the LSTM or GRU, and take each one's result at its own last step, by torch.gather"
+        )
+    if "quantized." in told or "_obs_fq_" in told or "quantized::" in told:
+        return (
+            ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
+            "as it is before prepare and convert, and let trtopt build --int8 quantize it"
+        )
+    if lacking := _LACKING.search(told):
+        return (
+            f": {_at(error)}it uses PyTorch's {lacking[1]}, for which torch's exporter has no ONNX form: write that part with "
+            "other operators, or leave it out of the exported model"
         )
     if "data-dependent" in told or "GuardOnDataDependent" in told:
         return (
@@ -600,13 +676,35 @@ def _at(error: BaseException) -> str:
     return f"at {where}: " if where else ""
 
 
-def _input_hint(error: BaseException) -> str:
+def _input_hint(error: BaseException, subject: _Subject) -> str:
     told = str(error)
-    if re.search(r"scalar type|dtype|indices|Half|Double|Long", told):
-        return ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
+    if "data type 'str'" in told or "'Tensor' object has no attribute" in told:
+        return (
+            ". forward gets tensors alone: where it takes a dict or an object, export a module around it, whose forward takes "
+            "tensors and puts them into one"
+        )
+    if re.search(r"scalar type|dtype|indices|Half|Double|Long|BFloat16", told):
+        return (
+            ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
+            f"{_types_hint(subject)}"
+        )
     if "index out of range" in told:
         return ". Integer inputs were made up of 0 and 1: give real ones by `sample=`, or other shapes by `inputs=`"
-    return ". Are the shapes and types of `inputs=` right?"
+    return (
+        ". Are the shapes and types of `inputs=` right, and the values, if they were made up? `sample=` gives real ones"
+    )
+
+
+def _types_hint(subject: _Subject) -> str:
+    """What to do about a module whose weights have a type that PyTorch or ONNX Runtime can't run everywhere."""
+    found = {item.dtype for item in subject.module.parameters() if item.dtype.is_floating_point}
+    odd = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in found - {subject.torch.float32}))
+    if not odd:
+        return ""
+    return (
+        f". The module's weights are {odd}: give it in float32, which needs no other inputs, as a function that returns "
+        "model.float(); precision is chosen by trtopt build"
+    )
 
 
 @contextlib.contextmanager
@@ -615,15 +713,24 @@ def _evaluating(torch: Any, module: Any) -> Iterator[None]:
     PyTorch's default is one per core, whatever the container allows.
 
     Without the fused attention that torch.nn.TransformerEncoderLayer takes in eval mode: its exporter has no operator for it.
+    And without torch.nn.Transformer's look at its mask's values, whether it is the causal one, which can't be traced: a mask
+    that isn't known to be is applied as it is.
     """
     modes = [(item, item.training) for item in module.modules()]
+    layers, looks = torch.nn.modules.transformer, "_detect_is_causal_mask"
+    looking = getattr(layers, looks, None)
     fused, threads = torch.backends.mha.get_fastpath_enabled(), torch.get_num_threads()
-    module.eval()
+    with contextlib.suppress(NotImplementedError):  # torch.export's own modules have the mode that they were made in
+        module.eval()
     torch.backends.mha.set_fastpath_enabled(False)
     torch.set_num_threads(min(threads, THREADS))
+    if looking is not None:
+        setattr(layers, looks, lambda mask, is_causal=None, size=None: is_causal is True)
     try:
         yield
     finally:
+        if looking is not None:
+            setattr(layers, looks, looking)
         torch.set_num_threads(threads)
         torch.backends.mha.set_fastpath_enabled(fused)
         for item, mode in modes:

@@ -243,7 +243,7 @@ def _kind(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, (tuple, list)):
         name += f" ({', '.join(type(item).__name__ for item in value[:4])}{', …' if len(value) > 4 else ''})"
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 def _near(name: str, folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from trtopt.frontend import checkpoints, detectors
 from trtopt.frontend.factories import SEED, bare_file, make, making, own_imports
 from trtopt.recipes.loader import Recipe, load_recipe
 
+_TENSORFLOW = (".h5", ".keras", ".pb", ".tflite")
 VIDEO_FRAMES = 16  # what most of torchvision's video models were trained with
 _one = threading.RLock()
 
@@ -81,6 +82,11 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
         raise UsageError(f"{text} is an ONNX model already; use it as it is: trtopt check {text}")
     if text.endswith(checkpoints.ENDINGS):
         raise UsageError(checkpoints.advice(Path(text)))
+    if text.endswith(_TENSORFLOW):
+        raise UsageError(
+            f"{text} is no PyTorch model: of Keras' and TensorFlow's tf2onnx writes ONNX (python -m tf2onnx.convert); then "
+            "trtopt check model.onnx"
+        )
     kind, colon, name = text.partition(":")
     if kind == "torchvision" and colon:
         return _weighted(_torchvision(name, arguments), weights)
@@ -89,7 +95,16 @@ def _found(source: Any, weights: str | os.PathLike[str] | None, arguments: Mappi
             return _weighted(_own(text, (), arguments), weights)
         if missing := bare_file(text):
             raise UsageError(missing)
-    return _from_recipe(load_recipe(text), weights, arguments)
+    try:
+        recipe = load_recipe(text)
+    except UsageError as error:
+        if text.endswith(".toml"):
+            raise
+        raise UsageError(
+            f"{error}. A model of yours: FILE.py:FACTORY, a function of your file that returns it, from wherever it comes "
+            "(such as from_pretrained of a local folder); torchvision's: torchvision:NAME"
+        ) from None
+    return _from_recipe(recipe, weights, arguments)
 
 
 def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], folder: Path | None = None) -> Source:
@@ -97,7 +112,15 @@ def _own(text: str, positional: Sequence[Any], arguments: Mapping[str, Any], fol
 
 
 def _without_end(module: Any, text: str) -> Any:
-    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS."""
+    """The module, unless it is one of torchvision's detectors; a subclass may have a forward of its own, without NMS.
+
+    TorchScript is refused, too.
+    """
+    if isinstance(module, require("torch", "torch", "export").jit.ScriptModule):
+        raise UsageError(
+            f"{text} is TorchScript, which torch's exporter doesn't read: give the Python module that it was made from; its "
+            "weights: torch.save(scripted.state_dict(), 'state.pth'), then `weights='state.pth'`"
+        )
     if str(getattr(type(module).forward, "__module__", "")).startswith("torchvision.models.detection."):
         raise UsageError(_without_nms(text, two_stages=not hasattr(module, "head")))
     return module

@@ -64,6 +64,13 @@ class Model:
         return fingerprint(self.proto)  # only where it is asked for: 0.06 s for 100 MB
 
 
+def _instead(text: str) -> str:
+    """What to type where a module in PyTorch is named in a model file's place."""
+    if ":" not in text or "/" in text.rpartition(":")[2]:
+        return ""
+    return f"an ONNX file is needed, which trtopt export {text} -o model.onnx writes"
+
+
 def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = False) -> Model:
     """Read and validate a model.
 
@@ -81,7 +88,7 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         path, proto, what, left_out = None, ModelProto(), "the model", list[_Weight]()
         proto.CopyFrom(source)
     else:
-        path = existing_file(source, "the model")
+        path = existing_file(source, "the model", _instead(os.fspath(source)))
         what = str(path)
         proto, left_out = _parse(path)
     check_text(proto, what)
@@ -91,6 +98,10 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
         make_lazy(*weight)
         if not lazy:
             read_in(weight[0])
+    if proto.ir_version == 3 and {item.name for item in proto.graph.initializer} - {
+        item.name for item in proto.graph.input
+    }:
+        proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     inferred = validate(proto, what)
     types = {value.name: value for value in inferred.graph.output}
     return Model(

@@ -46,10 +46,6 @@ _ERRORS = {
         "its zero point isn't 0; TensorRT quantizes symmetrically only",
         "build from the float model with `int8=True`, or quantize with symmetric activations and weights",
     ),
-    "qdq-int32-bias": (
-        "dequantizes an INT32 bias, which TensorRT refuses",
-        "build from the float model with `int8=True`, or quantize without biases",
-    ),
 }
 _WARNINGS = {
     "empty-input": (
@@ -221,6 +217,13 @@ class _Graph(Links):
     def followed(self, node: NodeProto, *ops: str) -> bool:
         return any(user.op_type in ops for name in node.output for user in self.readers.get(name, ()))
 
+    def cast_at_once(self, name: str) -> bool:
+        """Whether all that reads the tensor casts it to a floating type."""
+        readers = self.readers.get(name, ())
+        kinds = {item.i for node in readers for item in node.attribute if item.name == "to"}
+        casts = all(node.op_type == "Cast" for node in readers)
+        return casts and bool(kinds) and kinds <= {TensorProto.FLOAT, TensorProto.FLOAT16}
+
     def tensors(self, *types: int) -> Iterator[tuple[TensorProto, NDArray[Any]]]:
         """The constants of these types, with what they hold."""
         for tensor in self.proto.graph.initializer:
@@ -256,7 +259,7 @@ def _ends(graph: _Graph) -> Iterator[Finding]:
             said = {"int64": "int64", "float64": "double"}.get(kind, "integer" if kind in _INTEGERS else "")
             if kind in _NO_TENSORS or kind.startswith("complex"):
                 yield _said("unsupported-type", info.name, side=side, kind=kind)
-            elif said:
+            elif said and not (kind == "uint8" and side == "input" and graph.cast_at_once(info.name)):
                 yield _said(said, info.name, code=f"{said}-{side}", side=side, kind=kind)
 
 
@@ -385,16 +388,12 @@ def _int8(graph: _Graph) -> Iterator[Finding]:
 
 def _zero_points(graph: _Graph) -> Iterator[Finding]:
     """Quantized models of other tools: what TensorRT refuses in them."""
-    asymmetric, biases = [], []
+    asymmetric = []
     for node in graph.of("QuantizeLinear", "DequantizeLinear"):
         zero_point = graph.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else None
         if zero_point is not None and np.any(np.asarray(zero_point).astype(np.float32)):
             asymmetric.append(node)
-        tensor = graph.constants.get(node.input[0])
-        if node.op_type == "DequantizeLinear" and tensor is not None and tensor.data_type == TensorProto.INT32:
-            biases.append(node)
     yield from _several(asymmetric, "qdq-zero-point")
-    yield from _several(biases, "qdq-int32-bias")
 
 
 def opset_findings(proto: ModelProto, limit: int | None, generation: str) -> Iterator[Finding]:

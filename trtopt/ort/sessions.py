@@ -101,7 +101,10 @@ def open_session(
             source = os.fspath(path if isinstance(model, ModelProto) else model)
             return ort.InferenceSession(source, options, providers=wanted)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
-            raise ModelError(f"ONNX Runtime can't load the model: {error}") from error
+            twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * (
+                "same node name" in str(error)
+            )
+            raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
 
 
 def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -126,7 +129,7 @@ class OnnxSession:
         on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
-        batch: the size that every input's first axis is fixed to; None: dynamic, or not the same for all.
+        batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
 
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
@@ -145,9 +148,9 @@ class OnnxSession:
         self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu)
         self.on_gpu = self._session.get_providers()[0] == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
-        first = {item.shape[0] if item.shape else None for item in self._session.get_inputs()}
-        size = first.pop() if len(first) == 1 else None
-        self.batch = size if isinstance(size, int) and size > 0 else None
+        first = {item.shape[0] for item in self._session.get_inputs() if item.shape}
+        fixed = [size for size in first if isinstance(size, int) and size > 0]
+        self.batch = fixed[0] if len(fixed) == 1 else None
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

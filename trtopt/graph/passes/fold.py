@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx_ir.passes import common
@@ -51,7 +52,7 @@ from trtopt.graph.proto import (
     unique,
     whole_copy,
 )
-from trtopt.graph.view import attribute, constant, operand, read_ir, sizes
+from trtopt.graph.view import attribute, constant, constant_tensor, operand, read_ir, sizes
 
 ROUNDS = 12  # every model seen settles in two or three
 # Bytes of weights that are worth leaving out at first and, where they can't be, the time to find their forgotten copies.
@@ -63,6 +64,9 @@ _SLIMMING = ["graph_fusion", "dead_node_elimination", "subexpression_elimination
 # Opset: what is older is raised to it; no parser of TensorRT's reads it, and broadcasting meant something else.
 OLDEST = 7
 PIECES = 1024  # of a sequence that are made nodes' outputs
+_MOVING = (
+    "Transpose", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Split", "Gather", "GatherND", "Expand", "Identity",
+)  # fmt: skip
 _HIDDEN = "trtopt.later"  # a domain that no library knows
 SLICES = 1 << 20  # Slices times nodes that a rule may look at
 RULES_OPSET = 18  # opset that onnxscript's rules are written for; they may write its operator forms into an older model
@@ -261,6 +265,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
+    _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)
     budget = Budget(most - _constant_bytes(proto), dict(model.opset_imports))
@@ -291,6 +296,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
             break
     for node in splits:
         node.domain = ""
+    _cast_pixels_first(model)
     rewriter.rewrite(model, list(_rules(model)))
     lift(model)
     common.RemoveUnusedNodesPass()(model)
@@ -349,6 +355,61 @@ def _cast_as_written(model: ir.Model) -> None:
             attributes = [ir.AttrInt64("to", int(like.dtype)), ir.AttrInt64("saturate", 0)]
             cast = ir.Node("", "Cast", [node.inputs[0]], attributes, name=node.name)
             ir.convenience.replace_nodes_and_values(node.graph, node, [node], [cast], node.outputs, cast.outputs)
+
+
+def _float_biases(model: ir.Model) -> None:
+    """INT32 biases behind DequantizeLinear, as ONNX Runtime's quantizer writes them: TensorRT has floating ones alone."""
+    for node in [node for node in model.graph.all_nodes() if node.op_type == "DequantizeLinear" and not node.domain]:
+        codes, scale, zero = (constant_tensor(operand(node, slot)) for slot in range(3))
+        if codes is None or codes.dtype != ir.DataType.INT32 or scale is None or scale.dtype != ir.DataType.FLOAT:
+            continue
+        if len(codes.shape) > 1 or (operand(node, 2) is not None and (zero is None or zero.numpy().any())):
+            continue  # more than a bias; a zero point of INT32 is zero
+        if scale.size not in (1, codes.size):
+            continue
+        bias = ir.tensor((codes.numpy().astype(np.float32) * scale.numpy().reshape(-1)).reshape(codes.shape.numpy()))
+        made = ir.Node("", "Constant", [], [ir.AttrTensor("value", bias)], name=node.name)
+        made.outputs[0].dtype, made.outputs[0].shape = bias.dtype, bias.shape
+        ir.convenience.replace_nodes_and_values(node.graph, node, [node], [made], node.outputs, made.outputs)
+
+
+def _cast_pixels_first(model: ir.Model) -> None:
+    """Cast a uint8 input at once, where that happens behind nodes that only move its values: TensorRT moves no uint8."""
+    for source in model.graph.inputs:
+        if source.dtype != ir.DataType.UINT8:
+            continue
+        moved, casts = _moved(source)
+        kinds = {int(attribute(cast, "to", 0)) for cast in casts}
+        if len(moved) < 2 or kinds not in ({int(ir.DataType.FLOAT)}, {int(ir.DataType.FLOAT16)}):
+            continue
+        (kind,), uses = kinds, list(source.uses())
+        first = ir.Node("", "Cast", [source], [ir.AttrInt64("to", kind)], name=casts[0].name)
+        for use in uses:
+            use.node.replace_input_with(use.idx, first.outputs[0])
+        first.outputs[0].dtype, first.outputs[0].shape = ir.DataType(kind), source.shape
+        model.graph.insert_before(model.graph[0], first)
+        for value in moved[1:]:
+            value.dtype = ir.DataType(kind)
+        for cast in casts:  # of a floating value to its own type; the round's end drops them
+            cast.op_type = "Identity"
+            cast.attributes.clear()
+        _remove_identities(model)
+
+
+def _moved(source: ir.Value) -> tuple[list[ir.Value], list[ir.Node]]:
+    """The value and what is only it in another order, and the Casts that read these; nothing where something else does."""
+    found, casts = [source], list[ir.Node]()
+    for value in found:
+        if value.is_graph_output():
+            return [], []
+        for use in value.uses():
+            if use.node.op_type == "Cast":
+                casts.append(use.node)
+            elif use.node.op_type in _MOVING and not use.node.domain and use.idx == 0:
+                found += use.node.outputs
+            else:
+                return [], []
+    return found, casts
 
 
 def _spell_einsums(model: ir.Model) -> None:

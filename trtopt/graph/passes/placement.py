@@ -80,6 +80,7 @@ class _Search:
     quantized: list[ir.Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     groups: tuple[tuple[str, ...], ...] = ()
+    varying: Collection[ir.Value] = ()
 
     @property
     def points(self) -> Points:
@@ -135,6 +136,7 @@ def find_points(
 
 
 def _searched(search: _Search) -> _Search:
+    search.varying = _varying(search.model.graph)
     first = next((node for node in search.model.graph if node.op_type == "Conv"), None)
     for node in search.model.graph:
         if node.op_type in WEIGHTED and node.domain == "" and is_float(node.inputs[0]):
@@ -144,6 +146,21 @@ def _searched(search: _Search) -> _Search:
         _poolings(search)
         search.groups = _concats(search)
     return search
+
+
+def _varying(graph: ir.Graph) -> set[ir.Value]:
+    """Values that depend on what is in the network's inputs, not on their shapes alone: an LSTM's zero state doesn't."""
+    found: set[ir.Value] = set(graph.inputs)
+    for node in graph:
+        made = not node.inputs or any(
+            attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+            for attribute in node.attributes.values()
+        )
+        if node.op_type != "Shape" and (
+            made or not found.isdisjoint(value for value in node.inputs if value is not None)
+        ):
+            found.update(node.outputs)
+    return found
 
 
 def _is_grouped(node: ir.Node) -> bool:
@@ -188,8 +205,12 @@ def _weighted(search: _Search, node: ir.Node, *, first: bool) -> None:
         reason = search.barred[str(node.name)]
     elif node.inputs[0] is not None and node.inputs[0].name in search.bare:
         reason = BEHIND_FLOATS
+    elif node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.DOUBLE:
+        reason = "it computes in float64, which TensorRT makes float32: export the model in float32"
     elif is_constant(node.inputs[0]):
         reason = "its left operand is constant"
+    elif node.inputs[0] not in search.varying:
+        reason = "its left operand is the same for every input"
     elif weight is None and node.op_type != "MatMul":
         reason = "its weight is computed at run time; only constant weights are quantized"
     elif weight is None:
@@ -259,7 +280,7 @@ def _residuals(search: _Search) -> None:
     for node in search.model.graph:
         if node.op_type != "Add" or node.domain or _override(search, node) is not None:
             continue
-        branches = [value for value in node.inputs if value is not None and not is_constant(value)]
+        branches = [value for value in node.inputs if value is not None and value in search.varying]
         if len(branches) != 2 or branches[0] is branches[1] or not all(map(is_float, branches)):
             continue
         if sizes(branches[0]) != sizes(branches[1]):  # a broadcast (squeeze-and-excite, bias), not a residual
