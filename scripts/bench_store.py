@@ -105,17 +105,10 @@ def main() -> int:
             figures[model.stem] = {"after_s": after[model], "alone_s": alone[model], "ratio": ratio}
 
         model = given.second[0]
+        asked = {"shapes": shapes(model, given.batch), "timing_cache": timings(folder / f"{model.stem}.empty"), **options}
 
         def stored() -> Session:
-            filled = folder / f"{model.stem}.empty"
-            return Session.for_model(
-                model,
-                backend=given.runtime,
-                store=folder / "store",
-                timing_cache=timings(filled),
-                shapes=shapes(model, given.batch),
-                **options,
-            )
+            return Session.for_model(model, backend=given.runtime, store=folder / "store", **asked)
 
         took, plan = opened(stored)
         note(f"for_model of {model.stem}, built with its own cache", f"{took:.0f} ms")

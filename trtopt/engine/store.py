@@ -435,7 +435,7 @@ def stamps(paths: Sequence[str | os.PathLike[str]]) -> dict[str, tuple[int, ...]
 
 def _stamp(path: str | os.PathLike[str]) -> tuple[int, ...]:
     info = Path(path).stat()
-    return info.st_size, info.st_mtime_ns, info.st_ctime_ns  # inode numbers change by themselves on some file systems
+    return info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_dev
 
 
 def _max_size() -> int:
