@@ -105,7 +105,11 @@ def main() -> int:
             figures[model.stem] = {"after_s": after[model], "alone_s": alone[model], "ratio": ratio}
 
         model = given.second[0]
-        asked = {"shapes": shapes(model, given.batch), "timing_cache": timings(folder / f"{model.stem}.empty"), **options}
+        asked = {
+            "shapes": shapes(model, given.batch),
+            "timing_cache": timings(folder / f"{model.stem}.empty"),
+            **options,
+        }
 
         def stored() -> Session:
             return Session.for_model(model, backend=given.runtime, store=folder / "store", **asked)

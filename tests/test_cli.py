@@ -133,6 +133,7 @@ ARGUMENTS = {
     "frontend.proposal",
     "core.shared_options",
     "serving.bundle",
+    "serving.control",
     "serving.server",
 }
 ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands", "diagnosis.contents"}

@@ -77,7 +77,7 @@ def _model(name: str, what: str) -> str:
 
 
 class Watch:
-    """Loads a model again whose process died, until `end`.
+    """Loads a model again whose process died, until `end` or `unload`.
 
     Triton (release 24.10) doesn't: it says that the model is ready, and answers each request with 500. A process dies of what a
     runtime or a driver does, for want of memory, and of a shape whose number of bytes overflows 64 bits.
@@ -90,6 +90,11 @@ class Watch:
 
     def end(self) -> None:
         self._ended.set()
+
+    def unload(self, deadline: float) -> None:
+        """End, and unload all models; see `Control.unload`."""
+        self.end()
+        self._control.unload(deadline)
 
     def _look(self) -> None:
         while not self._ended.wait(_EACH):

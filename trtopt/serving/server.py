@@ -24,7 +24,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -118,7 +118,7 @@ class Server:
         self,
         process: subprocess.Popen[bytes],
         log: deque[str],
-        control: Control | None,
+        unload: Callable[[float], None] | None,
         repo: Path,
         addresses: Sequence[str],
         drain: float,
@@ -126,11 +126,10 @@ class Server:
     ) -> None:
         self.repo, self.models = repo, tuple(models)
         self.http, self.grpc, self.metrics = addresses
-        self._process, self._log, self._control, self._drain = process, log, control, drain
+        self._process, self._log, self._unload, self._drain = process, log, unload, drain
         self._stopped = False
         self._closing = contextlib.ExitStack()
         self._deadline: float | None = None
-        self._watch = Watch(process, control) if control else None
 
     def stop(self) -> None:
         """Begin to end: nothing new is taken, what was accepted is answered. A second call ends it at once."""
@@ -138,8 +137,6 @@ class Server:
             self._process.kill()
             return
         self._stopped = True
-        if self._watch is not None:
-            self._watch.end()
         self._deadline = time.monotonic() + self._drain + _SLACK
         threading.Thread(target=self._end, name="trtopt-drain", daemon=True).start()
 
@@ -149,8 +146,8 @@ class Server:
         SIGTERM alone isn't enough: tritonserver goes on taking requests on open connections, and drops them at the end.
         """
         with contextlib.suppress(OSError, ValueError):
-            if self._control is not None:
-                self._control.unload(time.monotonic() + self._drain)
+            if self._unload is not None:
+                self._unload(time.monotonic() + self._drain)
         self._process.send_signal(signal.SIGTERM)
 
     def wait(self) -> ServerEnd:
@@ -160,8 +157,6 @@ class Server:
                 self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.5)
-        if self._watch is not None:
-            self._watch.end()
         self._closing.close()
         left = [found[1] for line in self._log if (found := _IN_FLIGHT.search(line))]
         return ServerEnd(self._stopped, status, status == 0 or left[-1:] == ["0"])
@@ -459,7 +454,12 @@ def _start(
     stack.callback(reader.join, 5.0)
     _wait_until_ready(process, request, last, reader)
     warm_up(f"{_here(request.host)}:{request.http_port}", repo)
-    return Server(process, last, control, repo, addresses, drain, models)
+    unload = None
+    if control is not None:
+        watch = Watch(process, control)
+        stack.callback(watch.end)
+        unload = watch.unload
+    return Server(process, last, unload, repo, addresses, drain, models)
 
 
 @contextlib.contextmanager
