@@ -58,6 +58,9 @@ pass_pip_settings() {  # PYTHON
 # Without a GPU, PyTorch's CPU wheels where they can be had. They need a torchvision of their own, so both come from
 # PyTorch's index or neither does; who has set an index of theirs, or UV_TORCH_BACKEND, has chosen.
 choose_torch() {  # adds to the command `install`
+    if compgen -G "$folder/lib/python*/site-packages/torch/__init__.py" >/dev/null; then
+        return  # the one that is there stays; asked again without its index, uv would say that nothing is missing
+    fi
     if [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_NO_INDEX:-}" ] \
         && [ ! -e /dev/nvidiactl ] && [ ! -e /dev/dxg ] \
         && UV_HTTP_TIMEOUT=10 UV_HTTP_RETRIES=0 "${install[@]}" --torch-backend cpu --constraint requirements.lock \
