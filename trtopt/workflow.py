@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -74,7 +75,7 @@ class PipelineResult:
         """What of the agreement is outside the limits."""
         return [] if self.agreement is None else (self.limits or Limits()).missed(self.agreement)
 
-    @property
+    @functools.cached_property  # reads the table
     def cause(self) -> str:
         """Why results are outside the limits, or the signal is lost, where that is known: values that FP16 can't hold."""
         table = self.files.get("calibration")

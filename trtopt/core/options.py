@@ -135,14 +135,14 @@ def _fitting(request: R) -> R:
     changes = {}
     for item in fields(request):  # type: ignore[arg-type]
         value, kinds = getattr(request, item.name), [part.strip() for part in str(item.type).split("|")]
-        if isinstance(value, str) and kinds[0] in _LISTS and len(kinds) == 1:
-            changes[item.name] = (value,)
-        elif (
-            _PATH in kinds and (item.default is MISSING or len(kinds) > 3) and not isinstance(value, (str, os.PathLike))
-        ):
-            _refuse_unless(
-                kinds, item.name, value
-            )  # an option that may be left out may also take more than it is said to
+        if isinstance(value, str):
+            if len(kinds) == 1 and kinds[0] in _LISTS:
+                changes[item.name] = (value,)
+            continue
+        # An option that may be left out may also take more than it is said to.
+        told = item.default is MISSING or len(kinds) > 3
+        if told and _PATH in kinds and not isinstance(value, os.PathLike):
+            _refuse_unless(kinds, item.name, value)
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 

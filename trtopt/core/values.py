@@ -145,7 +145,7 @@ def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
         UsageError: a part isn't smNN.
     """
     given = [text] if isinstance(text, (str, int)) else text
-    parts = [piece for item in given for piece in str(item).split(",")] if given != [""] else [""]
+    parts = [piece for item in given for piece in str(item).split(",")]
     targets: list[int] = []
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)

@@ -336,9 +336,8 @@ def _samples(
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
-        return _samples(infos, {name: array[:] for name, array in stored_arrays(path).items()}, preprocess)[0], str(
-            path
-        )
+        whole, _ = _samples(infos, {name: array[:] for name, array in stored_arrays(path).items()}, preprocess)
+        return whole, str(path)
     if path.suffix in (".npz", ".npy"):
         batches = open_data(infos, data=path, limit=SAMPLES)
     else:
