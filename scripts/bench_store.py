@@ -1,13 +1,13 @@
 """What the kept timing cache saves a second build, and what the engine store costs a session. One table.
 
-    PY scripts/bench_store.py [options] FIRST.onnx SECOND.onnx…
+    PY scripts/bench_store.py [options] FIRST.onnx [SECOND.onnx…]
 
-FP16 engines, each built once, one after the other in this process, for batches from 1 to --batch:
+FP16 engines, each built once, one after the other in this process, for batches from 1 to --batch; without a SECOND, the store only:
 
     FIRST       with an empty timing cache
     SECOND      with a copy of that one, which FIRST has filled; of several models one after the other
     SECOND      with an empty one: last, when the process is warmest
-    store       `Session.for_model` of the first SECOND, which builds and stores it; then `for_model` again and `Session` of the
+    store       `Session.for_model` of the first SECOND, or of FIRST, which builds and stores it; then `for_model` again and `Session` of the
                 stored plan in turns, --rounds times each, opened and closed: the median of the differences
 """
 
@@ -55,7 +55,7 @@ def shapes(model: Path, batch: int) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench_store", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("first", type=Path, metavar="FIRST.onnx")
-    parser.add_argument("second", type=Path, nargs="+", metavar="SECOND.onnx")
+    parser.add_argument("second", type=Path, nargs="*", metavar="SECOND.onnx")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--level", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=15)
@@ -91,7 +91,8 @@ def main() -> int:
             return result.seconds
 
         kept = folder / "kept"
-        figures[given.first.stem] = seconds(given.first, kept, "empty")
+        if given.second:
+            figures[given.first.stem] = seconds(given.first, kept, "empty")
         after, alone = {}, {}
         for model in given.second:
             copy = folder / f"{model.stem}.kept"
@@ -104,7 +105,7 @@ def main() -> int:
             note(f"{model.stem}, {given.first.stem}'s over empty", f"{ratio:.2f}×", f"≤ {HALF}×", ratio <= HALF)
             figures[model.stem] = {"after_s": after[model], "alone_s": alone[model], "ratio": ratio}
 
-        model = given.second[0]
+        model = (given.second or [given.first])[0]
         asked = {
             "shapes": shapes(model, given.batch),
             "timing_cache": timings(folder / f"{model.stem}.empty"),
@@ -115,7 +116,7 @@ def main() -> int:
             return Session.for_model(model, backend=given.runtime, store=folder / "store", **asked)
 
         took, plan = opened(stored)
-        note(f"for_model of {model.stem}, built with its own cache", f"{took:.0f} ms")
+        note(f"for_model of {model.stem}, built", f"{took:.0f} ms")
         pairs = []
         for number in range(given.rounds + 1):
             hit, _ = opened(stored)
