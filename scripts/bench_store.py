@@ -2,13 +2,14 @@
 
     PY scripts/bench_store.py [options] FIRST.onnx [SECOND.onnx…]
 
-FP16 engines, each built once, one after the other in this process, for batches from 1 to --batch; without a SECOND, the store only:
+FP16 engines, each built once, one after the other in this process, for batches from 1 to --batch; without a SECOND, for the
+store only:
 
     FIRST       with an empty timing cache
     SECOND      with a copy of that one, which FIRST has filled; of several models one after the other
     SECOND      with an empty one: last, when the process is warmest
-    store       `Session.for_model` of the first SECOND, or of FIRST, which builds and stores it; then `for_model` again and `Session` of the
-                stored plan in turns, --rounds times each, opened and closed: the median of the differences
+    store       `Session.for_model` of the first SECOND, or of FIRST, which builds and stores it; then `for_model` again and
+                `Session` of the stored plan in turns, --rounds times each, opened and closed: the median of the differences
 """
 
 from __future__ import annotations

@@ -379,13 +379,17 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         if elf and not self.engine_host_code_allowed:
             log(self._logger, "ERROR", "the plan can't be loaded")  # what it says really was never seen
             return None
-        if not text.startswith(_header(sim.version)) and not text.startswith(_rtx_header(sim.version, len(text))):
+        carried = bool(elf) and sim.major == 10  # its own runtime answers, whatever its version
+        if not (carried or text.startswith((_header(sim.version), _rtx_header(sim.version, len(text))))):
             log(self._logger, "ERROR", "Serialization assertion failed: version tag does not match")
             return None
         engine = sim.module.ICudaEngine()
         engine._report, engine._logger = text[64:].decode(), self._logger
         sizes = ("device_memory_size", "device_memory_size_v2")
         engine._set.update({name: SCRATCH + number for number, name in enumerate(sizes)})
+        engine._early = carried and not text.startswith(_header(sim.version))
+        if engine._early:
+            engine._set["device_memory_size_v2"] = 0  # "only supported from TensorRT 10.1 onwards", it logs
         return engine
 
     def context(self: Any, how: Any = None) -> Any:
@@ -394,12 +398,13 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             log(self._logger, "ERROR", sim.no_context)
             return None
         made = sim.module.IExecutionContext()
-        made._how = how
+        made._how, made._early = how, self._early
         made._set["active_optimization_profile"] = 0 if sim.shared or not sim.contexts else -1
         sim.contexts.append(made)
         return made
 
     def set_memory(self: Any, address: int, size: int) -> None:
+        assert not self._early, "it isn't handed on to a runtime before 10.1"
         assert size >= SCRATCH
         self._memory = (address, size)
 

@@ -22,7 +22,7 @@ Open = Callable[[str], tuple[Simulation, Generation]]
 
 # Names that are asked for to learn which way an engine's contexts are made.
 PROBED = {
-    "8.6.0": {"ICudaEngine.device_memory_size_v2", "IExecutionContext.set_device_memory"},
+    "8.6.0": {"IExecutionContext.set_device_memory"},
     "10.16.1": set[str](),
     "11.4.0": {"ICudaEngine.create_execution_context_without_device_memory"},
     RTX: set[str](),

@@ -15,7 +15,7 @@ from typing import Any
 
 import nets
 import pytest
-from standins import LEAN_VERSIONS, Simulation
+from standins import LEAN_VERSIONS, SCRATCH, Simulation
 
 import trtopt
 import trtopt.cuda.device
@@ -80,6 +80,17 @@ def test_no_name_is_touched_that_it_lacks(version: str, stand_in: Install, lean:
     assert found.family == f"lean{sim.major}" and str(found) == f"TensorRT lean {sim.version}"
     assert json.loads(json.dumps(found.describe()))["can_build"] is False
     assert sim.missed <= PROBED
+
+
+def test_a_plan_of_86_gets_its_scratch_memory_on_lean_10(stand_in: Install, lean: Lean, tmp_path: Path) -> None:
+    """By the calls that the runtime knows which such a plan carries: seen on an H200, the later ones give 0 bytes."""
+    plan = plan_of("8.6.0", stand_in, tmp_path, version_compatible=True)
+    _, found = lean("lean-10.16.1")
+    loaded = found.load(plan, "m.engine", host_code=True)
+    assert loaded.scratch_bytes == SCRATCH
+    context = loaded.context(0x7F00_0000, SCRATCH)
+    assert context.device_memory == 0x7F00_0000
+    assert not loaded.aliases("x", "y")
 
 
 @pytest.mark.parametrize("version", LEAN_VERSIONS)

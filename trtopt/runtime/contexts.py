@@ -74,7 +74,10 @@ class Recalled:
 
 @dataclass(slots=True)
 class BoundContext:
-    """A context with its shapes set. `outputs`: None where a shape depends on the data."""
+    """A context with its shapes set. `outputs`: None where a shape depends on the data.
+
+    What it prints as leaves out its pinned memory: a traceback that shows a failed call may come after that is freed.
+    """
 
     context: Any
     key: Key | None = None
@@ -82,8 +85,8 @@ class BoundContext:
     outputs: tuple[Shape | None, ...] = ()
     sizes: tuple[int, ...] = ()  # of the outputs, in bytes
     results: tuple[tuple[str, Shape, np.dtype[Any]], ...] = ()  # name, shape and type of outputs of known shape
-    staging: tuple[NDArray[Any], ...] = ()  # the inputs' pinned memory in their shapes
-    landing: tuple[NDArray[Any] | None, ...] = ()  # the outputs'
+    staging: tuple[NDArray[Any], ...] = field(default=(), repr=False)  # the inputs' pinned memory in their shapes
+    landing: tuple[NDArray[Any] | None, ...] = field(default=(), repr=False)  # the outputs'
     staged: Locations = ()  # `STAGED` for each output
     warm: bool = False  # enqueued once since the shapes were set
     epoch: int = -1

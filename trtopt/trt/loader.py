@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from trtopt.core.errors import DeviceError
 from trtopt.cuda.device import Probe, probe
 from trtopt.trt import compatibility, plans
-from trtopt.trt.compatibility import PlanOrigin
+from trtopt.trt.compatibility import PlanOrigin, numbers
 from trtopt.trt.messages import Collector
 from trtopt.trt.plans import LoadedEngine, RuntimeSettings
 
@@ -85,7 +85,7 @@ class Loader:
             EngineError: not a plan, or damaged.
             DeviceError: there is no usable GPU.
         """
-        plans.check_maker(plan, self.product, self.version, name)
+        header = plans.check_maker(plan, self.product, self.version, name)
         gpu = self.gpu()
         if not gpu:  # 8.6's Runtime() ends the process without one
             raise DeviceError(f"loading {name} needs a GPU: {gpu.reason}")
@@ -95,7 +95,8 @@ class Loader:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting)
+        early = header is not None and header.product == "TensorRT" and numbers(header.version) < (10, 1)
+        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, early)
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, cached: bytes | None, capture: bool

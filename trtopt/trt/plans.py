@@ -90,6 +90,8 @@ class LoadedEngine:
         messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
         collecting: gathers TensorRT's messages while it is entered.
+        early: a plan of TensorRT before 10.1. A later runtime hands calls on to the runtime that such a plan carries; what that
+            doesn't know gives 0 (the size of scratch memory) or ends the process (lean 10.16 with plans of 8.6, on an H200).
 
     Contexts must be let go before this.
     """
@@ -102,12 +104,15 @@ class LoadedEngine:
     collecting: Callable[[], AbstractContextManager[Messages]] = field(
         default=lambda: nullcontext(Messages()), repr=False, compare=False
     )
+    early: bool = False
 
     @property
     def scratch_bytes(self) -> int:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
         engine = self.engine
-        return int(engine.device_memory_size_v2 if _has(engine, "device_memory_size_v2") else engine.device_memory_size)
+        if (self.early and _has(engine, "device_memory_size")) or not _has(engine, "device_memory_size_v2"):
+            return int(engine.device_memory_size)
+        return int(engine.device_memory_size_v2)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -145,7 +150,7 @@ class LoadedEngine:
                 raise EngineError(
                     f"TensorRT gives no execution context for this engine: {said or 'it gave no message'}"
                 )
-            if _has(context, "set_device_memory"):
+            if _has(context, "set_device_memory") and not self.early:
                 context.set_device_memory(scratch, nbytes)
             else:
                 context.device_memory = scratch
@@ -153,7 +158,8 @@ class LoadedEngine:
 
     def aliases(self, source: str, result: str) -> bool:
         """Whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
-        return _has(self.engine, "get_aliased_input_tensor") and self.engine.get_aliased_input_tensor(result) == source
+        known = _has(self.engine, "get_aliased_input_tensor") and not self.early
+        return known and bool(self.engine.get_aliased_input_tensor(result) == source)
 
     @staticmethod
     def shares_profiles(context: Any) -> bool:
