@@ -23,6 +23,7 @@ from typer.cli import get_docs_for_click
 
 import trtopt
 from trtopt import cli
+from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.errors import TrtoptError
 from trtopt.diagnosis.migration import Migration, migrated, removed
 from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
@@ -217,9 +218,7 @@ def classes() -> str:
 
 def errors() -> str:
     chosen = [value for value in public().values() if inspect.isclass(value) and issubclass(value, TrtoptError)]
-    statuses = table(
-        ("exit status", "means"), [(code(status), meaning) for status, meaning in cli.EXIT_STATUSES.items()]
-    )
+    statuses = table(("exit status", "means"), [(code(status), meaning) for status, meaning in EXIT_STATUSES.items()])
     more = "`trtopt serve` has [more to say](../serving.md#a-server)."
     return f"# Errors and exit statuses\n\n{statuses}\n{more}\n\n{documented(chosen)}"
 

@@ -25,7 +25,7 @@ from graphs import points_of, quantized
 from wheel_environment import environment
 
 import trtopt
-from trtopt import cli
+from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.data.rebatch import joined
@@ -229,7 +229,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
     assert {name for name in names if not re.search(rf'id="trtopt\.[\w.]*\b{name}"', told)} == set()
     assert "allow_precision_fallback" in pages["docs/manual/functions.html"]  # of a request
     assert all(f"trtopt {name}" in pages["docs/manual/cli.html"] for name in ("build", "jobs run", "store prune"))
-    assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in cli.EXIT_STATUSES)
+    assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in EXIT_STATUSES)
     fetched = [
         found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
     ]
