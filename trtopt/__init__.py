@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from trtopt.data.batches import Skipped as Skipped
     from trtopt.data.preprocess import Preprocess as Preprocess
     from trtopt.diagnosis.benching import bench as bench
-    from trtopt.diagnosis.checks import HostFinding as HostFinding
+    from trtopt.diagnosis.findings import HostFinding as HostFinding
     from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
     from trtopt.diagnosis.page import Report as Report, report as report
     from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
@@ -190,7 +190,7 @@ _HOMES = {
     "data.batches": ("Skipped",),
     "data.preprocess": ("Preprocess",),
     "diagnosis.benching": ("bench",),
-    "diagnosis.checks": ("HostFinding",),
+    "diagnosis.findings": ("HostFinding",),
     "diagnosis.migration": ("Migration", "Replacement"),
     "diagnosis.page": ("Report", "report"),
     "diagnosis.profiling": ("EngineProfile", "profile"),
