@@ -120,7 +120,8 @@ if TYPE_CHECKING:
     from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
     from trtopt.linting.checker import CheckReport as CheckReport, check as check
     from trtopt.linting.rules import Finding as Finding
-    from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
+    from trtopt.runtime.batch_queue import BatcherStats as BatcherStats
+    from trtopt.runtime.batcher import Batcher as Batcher
     from trtopt.runtime.bound_call import BoundCall as BoundCall
     from trtopt.runtime.inference import (
         OutputSummary as OutputSummary,
@@ -222,7 +223,8 @@ _HOMES = {
     "jobs.runner": ("run_jobs", "show_jobs"),
     "linting.checker": ("CheckReport", "check"),
     "linting.rules": ("Finding",),
-    "runtime.batcher": ("Batcher", "BatcherStats"),
+    "runtime.batch_queue": ("BatcherStats",),
+    "runtime.batcher": ("Batcher",),
     "runtime.bound_call": ("BoundCall",),
     "runtime.inference": ("OutputSummary", "Ranked", "RunResult", "run"),
     "runtime.predictions": ("Prediction",),
