@@ -25,8 +25,8 @@ import trtopt
 from trtopt import cli
 from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.errors import TrtoptError
+from trtopt.diagnosis import trtexec
 from trtopt.diagnosis.migration import Migration, migrated, removed
-from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "trtopt/recipes/models/README.md")
@@ -148,7 +148,7 @@ def table_of_options() -> str:
     model = "trtexec --onnx=M.onnx --saveEngine=M.engine"
     plain = migrated(model).commands
     rows = []
-    for name in TRTEXEC_OPTIONS:
+    for name in trtexec.OPTIONS:
         if f"--{name}=" in model or name == "loadEngine":
             continue
         option = f"--{name}" + (f"={SAMPLES[name]}" if name in SAMPLES else "")

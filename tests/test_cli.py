@@ -137,7 +137,14 @@ ARGUMENTS = {
     "serving.server",
 }
 ARGUMENTS |= {"diagnosis.package_checks", "diagnosis.gpu_checks", "diagnosis.machine_checks"}
-ARGUMENTS |= {"diagnosis.subjects", "diagnosis.old_commands", "diagnosis.contents"}
+ARGUMENTS |= {
+    "diagnosis.subjects",
+    "diagnosis.drafts",
+    "diagnosis.old_commands",
+    "diagnosis.trtexec",
+    "diagnosis.polygraphy",
+    "diagnosis.contents",
+}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MESSAGES = [  # but of the command line, and what its help says
     name for name in MODULES if name not in ARGUMENTS and not name.startswith("cli.") and not name.endswith("request")

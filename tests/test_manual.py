@@ -30,7 +30,7 @@ from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.data.rebatch import joined
 from trtopt.data.samples import write_crops
-from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
+from trtopt.diagnosis import trtexec
 from trtopt.graph.io import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -200,7 +200,7 @@ def test_every_command_of_a_page_parses(page: str, manual: ModuleType) -> None:
 
 def test_every_option_of_trtexec_has_a_row(manual: ModuleType) -> None:
     rows = re.findall(r"^\| `--(\w+)[^|]*\| [^|]*\| (.+) \|$", manual.table_of_options(), re.M)
-    assert {name for name, _ in rows} == {*TRTEXEC_OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
+    assert {name for name, _ in rows} == {*trtexec.OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
     assert ("noTF32", "`trtopt build M.onnx --no-tf32 -o M.engine`") in rows
 
 
