@@ -20,6 +20,7 @@ from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, m
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.options import about, options
+from trtopt.core.values import x
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
@@ -327,7 +328,7 @@ def run(result: Any, values: Options) -> Iterator[str]:
     for item in result.outputs:
         bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
         odd = f", {item.not_finite} values not finite" if item.not_finite else ""
-        yield f"{item.name}: {item.dtype} {'x'.join(map(str, item.shape)) or 'scalar'}, {bounds}{odd}"
+        yield f"{item.name}: {item.dtype} {x(item.shape)}, {bounds}{odd}"
     if result.ranked:
         rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
         print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)

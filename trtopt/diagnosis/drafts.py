@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from trtopt.core.shapes import parse_profile
+from trtopt.core.values import x
 
 IMAGES = ("--images", "DIR", "--preprocess", "PRESET")
 UNKNOWN = "trtopt has nothing for it"
@@ -87,7 +88,7 @@ class Draft:
         texts = []
         for name in read["opt"]:
             shapes = [read[which].get(name, read["opt"][name]).opt for which in ("min", "opt", "max")]
-            dims = ["x".join(map(str, shape)) or "scalar" for shape in shapes]
+            dims = [x(shape) for shape in shapes]
             texts.append(f"{name}:{dims[0] if len(set(dims)) == 1 else ','.join(dims)}")
         return ";".join(texts)
 

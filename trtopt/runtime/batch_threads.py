@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trtopt.core.errors import EngineError
+from trtopt.core.values import x
 from trtopt.cuda.arrays import start
-from trtopt.cuda.tensors import x
 from trtopt.runtime.batch_queue import Array, Batch, Queue, Request, Shapes
 from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import Stretch, available, copying

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import ShapeRange, parse_seconds
+from trtopt.core.values import ShapeRange, parse_seconds, x
 from trtopt.cuda.arrays import View, view
-from trtopt.cuda.tensors import Shape, Tensor, check_array, x
+from trtopt.cuda.tensors import Shape, Tensor, check_array
 from trtopt.runtime.batch_queue import Array, BatcherStats, Group, Queue, Request, Shapes
 from trtopt.runtime.batch_threads import serve
 from trtopt.runtime.session import Session

@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from trtopt.core.documents import converted
 from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, chosen_builder, parse_size
+from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
-from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
+from trtopt.cuda.tensors import Shape, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
