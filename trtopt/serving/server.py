@@ -37,7 +37,7 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
-from trtopt.serving.control import Control, Watch
+from trtopt.serving.control import Control, Watch, opener
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
 from trtopt.serving.warming import warm_up
@@ -505,13 +505,13 @@ def _wait_until_ready(
 ) -> None:
     """Until every model is loaded and warm, which is when Triton says that it is ready."""
     address = f"http://{_here(request.host)}:{request.http_port}/v2/health/ready"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine
+    client = opener()
     with request.reporter.phase("starting tritonserver"):
         while True:
             if (status := process.poll()) is not None:
                 reader.join(5.0)
                 raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready", _faults(last))
-            with contextlib.suppress(urllib.error.URLError, OSError), opener.open(address, timeout=2) as answer:
+            with contextlib.suppress(urllib.error.URLError, OSError), client.open(address, timeout=2) as answer:
                 # Another server may have the port; ours then fails to take it, and ends.
                 if answer.status == 200 and _listens(last):
                     return
