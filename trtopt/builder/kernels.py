@@ -19,6 +19,7 @@ from dataclasses import replace
 
 from trtopt.builder.lowering import Lowered
 from trtopt.core.errors import EngineError
+from trtopt.core.host import import_path
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, LayerInfo, Precision
@@ -107,7 +108,7 @@ def launched(
         (folder / "run.engine").write_bytes(plan)
         (folder / "request.json").write_text(json.dumps({"shapes": list(shapes), "device": device}))
         command = [sys.executable, "-m", "trtopt.runtime.kernel_run", os.fspath(folder)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, **import_path()}
         try:
             run = subprocess.run(
                 command, env=environment, capture_output=True, timeout=SECONDS, check=False, start_new_session=True
