@@ -131,22 +131,24 @@ class Store:
 
     Args:
         where: a folder, "local" (in the cache folder), or a URL of fsspec's.
-        max_size: bytes that the folder may hold, beyond which what was used longest ago goes; None: $TRTOPT_STORE_MAX_SIZE,
-            or 20 GiB.
+
+    Attributes:
+        max_size: bytes that the folder may hold, beyond which what was used longest ago goes:
+            $TRTOPT_STORE_MAX_SIZE, or 20 GiB.
 
     Raises:
         OutputError: the folder can't be made.
         UsageError, MissingDependency, RemoteFailed: the URL can't be used.
     """
 
-    def __init__(self, where: str, max_size: int | None = None) -> None:
+    def __init__(self, where: str) -> None:
         self.where = where
         if where == "local" or "://" in where:
             self.folder = cache_folder("store")
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", "give another `store=`").absolute()
         self.url = where if "://" in where else None
-        self.max_size = _max_size() if max_size is None else max_size
+        self.max_size = _max_size()
         self._remote: Remote | None = None
 
     def __str__(self) -> str:
