@@ -134,6 +134,7 @@ ARGUMENTS = {
     "core.shared_options",
     "serving.bundle",
     "serving.control",
+    "serving.installation",
     "serving.server",
 }
 ARGUMENTS |= {"diagnosis.package_checks", "diagnosis.gpu_checks", "diagnosis.machine_checks"}

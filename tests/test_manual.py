@@ -83,7 +83,7 @@ def test_what_the_tutorial_made_is_served(folder: Path) -> None:
     if not (folder / "models").is_dir():
         pytest.skip("needs the tutorial, which comes first")
     pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
-    from trtopt.serving.server import VARIABLE, find_server
+    from trtopt.serving.installation import VARIABLE, find_server
 
     if not find_server():
         pytest.skip("no tritonserver here; scripts/test installs one")
