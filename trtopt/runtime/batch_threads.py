@@ -21,6 +21,7 @@ _VIEWS = 64  # of one buffer
 
 
 def serve(session: Session, queue: Queue) -> None:
+    """What each thread does, until the queue is closed and empty."""
     buffer = _Buffer(session)
     while _serve_one(session, queue, buffer):
         pass
