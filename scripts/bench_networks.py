@@ -32,7 +32,7 @@ import trtopt
 from trtopt.autotune.candidates import gpu_for
 from trtopt.autotune.layer_times import Engines
 from trtopt.autotune.selection import time_in_turns
-from trtopt.builder.construction import spec_of
+from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.prepared import prepare
 from trtopt.calibration.table import Table

@@ -38,7 +38,7 @@ from trtopt.runtime.session import Session
 from trtopt.runtime.stretch import available
 
 PARTS = ("latency", "lite0", "resnet", "stress", "scaling", "leak")
-ONE, MANY = (1, 3, 224, 224), (32, 3, 224, 224)
+ONE = (1, 3, 224, 224)
 SHAPES = "input:1x3x224x224,1x3x224x224,8x3x224x224"
 LANES = (1, 2, 3, 4, 8)
 FLAT = 2 << 20  # bytes: a page of the driver's own

@@ -23,9 +23,10 @@ from typer.cli import get_docs_for_click
 
 import trtopt
 from trtopt import cli
+from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.errors import TrtoptError
+from trtopt.diagnosis import trtexec
 from trtopt.diagnosis.migration import Migration, migrated, removed
-from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "docs", "trtopt/recipes/models/README.md")
@@ -147,7 +148,7 @@ def table_of_options() -> str:
     model = "trtexec --onnx=M.onnx --saveEngine=M.engine"
     plain = migrated(model).commands
     rows = []
-    for name in TRTEXEC_OPTIONS:
+    for name in trtexec.OPTIONS:
         if f"--{name}=" in model or name == "loadEngine":
             continue
         option = f"--{name}" + (f"={SAMPLES[name]}" if name in SAMPLES else "")
@@ -217,9 +218,7 @@ def classes() -> str:
 
 def errors() -> str:
     chosen = [value for value in public().values() if inspect.isclass(value) and issubclass(value, TrtoptError)]
-    statuses = table(
-        ("exit status", "means"), [(code(status), meaning) for status, meaning in cli.EXIT_STATUSES.items()]
-    )
+    statuses = table(("exit status", "means"), [(code(status), meaning) for status, meaning in EXIT_STATUSES.items()])
     more = "`trtopt serve` has [more to say](../serving.md#a-server)."
     return f"# Errors and exit statuses\n\n{statuses}\n{more}\n\n{documented(chosen)}"
 

@@ -19,13 +19,14 @@ from typer.testing import CliRunner
 
 import trtopt
 from trtopt import cli
+from trtopt.cli import application, commands, tables
 from trtopt.core import library_output
 from trtopt.core.errors import UnsupportedRequest
 from trtopt.core.progress import Reporter
 from trtopt.linting.checker import CheckReport
 from trtopt.linting.rules import Finding
 
-GROUPS = (cli.app, cli.jobs, cli.deploy, cli.store)
+GROUPS = (cli.app, commands.jobs, commands.deploy, commands.store)
 REGISTERED = [command for group in GROUPS for command in group.registered_commands]
 COMMANDS = {command.callback.__name__: command.callback for command in REGISTERED if command.callback}
 # What is typed for the others is their name.
@@ -122,9 +123,8 @@ def _texts(path: Path) -> list[str]:
 
 
 ROOT = Path(trtopt.__file__).parent
-# Not messages: the command line and what its help says, arguments of other programs, commands to be typed.
+# Not messages: arguments of other programs, commands to be typed.
 ARGUMENTS = {
-    "cli",
     "workflow",
     "cuda.smi",
     "core.options",
@@ -134,18 +134,29 @@ ARGUMENTS = {
     "core.shared_options",
     "serving.bundle",
     "serving.control",
+    "serving.installation",
     "serving.server",
 }
-ARGUMENTS |= {"diagnosis.checks", "diagnosis.subjects", "diagnosis.old_commands", "diagnosis.contents"}
+ARGUMENTS |= {"diagnosis.package_checks", "diagnosis.gpu_checks", "diagnosis.machine_checks"}
+ARGUMENTS |= {
+    "diagnosis.subjects",
+    "diagnosis.drafts",
+    "diagnosis.old_commands",
+    "diagnosis.trtexec",
+    "diagnosis.polygraphy",
+    "diagnosis.contents",
+}
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
-MESSAGES = [name for name in MODULES if name not in ARGUMENTS and not name.endswith("request")]
+MESSAGES = [  # but of the command line, and what its help says
+    name for name in MODULES if name not in ARGUMENTS and not name.startswith("cli.") and not name.endswith("request")
+]
 
 
 @pytest.mark.parametrize("module", MESSAGES)
 def test_messages_name_options_that_there_are_and_no_flags(module: str) -> None:
     for text in _texts(MODULES[module]):
         named = {found[1] for found in NAMED.finditer(text)} - NO_FLAG
-        assert named <= set(cli._FLAGS), text
+        assert named <= set(application.FLAGS), text
         flags = [found.start() for found in FLAG.finditer(text)]
         assert all("trtopt " in text[:place] or "ray start" in text[:place] for place in flags), text
 
@@ -211,9 +222,9 @@ def test_every_exit_status_is_in_the_help() -> None:
     due = {
         str(error.exit_code) for error in errors if isinstance(error, type) and issubclass(error, trtopt.TrtoptError)
     }
-    assert due | {"0", "70"} == set(cli.EXIT_STATUSES)  # test_kills.py has those of signals
+    assert due | {"0", "70"} == set(application.EXIT_STATUSES)  # test_kills.py has those of signals
     said = " ".join(CliRunner().invoke(cli.app, ["--help"]).output.split())
-    assert all(f"{status} {' '.join(meaning.split())}" in said for status, meaning in cli.EXIT_STATUSES.items())
+    assert all(f"{status} {' '.join(meaning.split())}" in said for status, meaning in application.EXIT_STATUSES.items())
 
 
 def test_an_unexpected_error_is_one_line_without_a_traceback(
@@ -300,7 +311,7 @@ def test_quiet_stands_before_or_after_the_command_and_leaves_warnings(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     def said() -> Any:
-        reporter = cli._reporter()
+        reporter = application._reporter()
         reporter.note("a note")
         reporter.warn("a warning")
         with reporter.phase("a phase"):
@@ -364,14 +375,14 @@ def test_tables_fit_the_terminal_and_cut_nothing(monkeypatch: pytest.MonkeyPatch
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     columns, row = TABLES[name]
-    cli._table("m.engine", columns, [row])
+    tables.print_table("m.engine", columns, [row])
     shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", terminal.getvalue())  # NO_COLOR
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     characters = re.compile(r"[a-z0-9]")
     assert len(characters.findall(shown)) >= sum(len(characters.findall(cell)) for cell in row)
     for cell in row:
-        if width >= 80 and len(cell) <= cli.SHORT and " " not in cell:
+        if width >= 80 and len(cell) <= tables.SHORT and " " not in cell:
             assert cell in shown  # figures aren't broken
 
 
@@ -384,7 +395,9 @@ def test_in_a_narrow_terminal_each_cell_has_a_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    cli._table("m.onnx", ("level", "node", "", "finding"), [("info", "", "x", "folds"), ("error", "n", "", "bad")])
+    tables.print_table(
+        "m.onnx", ("level", "node", "", "finding"), [("info", "", "x", "folds"), ("error", "n", "", "bad")]
+    )
     assert terminal.getvalue() == "m.onnx\n\nlevel: info\nx\nfinding: folds\n\nlevel: error\nnode: n\nfinding: bad\n"
 
 
@@ -399,7 +412,7 @@ def test_names_take_commas_and_arguments_are_read(monkeypatch: pytest.MonkeyPatc
 
 
 def test_dynamic_axes_are_read_or_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
+    assert commands._dynamic_axes("x:0=batch,2=height") == ("x", {0: "batch", 2: "height"})
     monkeypatch.setattr(sys, "argv", ["trtopt", "export", "torchvision:resnet18", "-o", "m.onnx", "--dynamic", "x:a"])
     with pytest.raises(SystemExit) as left:
         cli.main()

@@ -25,12 +25,12 @@ from graphs import points_of, quantized
 from wheel_environment import environment
 
 import trtopt
-from trtopt import cli
+from trtopt.cli.application import EXIT_STATUSES
 from trtopt.core.values import Precision
 from trtopt.data import open_data
 from trtopt.data.rebatch import joined
 from trtopt.data.samples import write_crops
-from trtopt.diagnosis.old_commands import TRTEXEC_OPTIONS
+from trtopt.diagnosis import trtexec
 from trtopt.graph.io import load_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ def test_what_the_tutorial_made_is_served(folder: Path) -> None:
     if not (folder / "models").is_dir():
         pytest.skip("needs the tutorial, which comes first")
     pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
-    from trtopt.serving.server import VARIABLE, find_server
+    from trtopt.serving.installation import VARIABLE, find_server
 
     if not find_server():
         pytest.skip("no tritonserver here; scripts/test installs one")
@@ -200,7 +200,7 @@ def test_every_command_of_a_page_parses(page: str, manual: ModuleType) -> None:
 
 def test_every_option_of_trtexec_has_a_row(manual: ModuleType) -> None:
     rows = re.findall(r"^\| `--(\w+)[^|]*\| [^|]*\| (.+) \|$", manual.table_of_options(), re.M)
-    assert {name for name, _ in rows} == {*TRTEXEC_OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
+    assert {name for name, _ in rows} == {*trtexec.OPTIONS} - {"onnx", "saveEngine", "loadEngine"}
     assert ("noTF32", "`trtopt build M.onnx --no-tf32 -o M.engine`") in rows
 
 
@@ -229,7 +229,7 @@ def test_the_site_builds_and_is_complete(tmp_path: Path) -> None:
     assert {name for name in names if not re.search(rf'id="trtopt\.[\w.]*\b{name}"', told)} == set()
     assert "allow_precision_fallback" in pages["docs/manual/functions.html"]  # of a request
     assert all(f"trtopt {name}" in pages["docs/manual/cli.html"] for name in ("build", "jobs run", "store prune"))
-    assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in cli.EXIT_STATUSES)
+    assert all(f"<code>{status}</code>" in pages["docs/manual/errors.html"] for status in EXIT_STATUSES)
     fetched = [
         found for text in pages.values() for found in re.findall(r"<(?:script|link|img)[^>]+https?://[^>]+>", text)
     ]

@@ -36,12 +36,21 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment(folder / ".venv", folder)
 
 
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(words, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
+def _after_the_walkthrough(folder: Path, file: str) -> None:
+    if not (folder / file).is_file():
+        pytest.skip("needs the walkthrough, which comes first")
+
+
 def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
     script = "import trtopt; from trtopt.recipes.loader import *; print(trtopt.__file__); print(*known_recipes()); "
     script += "load_recipe('models/resnet50.toml')"
-    done = subprocess.run(
-        ["python", "-c", script], cwd=folder, env=_environment(folder), capture_output=True, text=True, check=True
-    )
+    done = _run(folder, "python", "-c", script)
     place, names = done.stdout.splitlines()
     assert Path(place).is_relative_to(folder / ".venv")
     assert names.split() == sorted(path.stem for path in (ROOT / "trtopt" / "recipes" / "models").glob("*.toml"))
@@ -50,91 +59,62 @@ def test_what_is_run_is_installed_and_complete(folder: Path) -> None:
 def test_the_walkthrough_runs_and_says_what_the_readme_says(folder: Path) -> None:
     (commands,) = _blocks("Walkthrough", "bash")
     assert commands.count("trtopt ") == 6
-    done = subprocess.run(
-        ["bash", "-ec", commands], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "bash", "-ec", commands)
     assert "49 of 49 convolutions INT8; 1 of 1 matrix products INT8" in done.stdout
     assert "Traceback" not in done.stderr
     made = {path.name for path in folder.iterdir()}
     assert {"lite0.onnx", "lite0.clean.onnx", "lite0.calib.json", "lite0.engine", "lite0.engine.json"} <= made
     (script,) = _blocks("Walkthrough", "python")
-    done = subprocess.run(
-        ["python", "-c", script],
-        cwd=folder,
-        env=_environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "python", "-c", script)
     for line, said in zip(done.stdout.splitlines(), re.findall(r"print\(.*?\)\s+# (.*)", script)):
         assert line == said
 
 
 def test_engines_that_take_pixels(folder: Path) -> None:
-    if not (folder / "lite0.calib.json").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.calib.json")
     (commands,), (script,) = _blocks("Pixels in", "bash"), _blocks("Pixels in", "python")
-    done = [
-        subprocess.run(words, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300)
-        for words in (["bash", "-ec", commands], ["python", "-c", script])
-    ]
-    assert [item.returncode for item in done] == [0, 0], done
+    done = [_run(folder, *words) for words in (["bash", "-ec", commands], ["python", "-c", script])]
     assert "49 of 49 convolutions INT8" in done[0].stdout
     assert "same class for 95.3% of 64 samples, 16.3 dB" in done[0].stdout
     assert done[1].stdout.splitlines() == re.findall(r"print\(.*?\)\s+# (.*)", script)
 
 
 def test_the_report_on_the_engine_of_the_walkthrough(folder: Path) -> None:
-    if not (folder / "lite0.engine").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.engine")
     (command,) = _blocks("See inside", "bash")
-    done = subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "bash", "-ec", command)
     assert "49 of 49 convolutions INT8" in done.stdout and "not known: how long each layer takes" in done.stdout
     assert (folder / "report.html").read_bytes().startswith(b"<!DOCTYPE html>")
 
 
 def test_an_engine_is_built_once(folder: Path) -> None:
-    if not (folder / "lite0.clean.onnx").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.clean.onnx")
     (commands,) = _blocks("Build once", "bash")
-    done = subprocess.run(
-        ["bash", "-ec", commands], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "bash", "-ec", commands)
     assert done.stderr.count("building with TensorRT-RTX") == 1
     assert (folder / "first.engine").read_bytes() == (folder / "second.engine").read_bytes()
     assert "store: 1 engine, " in done.stdout
 
 
 def test_the_engine_of_the_walkthrough_runs(folder: Path) -> None:
-    if not (folder / "lite0.engine").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.engine")
     (commands,), scripts = _blocks("Run it", "bash"), _blocks("Run it", "python")
     assert commands.count("trtopt run ") == 2
-    said = []
-    for line in [["bash", "-ec", commands], *(["python", "-c", script] for script in scripts)]:
-        done = subprocess.run(line, cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr[-2000:]
-        said.append(done.stdout)
-    assert said[1:] == ["3 classes\n", "(1, 1000)\n", "(1, 1000)\n"]
+    _run(folder, "bash", "-ec", commands)
+    assert [_run(folder, "python", "-c", script).stdout for script in scripts] == [
+        "3 classes\n",
+        "(1, 1000)\n",
+        "(1, 1000)\n",
+    ]
     found = json.loads((folder / "results/predictions.json").read_bytes())
     assert len(found) == len(list((folder / "quickstart-out" / "calibration").glob("*.png")))
     assert all(item["predictions"][0]["name"] for item in found)
 
 
 def test_the_engine_of_the_walkthrough_is_deployed(folder: Path) -> None:
-    if not (folder / "lite0.engine").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.engine")
     (command,) = _blocks("Serve it", "bash")
-    done = subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "bash", "-ec", command)
     assert "python backend, version 1; batches of up to 32" in done.stdout
     assert {path.name for path in (folder / "models" / "lite0").iterdir()} == {
         "1",
@@ -145,21 +125,16 @@ def test_the_engine_of_the_walkthrough_is_deployed(folder: Path) -> None:
 
 
 def test_the_place_that_loses_most_is_named(folder: Path) -> None:
-    if not (folder / "lite0.calib.json").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.calib.json")
     command, repair = _blocks("Where accuracy is lost", "bash")
     assert repair.startswith("trtopt calibrate lite0.clean.onnx ") and " --repair " in repair
-    done = subprocess.run(
-        ["bash", "-ec", command], cwd=folder, env=_environment(folder), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = _run(folder, "bash", "-ec", command)
     for said in ("weights of node_Conv_882", "98 more: --top 0 prints all", "calibration isn't to blame"):
         assert said in README and said in done.stdout
 
 
 def test_what_is_wrong_is_said(folder: Path) -> None:
-    if not (folder / "lite0.engine").is_file():
-        pytest.skip("needs the walkthrough, which comes first")
+    _after_the_walkthrough(folder, "lite0.engine")
     host, old = _blocks("Something is wrong", "bash")
     assert host.count("trtopt doctor") == 3
     for commands, told in ((host, ("built for       sm89", "opset ")), (old, ("$ trtopt build model.onnx --fp16",))):

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from trtopt.data.batches import Skipped as Skipped
     from trtopt.data.preprocess import Preprocess as Preprocess
     from trtopt.diagnosis.benching import bench as bench
-    from trtopt.diagnosis.checks import HostFinding as HostFinding
+    from trtopt.diagnosis.findings import HostFinding as HostFinding
     from trtopt.diagnosis.migration import Migration as Migration, Replacement as Replacement
     from trtopt.diagnosis.page import Report as Report, report as report
     from trtopt.diagnosis.profiling import EngineProfile as EngineProfile, profile as profile
@@ -120,7 +120,8 @@ if TYPE_CHECKING:
     from trtopt.jobs.runner import run_jobs as run_jobs, show_jobs as show_jobs
     from trtopt.linting.checker import CheckReport as CheckReport, check as check
     from trtopt.linting.rules import Finding as Finding
-    from trtopt.runtime.batcher import Batcher as Batcher, BatcherStats as BatcherStats
+    from trtopt.runtime.batch_queue import BatcherStats as BatcherStats
+    from trtopt.runtime.batcher import Batcher as Batcher
     from trtopt.runtime.bound_call import BoundCall as BoundCall
     from trtopt.runtime.inference import (
         OutputSummary as OutputSummary,
@@ -190,7 +191,7 @@ _HOMES = {
     "data.batches": ("Skipped",),
     "data.preprocess": ("Preprocess",),
     "diagnosis.benching": ("bench",),
-    "diagnosis.checks": ("HostFinding",),
+    "diagnosis.findings": ("HostFinding",),
     "diagnosis.migration": ("Migration", "Replacement"),
     "diagnosis.page": ("Report", "report"),
     "diagnosis.profiling": ("EngineProfile", "profile"),
@@ -222,7 +223,8 @@ _HOMES = {
     "jobs.runner": ("run_jobs", "show_jobs"),
     "linting.checker": ("CheckReport", "check"),
     "linting.rules": ("Finding",),
-    "runtime.batcher": ("Batcher", "BatcherStats"),
+    "runtime.batch_queue": ("BatcherStats",),
+    "runtime.batcher": ("Batcher",),
     "runtime.bound_call": ("BoundCall",),
     "runtime.inference": ("OutputSummary", "Ranked", "RunResult", "run"),
     "runtime.predictions": ("Prediction",),

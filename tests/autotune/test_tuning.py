@@ -19,7 +19,7 @@ from world import Heard, World, has
 
 import trtopt
 from trtopt.autotune.goal import Goal, Judge
-from trtopt.builder.construction import spec_of
+from trtopt.builder.asked import spec_of
 from trtopt.builder.lowering import lower
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table

@@ -254,9 +254,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def found(host: Host) -> dict[str, str]:
-    from trtopt.diagnosis.checks import findings
-
-    return {item.code: item.command for item in findings(host)}
+    return {item.code: item.command for item in checks.findings(host)}
 
 
 def test_a_clean_machine(machine: Path) -> None:
@@ -267,7 +265,7 @@ def test_a_check_that_fails_itself(machine: Path, monkeypatch: pytest.MonkeyPatc
     def broken(host: Host) -> Any:
         raise KeyError("nobody thought of it")
 
-    monkeypatch.setattr("trtopt.diagnosis.checks.CHECKS", [broken, *checks.CHECKS])
+    monkeypatch.setattr("trtopt.diagnosis.checks.CHECKS", (broken, *checks.CHECKS))
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert {"check-failed", "variable"} <= set(found(examine()))
 

@@ -25,7 +25,8 @@ from graphs import conv_relu, values
 from trtopt import Batcher
 from trtopt.core import native
 from trtopt.core.errors import Busy, DeviceError, EngineError, UsageError
-from trtopt.runtime.batcher import CLOSED, _Group, _Queue, _Request, _sizes
+from trtopt.runtime.batch_queue import CLOSED, Group, Queue, Request
+from trtopt.runtime.batcher import _sizes
 from trtopt.runtime.session import Session
 
 HOUR = 3600.0
@@ -325,22 +326,22 @@ def test_a_batch_starts_when_its_oldest_request_has_waited(cuda: FakeCuda, open_
         assert stats.mean_wait == pytest.approx(0.3)
 
 
-def _group(width: int, capacity: int = 4) -> _Group:
-    return _Group(((width,),), capacity, (capacity,))
+def _group(width: int, capacity: int = 4) -> Group:
+    return Group(((width,),), capacity, (capacity,))
 
 
-def _queue(most: int = 8) -> tuple[_Queue, Clock]:
+def _queue(most: int = 8) -> tuple[Queue, Clock]:
     clock = Clock()
-    return _Queue(1.0, most, clock), clock
+    return Queue(1.0, most, clock), clock
 
 
-def _entered(queue: _Queue, group: _Group, samples: int = 1) -> _Request:
-    request = _Request(group, samples, [])
+def _entered(queue: Queue, group: Group, samples: int = 1) -> Request:
+    request = Request(group, samples, [])
     queue.enter(request)
     return request
 
 
-def _taken(queue: _Queue) -> list[_Request]:
+def _taken(queue: Queue) -> list[Request]:
     batch = queue.take()
     assert batch is not None
     return batch.requests

@@ -24,7 +24,7 @@ import trtopt
 from trtopt.core.errors import NoServer, ServerFailed, UsageError
 from trtopt.core.values import TensorInfo
 from trtopt.recipes.loader import known_recipes, load_recipe
-from trtopt.serving.server import VARIABLE
+from trtopt.serving.installation import VARIABLE
 
 http = pytest.importorskip("tritonclient.http", reason="tritonclient isn't installed")
 grpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient isn't installed")

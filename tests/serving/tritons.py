@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 import onnx.helper as helper
 
-from trtopt.serving.server import find_server
+from trtopt.serving.installation import find_server
 
 ON_CPU: dict[str, Any] = {"backend": "python", "runtime": "onnxruntime"}
 

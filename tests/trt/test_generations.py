@@ -600,11 +600,9 @@ def test_code_for_the_host_is_run_out_of_trusted_plans_only(version: str, stand_
 
 def test_select(stand_in: Install, with_gpu: Callable[[int | None], None], monkeypatch: Any) -> None:
     stand_in("11.4.0")
-    chosen = select("auto")
-    assert chosen.family == "tensorrt11" and "rtx" in chosen.alternatives.lower()
+    assert select("auto").family == "tensorrt11"
     with_gpu(None)
-    chosen = select("auto")
-    assert chosen.family == "rtx" and "needs a GPU" in chosen.alternatives
+    assert select("auto").family == "rtx"
     monkeypatch.setitem(sys.modules, "tensorrt_rtx", None)
     with pytest.raises(NoBackend, match=r"pip install 'tensorrt-rtx"):
         select("auto")

@@ -21,7 +21,8 @@ from trtopt.autotune.request import TuneRequest
 from trtopt.autotune.selection import EQUAL, Comparison, measured, stored_comparison
 from trtopt.autotune.tuning import Tuning, tuned
 from trtopt.builder import construction as engine
-from trtopt.builder.construction import BuildResult, check_outputs, spec_of
+from trtopt.builder.asked import check_outputs, spec_of
+from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
 from trtopt.calibration.table import Table

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.builder import construction as engine
-from trtopt.builder.construction import BuildResult, spec_of
+from trtopt.builder.asked import spec_of
+from trtopt.builder.construction import BuildResult
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import DeviceError, UsageError
 from trtopt.core.options import without

@@ -13,7 +13,8 @@ from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
 from trtopt.autotune.tuning import Tuning, Work
-from trtopt.builder.construction import BuildResult, spec_of
+from trtopt.builder.asked import spec_of
+from trtopt.builder.construction import BuildResult
 from trtopt.builder.kernels import REGION
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples

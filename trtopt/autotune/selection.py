@@ -21,9 +21,8 @@ from trtopt.builder.construction import BuildResult
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import AccuracyLost, TrtoptError, UsageError
 from trtopt.core.progress import Reporter
-from trtopt.core.values import TensorInfo, x
+from trtopt.core.values import Profile, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
-from trtopt.cuda.tensors import Profile
 from trtopt.data import Batches
 from trtopt.data.rebatch import filled, rebatched
 from trtopt.engine.manifest import load_manifest

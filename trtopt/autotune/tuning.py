@@ -26,7 +26,7 @@ from onnx import ModelProto
 
 from trtopt.autotune.costs import Costs, Measured
 from trtopt.autotune.goal import PURPOSE, Goal, Judge, Judged, TunedFigures
-from trtopt.builder.construction import spec_of, with_profiles
+from trtopt.builder.asked import spec_of, with_profiles
 from trtopt.builder.lowering import fp8_points, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import preparation, real_samples

@@ -14,13 +14,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import onnx
 
-from trtopt.builder import kernels
+from trtopt.builder.asked import check_outputs, is_none, spec_of, with_profiles
+from trtopt.builder.kernels import seen_through
 from trtopt.builder.lowering import Lowered, PrecisionReport, judge, lower
 from trtopt.builder.request import BuildRequest
 from trtopt.builder.samples import real_samples
@@ -30,7 +31,6 @@ from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
 from trtopt.core.errors import (
     BackendError,
-    EngineError,
     InvalidModel,
     OutputError,
     PrecisionLost,
@@ -48,20 +48,15 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking
-from trtopt.core.progress import Duration, Reporter
-from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
+from trtopt.core.progress import Duration
 from trtopt.core.temporary import scratch
 from trtopt.core.values import (
     BuildSpec,
     Kept,
-    Override,
     Precision,
     Profile,
-    ShapeRange,
     TensorInfo,
     overriding,
-    parse_size,
-    parse_targets,
     x,
 )
 from trtopt.core.version import __version__
@@ -85,11 +80,10 @@ from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
 from trtopt.ort.ranges import measure_ranges, not_finite
 from trtopt.recipes.classnames import check_classes, load_classes
-from trtopt.trt import HEAVY_OPS, BuiltPlan, Generation, refusal, select, validate_profiles
+from trtopt.trt import BuiltPlan, Generation, refusal, select
 
 LEAST_SHARE = 0.5  # of the arithmetic asked for in a precision: an engine that runs less of it so isn't delivered
 MOST_TIMINGS = 256 << 20  # bytes of a timing cache that is kept without being asked for
-_OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
 _CALIBRATION = ("images", "data", "calib", "preprocess", "method", "limit", "batch")
 MEASURED = "by what the samples show"
 PARTS = "part of an operator that TensorRT takes only written out"
@@ -404,7 +398,7 @@ class _Build:
         """Lower the graph and build it; operators that TensorRT refuses whole are written out where ONNX has parts for them."""
         spec, generation, path = self.spec, self.generation, folder / "model.onnx"
         if spec.timing_cache is None and generation.capabilities.timing_cache:
-            kept = None if _none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
+            kept = None if is_none(self.request.timing_cache) else kept_timing(generation, generation.device(spec))
             spec = replace(spec, timing_cache=kept or folder / "timing.cache")  # a second build is then much faster
         try:
             if issues := generation.limits(graph):
@@ -431,7 +425,8 @@ class _Build:
                 name=self.name,
                 reporter=self.request.reporter,
             )
-            return lowered, self._seen_through(lowered, built)
+            shapes = _opt_shapes(*self._engine())
+            return lowered, seen_through(built, lowered, spec, shapes, self.request.reporter)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
             if parts is None:
@@ -444,40 +439,6 @@ class _Build:
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
-
-    def _seen_through(self, lowered: Lowered, built: BuiltPlan) -> BuiltPlan:
-        """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them."""
-        regions = [layer.name for layer in built.layers if kernels.REGION in layer.name]
-        if not regions or self.spec.precision is Precision.FP32:
-            return built
-        named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
-        graph = lowered.proto.graph
-        nodes = {
-            node.name: (node, kind)
-            for node in graph.node
-            if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named
-        }
-        if lowered.asked:
-            asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
-        else:  # TensorRT chose between FP32 and this
-            weights = {item.name for item in graph.initializer}
-            weighted = [name for name, (node, _) in nodes.items() if weights.intersection(node.input)]
-            asked = {name: lowered.layer_precision.get(name, self.spec.precision) for name in weighted}
-        if not asked:
-            return built
-        unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
-        if len(set(asked.values())) > 1:
-            return replace(built, unseen=unseen)
-        hidden = {name: nodes[name][1] for name in asked}
-        wanted = next(iter(asked.values()))
-        # What may run in floating point there beside quantized nodes.
-        others = len(nodes) - len(hidden) if wanted.quantized else 0
-        with self.request.reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
-            try:
-                runs = kernels.launched(built.plan, _opt_shapes(*self._engine()), self.spec.device)
-                return replace(built, layers=kernels.with_hidden(built.layers, hidden, others, wanted, runs))
-            except EngineError as error:
-                return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
 
     # Engines that are there
 
@@ -692,10 +653,6 @@ class _Build:
         )
 
 
-def _none(given: Any) -> bool:
-    return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"
-
-
 def kept_timing(generation: Generation, device: DeviceInfo | None) -> Path | None:
     """The timing cache that builds on this GPU by this TensorRT share; None where the cache folder can't be written."""
     gpu = re.sub(r"[^\w]+", "-", str(device)).strip("-")
@@ -733,92 +690,5 @@ def tell_cut_off(request: BuildRequest) -> None:
         )
 
 
-def check_outputs(request: BuildRequest) -> None:
-    """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
-    if request.save_cache and request.calibrator != "native":
-        raise UsageError(
-            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
-            "a cache with trtopt calibrate --export-cache"
-        )
-    timings = None if _none(request.timing_cache) else request.timing_cache
-    read = (request.model, request.data, request.calib, request.preprocess, timings)
-    check_writable(request.output)  # a folder has no manifest's name
-    others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
-    written = (request.output, manifest_path(request.output), *others)
-    for index, path in enumerate(written):
-        if path:
-            check_writable(path, *read, *written[:index])
-
-
 def _summary(table: Table | None) -> dict[str, Any] | None:
     return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
-
-
-def spec_of(request: BuildRequest) -> BuildSpec:
-    """What a request asks of a build.
-
-    Raises:
-        UsageError: options that can't be right, or don't go together.
-    """
-    if request.fp16 and request.bf16:
-        raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
-    half = request.fp16 or request.int8 or request.fp8
-    base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
-    precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
-    overrides = tuple(map(Override.parse, request.precision_override))
-    for override in overrides:
-        wanted = override.precision
-        if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
-            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
-            here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
-            if wanted is Precision.FP8 and request.fp8:
-                here = "beside INT8 it is for layers that a table names"
-                raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` isn't taken here: {here}")
-            raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
-    same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
-    return BuildSpec(
-        **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
-        precision=precision,
-        remainder=base if precision.quantized else Precision.FP16,
-        fp8_layers=request.int8 and request.fp8,
-        io_fp32=request.fp32_io,
-        overrides=overrides,
-        profiles=profiles_asked(request),
-        targets=parse_targets(request.target),
-        workspace=None if request.workspace is None else parse_size(request.workspace),
-        timing_cache=Path(request.timing_cache) if request.timing_cache and not _none(request.timing_cache) else None,
-    )
-
-
-def with_profiles(
-    spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
-) -> BuildSpec:
-    """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
-    the size of the images, which their preparation says."""
-    dynamic = [item for item in inputs if item.open_axes]
-    if spec.profiles or not dynamic:
-        try:
-            validate_profiles(inputs, spec.profiles)
-        except UsageError as error:
-            raise UsageError(f"{error}{_OWN_SHAPES if spec.embed_preprocess else ''}") from None
-        if prepared is not None:
-            prepared.check_profiles(inputs, spec.profiles)
-        return spec
-    known = inputs if prepared is None else prepared.known(inputs)
-    dynamic = [item for item in known if item.open_axes]
-    if not batch_alone(dynamic or known):
-        validate_profiles(inputs, ())  # raises, listing the dynamic inputs
-    profile = {
-        item.name: ShapeRange(
-            *(
-                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
-                for size in DEFAULT_BATCH
-            )
-        )
-        for item in dynamic or known
-    }
-    what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
-    if not dynamic:
-        what = "the size that images are prepared in"
-    reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
-    return replace(spec, profiles=(profile,))

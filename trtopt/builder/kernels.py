@@ -15,11 +15,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from trtopt.builder.lowering import Lowered
 from trtopt.core.errors import EngineError
+from trtopt.core.host import import_path
+from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
-from trtopt.core.values import LayerInfo, Precision
+from trtopt.core.values import BuildSpec, LayerInfo, Precision
 from trtopt.engine.manifest import HEAVY
+from trtopt.trt import HEAVY_OPS, BuiltPlan
 from trtopt.trt.layers import profile_suffix
 
 REGION = "ForeignNode"  # in the name of a layer that hides others
@@ -46,6 +51,51 @@ _NAMED = (  # cuBLAS's and cuDNN's, the first that matches
 )
 
 
+def seen_through(
+    built: BuiltPlan,
+    lowered: Lowered,
+    spec: BuildSpec,
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+    reporter: Reporter,
+) -> BuiltPlan:
+    """The plan with the layers that TensorRT hides in regions, as the kernels of an inference tell of them.
+
+    Args:
+        shapes: of the engine's inputs, what each profile is tuned for.
+    """
+    regions = [layer.name for layer in built.layers if REGION in layer.name]
+    if not regions or spec.precision is Precision.FP32:
+        return built
+    named = {node for layer in built.layers for node in layer.nodes} | lowered.merged.keys()
+    graph = lowered.proto.graph
+    nodes = {
+        node.name: (node, kind)
+        for node in graph.node
+        if (kind := HEAVY_OPS.get(node.op_type)) and node.name not in named
+    }
+    if lowered.asked:
+        asked = {name: lowered.asked[name] for name in nodes if name in lowered.asked}
+    else:  # TensorRT chose between FP32 and this
+        weights = {item.name for item in graph.initializer}
+        weighted = [name for name, (node, _) in nodes.items() if weights.intersection(node.input)]
+        asked = {name: lowered.layer_precision.get(name, spec.precision) for name in weighted}
+    if not asked:
+        return built
+    unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
+    if len(set(asked.values())) > 1:
+        return replace(built, unseen=unseen)
+    hidden = {name: nodes[name][1] for name in asked}
+    wanted = next(iter(asked.values()))
+    # What may run in floating point there beside quantized nodes.
+    others = len(nodes) - len(hidden) if wanted.quantized else 0
+    with reporter.phase("run it once, to see the kernels in regions that TensorRT says nothing of"):
+        try:
+            runs = launched(built.plan, shapes, spec.device)
+            return replace(built, layers=with_hidden(built.layers, hidden, others, wanted, runs))
+        except EngineError as error:
+            return replace(built, unseen=f"{unseen}, and its kernels tell nothing either: {error}")
+
+
 def launched(
     plan: bytes | memoryview, shapes: Sequence[Mapping[str, Sequence[int]]], device: int = 0
 ) -> tuple[tuple[str, ...], ...]:
@@ -58,7 +108,7 @@ def launched(
         (folder / "run.engine").write_bytes(plan)
         (folder / "request.json").write_text(json.dumps({"shapes": list(shapes), "device": device}))
         command = [sys.executable, "-m", "trtopt.runtime.kernel_run", os.fspath(folder)]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment = {**os.environ, **import_path()}
         try:
             run = subprocess.run(
                 command, env=environment, capture_output=True, timeout=SECONDS, check=False, start_new_session=True

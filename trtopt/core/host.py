@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, containers' limits included."""
+"""What this process may use of the machine: cores and memory, containers' limits included; and what its children import."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def free_memory() -> int | None:
         cached = [int(line.split()[1]) for line in _lines(f"{CGROUP}/memory.stat") if line.startswith("file ")]
         limits.append(max(0, int(limit[0]) - int(used[0]) + sum(cached)))
     return min(limits, default=None)
+
+
+def import_path() -> dict[str, str]:
+    """For the environment of another Python: it then imports from where this one does."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def forget_peak() -> None:

@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
-from trtopt.cuda.tensors import Shape, numpy_dtype, x
+from trtopt.core.values import x
+from trtopt.cuda.tensors import Shape
+from trtopt.data.convert import numpy_dtype
 
 _CPU, _CUDA, _PINNED = 1, 2, 3  # DLDeviceType
 LEGACY, UNKNOWN = 1, -1  # streams as DLPack names them: the default one, and none

@@ -12,13 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import EngineError, UsageError
-from trtopt.core.values import ShapeRange, TensorInfo
-from trtopt.core.values import x as x
-from trtopt.data.convert import numpy_dtype as numpy_dtype
+from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
+from trtopt.data.convert import numpy_dtype
 from trtopt.data.rebatch import chunks
 
 Shape = tuple[int, ...]
-Profile = Mapping[str, ShapeRange]
 
 # TensorRT's name of an I/O type → NumPy's (through ml_dtypes where NumPy has none).
 DTYPES = {

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,65 +62,15 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-@dataclass
-class _Unknown:
-    """What couldn't be said, and what gives it."""
-
-    engine: str
-    entries: list[dict[str, str]] = field(default_factory=list)
-
-    def add(self, what: str, command: str) -> None:
-        self.entries.append({"what": what, "command": command})
-
-    def measured(self, what: str, command: str, engine: str | None = None) -> None:
-        """For what a command of trtopt measures; `engine`: which then has a report, if it isn't this one."""
-        file = f"{command.split()[0]}.json"
-        run = f"trtopt {command} --json > {file}"
-        self.add(what, f"{run}; trtopt report {engine or self.engine} -o report.html --results {file}")
-
-
 def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
     """A report as plain JSON; equal for equal input.
 
     Args:
         other: the engine that it is held against.
     """
-    name = shlex.quote(subject.engine.name)
-    unknown = _Unknown(name)
     manifest, measured = subject.manifest, subject.measured
     layers = _layers(subject)
-    if manifest is None:
-        unknown.add("how it was made, and which layers run in which precision", "trtopt build MODEL.onnx … -o M.engine")
-    elif not manifest.coverage:
-        unknown.add("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine")
-    if not _timed(subject):
-        unknown.measured("how long each layer takes", f"profile {name}")
-    if measured.sensitivity is None:
-        what = "what INT8 costs in accuracy, layer by layer"
-        unknown.measured(what, "sensitivity MODEL.onnx --images DIR --preprocess PRESET")
-    if subject.graph is None:
-        unknown.add(
-            "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there",
-            f"trtopt report {name} -o report.html --model MODEL.onnx",
-        )
-    if subject.table is None and _quantized(manifest):
-        unknown.add(
-            "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote",
-            f"trtopt report {name} -o report.html --calib T.calib.json",
-        )
-    if measured.tuning is None:
-        unknown.measured(
-            "accuracy against INT8's share",
-            "tune MODEL.onnx --images DIR --preprocess PRESET --min-snr 25 -o tuned.engine",
-            "tuned.engine",
-        )
-    if measured.bench is None:
-        unknown.measured("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
-    accuracy, speed = _accuracy(subject), _speed(subject)
-    if not accuracy:
-        unknown.measured(
-            "how near the results are to FP32's", f"verify MODEL.onnx {name} --images DIR --preprocess PRESET"
-        )
+    accuracy = _accuracy(subject)
     return {
         "format": FORMAT,
         "engine": subject.engine.name,
@@ -131,7 +81,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
             **_choice(subject),
             "accuracy": accuracy,
             "missed": list(measured.missed),
-            "speed": speed,
+            "speed": _speed(subject),
             "compared": None if manifest is None or not manifest.comparison else str(manifest.comparison["why"]),
         },
         "stages": _stages(subject),
@@ -151,8 +101,45 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
         "warnings": _warnings(subject, layers),
         "against": None if other is None else _against(subject, other),
         "provenance": _provenance(subject),
-        "unknown": unknown.entries,
+        "unknown": _unknown(subject, accuracy),
     }
+
+
+def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
+    """What can't be said, and the command that gives it."""
+    name, manifest, measured = shlex.quote(subject.engine.name), subject.manifest, subject.measured
+    found: list[tuple[str, str]] = []
+
+    def measure(what: str, command: str, engine: str = name) -> None:
+        """For what a command of trtopt measures; `engine`: which then has a report."""
+        file = f"{command.split()[0]}.json"
+        run = f"trtopt {command} --json > {file}"
+        found.append((what, f"{run}; trtopt report {engine} -o report.html --results {file}"))
+
+    if manifest is None:
+        what = "how it was made, and which layers run in which precision"
+        found.append((what, "trtopt build MODEL.onnx … -o M.engine"))
+    elif not manifest.coverage:
+        found.append(("the shares of the arithmetic", "trtopt build MODEL.onnx … --force -o M.engine"))
+    if not _timed(subject):
+        measure("how long each layer takes", f"profile {name}")
+    if measured.sensitivity is None:
+        what = "what INT8 costs in accuracy, layer by layer"
+        measure(what, "sensitivity MODEL.onnx --images DIR --preprocess PRESET")
+    if subject.graph is None:
+        what = "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there"
+        found.append((what, f"trtopt report {name} -o report.html --model MODEL.onnx"))
+    if subject.table is None and _quantized(manifest):
+        what = "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote"
+        found.append((what, f"trtopt report {name} -o report.html --calib T.calib.json"))
+    if measured.tuning is None:
+        tune = "tune MODEL.onnx --images DIR --preprocess PRESET --min-snr 25 -o tuned.engine"
+        measure("accuracy against INT8's share", tune, "tuned.engine")
+    if measured.bench is None:
+        measure("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
+    if not accuracy:
+        measure("how near the results are to FP32's", f"verify MODEL.onnx {name} --images DIR --preprocess PRESET")
+    return [{"what": what, "command": command} for what, command in found]
 
 
 # Layers ------------------------------------------------------------------------------------------------------------------

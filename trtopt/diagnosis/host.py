@@ -20,6 +20,7 @@ from trtopt.core.files import cache_path
 from trtopt.diagnosis.packages import Package, installed, module_file
 from trtopt.diagnosis.probes import Answer, ask
 
+GIB = 2**30
 PATIENCE = 30.0  # seconds for what takes one; a machine under load takes its time
 MODULES = {  # module that is imported in a child → packages that bring it; those of one row install over each other
     "tensorrt": (),
@@ -254,3 +255,35 @@ def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
+
+
+def facts(host: Host) -> Mapping[str, str]:
+    """What there is, in a line each."""
+    told = {
+        "python": host.python,
+        "environment": host.prefix,
+        "system": f"{host.system}{host.glibc and f', glibc {host.glibc}'}",
+    }
+    told["gpu"] = "; ".join(
+        f"{gpu.name} (sm{gpu.compute_capability}, {gpu.memory / GIB:.0f} GiB)" for gpu in host.gpus
+    ) or f"none: {host.no_gpu or 'not asked'}"  # fmt: skip
+    if host.driver:
+        told["driver"] = ", ".join(filter(None, (host.kernel_driver, f"CUDA {host.driver[0]}.{host.driver[1]}")))
+    names = {"tensorrt": "TensorRT", "tensorrt_rtx": "TensorRT-RTX"}
+    for module, name in (names | dict.fromkeys(("tensorrt_lean_bindings", "tensorrt_lean"), "TensorRT lean")).items():
+        if version := host.answered(module).get("version"):
+            told[name] = f"{version}"
+            told |= {f"  {file}": path for file, path in host.libraries.get(module, {}).items()}
+    for name in ("onnxruntime", "onnxruntime-gpu", "onnx", "numpy", "protobuf", "torch", "cuda-bindings"):
+        if package := host.package(name):
+            told[name] = package.version
+    limit = f", {host.quota:g} by the container's quota" if host.quota is not None else ""
+    told["cores"] = f"{host.cores} of {host.visible_cores}{limit}"
+    for what, size in (("free memory", host.free_memory), ("/dev/shm", host.shared_memory)):
+        if size is not None:
+            told[what] = f"{size / GIB:.1f} GiB"
+    for folder in host.folders:
+        room = f", {folder.free / GIB:.0f} GiB free" if folder.free is not None else ""
+        holds = f", holds {host.cache_bytes / 2**20:.0f} MiB" if folder.role == "cache" else ""
+        told[folder.role] = f"{folder.path}{room}{holds}"
+    return told

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -211,6 +211,7 @@ _PROOFS: Mapping[str, tuple[frozenset[str], Any]] = {  # command → keys that o
     "pipeline": (frozenset({"build", "agreement"}), Chained),
     "verify": (frozenset({"outputs", "snr_db", "samples"}), Compared),
 }
+_MAKING = "trtopt COMMAND … --json > F.json"
 COMMANDS = "profile, sensitivity, bench, build, tune, pipeline or verify"
 
 
@@ -225,16 +226,7 @@ def measurements(results: Sequence[Any], engine: Path, other: Path | None) -> tu
     """
     ours, theirs = Measured(), Measured()
     for result in results:
-        what, content = _content(result)
-        command = next((name for name, (proof, _) in _PROOFS.items() if proof <= set(content)), None)
-        if command is None:
-            raise UsageError(
-                f"{what} isn't the JSON of {COMMANDS}: make such a file by trtopt COMMAND … --json > F.json"
-            )
-        try:
-            found = converted(content, _PROOFS[command][1], what)
-        except Damaged as error:
-            raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
+        what, command, found = _recognised(result, _PROOFS, f"{COMMANDS}: make such a file by {_MAKING}")
         said = str((found["build"] if command == "pipeline" else found).get("engine", ""))
         place = ours
         if said:
@@ -254,17 +246,26 @@ def profiled(result: Any) -> Profiled:
     Raises:
         UsageError: it is something else, or can't be read.
     """
-    what, content = _content(result)
-    proof, shape = _PROOFS["profile"]
-    if not proof <= set(content):
-        raise UsageError(
-            f"{what} isn't the JSON of profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
-        )
-    try:
-        found: Profiled = converted(content, shape, what)
-    except Damaged as error:
-        raise UsageError(f"{what} isn't what profile prints: {error}; run it again") from None
+    found: Profiled = _recognised(
+        result, ("profile",), "profile: make it by trtopt profile ENGINE --json > F.json, on a GPU"
+    )[2]
     return found
+
+
+def _recognised(result: Any, commands: Iterable[str], wanted: str) -> tuple[str, str, Any]:
+    """What a result is called in messages, which of these commands gave it, and its content.
+
+    Args:
+        wanted: for the message where none of them did.
+    """
+    what, content = _content(result)
+    command = next((name for name in commands if _PROOFS[name][0] <= set(content)), None)
+    if command is None:
+        raise UsageError(f"{what} isn't the JSON of {wanted}")
+    try:
+        return what, command, converted(content, _PROOFS[command][1], what)
+    except Damaged as error:
+        raise UsageError(f"{what} isn't what {command} prints: {error}; run it again") from None
 
 
 def _home(said: Path, engines: Sequence[Path]) -> int | None:
@@ -285,9 +286,7 @@ def _content(result: Any) -> tuple[str, Mapping[str, Any]]:
         try:
             content = read_json(path)
         except Damaged as error:
-            raise UsageError(
-                f"{path} can't be read: {error}; make such a file by trtopt COMMAND … --json > F.json"
-            ) from None
+            raise UsageError(f"{path} can't be read: {error}; make such a file by {_MAKING}") from None
         what = path.name
     else:
         content, what = result, "a result"

@@ -14,8 +14,9 @@ from pathlib import Path
 from trtopt.core.documents import converted, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
+from trtopt.diagnosis.drafts import Option
 from trtopt.diagnosis.lines import command_lines, wrapped
-from trtopt.diagnosis.old_commands import Option, is_command, translated
+from trtopt.diagnosis.old_commands import is_command, translated
 
 LARGEST = 16 << 20  # bytes of a script
 _LIBRARIES = ("tensorrt", "polygraphy", "torch2trt")

@@ -100,3 +100,8 @@ def unmet(packages: Mapping[str, tuple[Package, ...]], owners: Iterable[str]) ->
                 if not there or not wanted.specifier.contains(there[0].version, prereleases=True):
                     found.setdefault(name, []).append((package, f"{name}{wanted.specifier}"))
     return found
+
+
+def release(version: str) -> tuple[int, ...]:
+    """The numbers of a version: (10, 16, 1, 11)."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:4])

@@ -12,8 +12,9 @@ from typing import Any
 from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError
 from trtopt.core.options import taking
-from trtopt.diagnosis.checks import LEVELS, HostFinding, facts, findings
-from trtopt.diagnosis.host import examine
+from trtopt.diagnosis.checks import findings
+from trtopt.diagnosis.findings import LEVELS, HostFinding
+from trtopt.diagnosis.host import examine, facts
 from trtopt.diagnosis.lines import command_lines, wrapped
 from trtopt.diagnosis.migration import Migration, migrated
 from trtopt.diagnosis.request import DoctorRequest

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from trtopt.core.errors import EngineMismatch, TrtoptError
 from trtopt.core.files import existing_file
-from trtopt.diagnosis.checks import HostFinding, release
+from trtopt.diagnosis.findings import HostFinding
 from trtopt.diagnosis.host import Host
+from trtopt.diagnosis.packages import release
 from trtopt.diagnosis.probes import ask
 
 if TYPE_CHECKING:

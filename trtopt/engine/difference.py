@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.core.documents import plain
+from trtopt.core.values import x
 from trtopt.engine.manifest import HEAVY, Manifest
 from trtopt.trt.layers import profile_suffix
 
@@ -83,7 +84,7 @@ def facts(nbytes: int, precision_summary: str, manifest: Manifest | None) -> dic
     }
     for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
         for item in tensors:
-            shape = "x".join(map(str, item["shape"])) or "scalar"
+            shape = x(item["shape"])
             found[f"{kind} {item['name']}"] = f"{item['dtype']} {shape}"
     for number, profile in enumerate(manifest.profiles):
         found |= {f"profile {number}: {name}": shape for name, shape in profile.items()}

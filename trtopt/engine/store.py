@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -32,6 +31,7 @@ from trtopt.core.locks import Lock, alone, alone_now, lock_folder
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.temporary import SUFFIX, folder_in
 from trtopt.core.values import parse_size
+from trtopt.engine.explanation import explained
 from trtopt.engine.remote import KEY, Remote, RemoteFailed
 
 FORMAT = "trtopt-store-1"
@@ -131,22 +131,24 @@ class Store:
 
     Args:
         where: a folder, "local" (in the cache folder), or a URL of fsspec's.
-        max_size: bytes that the folder may hold, beyond which what was used longest ago goes; None: $TRTOPT_STORE_MAX_SIZE,
-            or 20 GiB.
+
+    Attributes:
+        max_size: bytes that the folder may hold, beyond which what was used longest ago goes:
+            $TRTOPT_STORE_MAX_SIZE, or 20 GiB.
 
     Raises:
         OutputError: the folder can't be made.
         UsageError, MissingDependency, RemoteFailed: the URL can't be used.
     """
 
-    def __init__(self, where: str, max_size: int | None = None) -> None:
+    def __init__(self, where: str) -> None:
         self.where = where
         if where == "local" or "://" in where:
             self.folder = cache_folder("store")
         else:
             self.folder = made_folder(Path(where).expanduser(), "the store", "give another `store=`").absolute()
         self.url = where if "://" in where else None
-        self.max_size = _max_size() if max_size is None else max_size
+        self.max_size = _max_size()
         self._remote: Remote | None = None
 
     def __str__(self) -> str:
@@ -257,22 +259,13 @@ class Store:
 
     def explained(self, parts: Mapping[str, Any]) -> str:
         """Why there is no entry with this key: in which parts the nearest one differs."""
-        mine, nearest = _flat(parts), None
+        return explained(str(self), parts, self._recent())
+
+    def _recent(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Names and parts of the entries that were used last."""
         for folder in sorted(self.folders(), key=_last_used, reverse=True)[:_NEAR]:
             with contextlib.suppress(Damaged):
-                other = _flat(_key_in(folder)["parts"])
-                differing = sorted(name for name in mine.keys() | other.keys() if mine.get(name) != other.get(name))
-                rank = ("model" in differing, len(differing))
-                if differing and (nearest is None or rank < nearest[0]):
-                    nearest = rank, differing, other, folder.name
-        if nearest is None:
-            return f"{self} has no engine yet"
-        (other_model, _), differing, other, name = nearest
-        if other_model:
-            return f"{self} has no engine of this model"
-        told = [f"{_label(part)} ({_shown(other.get(part))} there, {_shown(mine.get(part))} now)" for part in differing]
-        more = f" and {len(told) - 5} more" if len(told) > 5 else ""
-        return f"not in {self}: its nearest engine ({name[:12]}) differs in {', '.join(told[:5])}{more}"
+                yield folder.name, _key_in(folder)["parts"]
 
     # Looking after it
 
@@ -520,52 +513,3 @@ def _size(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += path.stat().st_size
     return total
-
-
-# What differs, in words
-
-_LABELS = {
-    "model": "the model's content",
-    "generation.family": "the TensorRT generation",
-    "generation.version": "the TensorRT version",
-    "gpu": "the GPU",
-    "scales": "the scales",
-    "native": "the calibration data",
-    "cache": "the calibration cache",
-    "trtopt": "trtopt's version",
-    "samples": "the samples",
-    "limit": "`min_snr=`",
-    "graph": "`save_onnx=`",
-    "targets": "`target=`",
-    "spec.precision": "the precision",
-    "spec.remainder": "the rest's precision",
-    "spec.fp8_layers": "whether layers may be in FP8",
-    "spec.io_fp32": "`fp32_io=`",
-    "spec.overrides": "`precision_override=`",
-    "spec.profiles": "`shapes=`",
-    "preprocess": "the preprocessing",
-}
-
-
-def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts by name; of the specification each option is one."""
-    flat: dict[str, Any] = {}
-    for name, value in parts.items():
-        if name == "spec" and isinstance(value, Mapping):
-            flat |= {f"spec.{option}": item for option, item in value.items()}
-        elif name == "generation" and isinstance(value, Sequence) and len(value) == 2:
-            flat |= {"generation.family": value[0], "generation.version": value[1]}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _label(part: str) -> str:
-    return _LABELS.get(part, f"`{part.removeprefix('spec.')}=`" if part.startswith("spec.") else part)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
-    return (
-        f"{text[:12]}…" if isinstance(value, str) and len(value) == 64 else text if len(text) <= 60 else f"{text[:57]}…"
-    )

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import onnx
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
@@ -222,6 +223,18 @@ def external_files(proto: ModelProto, path: Path) -> list[Path]:
     """
     stored = [tensor for tensor in all_tensors(proto.graph) if tensor.data_location == TensorProto.EXTERNAL]
     return sorted({_external_place(tensor, path, str(path))[0] for tensor in stored})
+
+
+def named_weights(path: Path) -> dict[str, Path]:
+    """The files that hold weights of an ONNX file, by what it calls them: their places relative to its folder.
+
+    Raises:
+        InvalidModel: a reference that `load_model` would refuse.
+    """
+    tensors = all_tensors(onnx.load(path, load_external_data=False).graph)
+    stored = [tensor.external_data for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL]
+    places = {entry.value for entries in stored for entry in entries if entry.key == "location"}
+    return {place: external_file(path, place) for place in sorted(places)}
 
 
 def _external_place(tensor: TensorProto, model: Path, what: str) -> tuple[Path, int, int]:

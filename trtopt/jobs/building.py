@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 
 from trtopt.autotune.building import build, goal_asked
-from trtopt.builder.construction import spec_of
+from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.errors import OutputError, TrtoptError, UnsupportedRequest
 from trtopt.core.files import check_writable, existing_file, sha256_file, write_bytes, writing_together

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.building import GOAL
-from trtopt.builder.construction import spec_of
+from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError

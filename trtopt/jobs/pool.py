@@ -20,9 +20,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
 from trtopt.core.errors import WorkerDied
+from trtopt.core.host import import_path
 from trtopt.core.temporary import remove_leftovers
 
-_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "NUMBA_NUM_THREADS")
+_LIMITS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Pool:
@@ -94,7 +95,7 @@ class _Worker:
             [sys.executable, "-m", "trtopt.jobs.pool"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment | import_path(),
             start_new_session=True,  # Ctrl-C in a terminal is the run's own to handle
         )
 

@@ -21,6 +21,7 @@ from onnx import ModelProto
 
 from trtopt.core.documents import converted
 from trtopt.core.errors import ModelError, require
+from trtopt.core.host import import_path
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.graph.io import save_model
@@ -73,11 +74,7 @@ def compare(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                    "ORT_DISABLE_TELEMETRY": "1",
-                },
+                env={**os.environ, **import_path(), "ORT_DISABLE_TELEMETRY": "1"},
                 start_new_session=True,  # Ctrl-C in a terminal is the caller's own to handle, who then ends this
                 timeout=seconds,
                 check=False,

@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DeviceError, EngineError, UsageError
+from trtopt.core.values import x
 from trtopt.cuda.arrays import View
 from trtopt.cuda.device import Device, DeviceBuffer, Graph, HostBuffer, Stream
 from trtopt.cuda.memory import Memory
-from trtopt.cuda.tensors import Shape, Signature, Tensor, x
+from trtopt.cuda.tensors import Shape, Signature, Tensor
 from trtopt.runtime.stretch import Prepared, Stretch
 from trtopt.trt.plans import LoadedEngine
 

@@ -22,8 +22,7 @@ from trtopt.core.files import check_writable, existing_file, made_folder, write_
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
-from trtopt.core.values import TensorInfo
-from trtopt.cuda.tensors import x
+from trtopt.core.values import TensorInfo, x
 from trtopt.data.arrayfiles import stored_array, stored_arrays
 from trtopt.data.batches import Skipped
 from trtopt.data.convert import converted

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import TrtoptError
-from trtopt.cuda.tensors import numpy_dtype
+from trtopt.data.convert import numpy_dtype
 
 _DRIVER_API, _ENTER = 1, 0
 _TOOLKIT = ("extras/CUPTI/lib64/libcupti.so*", "lib64/libcupti.so*", "targets/*/lib/libcupti.so*")

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import DataError, DeviceError, EngineError, EngineMismatch, UsageError
-from trtopt.core.values import ShapeRange, TensorInfo
+from trtopt.core.values import Profile, ShapeRange, TensorInfo, x
 from trtopt.cuda.arrays import View, like_host
-from trtopt.cuda.tensors import Profile, Shape, Signature, Tensor, numpy_dtype, x
+from trtopt.cuda.tensors import Shape, Signature, Tensor
+from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.quantize import is_quantized

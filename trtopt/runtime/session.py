@@ -9,17 +9,16 @@ by side and share the engine's weights.
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +26,17 @@ from numpy.typing import NDArray
 from trtopt.core.documents import converted
 from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.values import Kind, LayerInfo, TensorInfo, choice, chosen_builder, parse_size
+from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
-from trtopt.cuda.tensors import Profile, Shape, check_array, check_mapping, x
+from trtopt.cuda.tensors import Shape, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, embedded_by, load_manifest
 from trtopt.engine.signing import check_signed
 from trtopt.engine.store import Entry
+from trtopt.runtime.background import Background
 from trtopt.runtime.bound_call import BoundCall, prepare_call
 from trtopt.runtime.contexts import Source
 from trtopt.runtime.gpu_engine import GpuEngine, open_gpus, ordinals
@@ -45,6 +45,11 @@ from trtopt.runtime.profiling import LayerTimes
 from trtopt.runtime.slot import Slot, call_key, check_out
 from trtopt.runtime.slot_pool import CLOSED, SlotPool
 from trtopt.runtime.timing import Timing, time_slot
+
+if TYPE_CHECKING:
+    from trtopt.runtime.onnx_slot import OnnxSlot
+
+    AnySlot = Slot | OnnxSlot
 
 _PLAIN = {np.ndarray}
 BACKENDS = ("auto", "tensorrt", "lean", "rtx", "onnxruntime")
@@ -90,24 +95,6 @@ class SessionStats:
     replays: int
     waits: int
     evictions: int
-
-
-class _Slot(Protocol):
-    own: int  # handle of its stream
-
-    def run(
-        self,
-        arrays: Sequence[Source],
-        shapes: tuple[Shape, ...],
-        out: Mapping[str, Source] | None = None,
-        stream: int | None = None,
-        example: Any = None,
-        key: Any = None,
-    ) -> dict[str, Any]: ...
-
-    def recall(self, key: Any, out: Mapping[str, Source] | None, example: Any) -> dict[str, Any] | None: ...
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -209,8 +196,7 @@ class Session:
         self._names = tuple(item.name for item in self.inputs)
         self._checked: set[tuple[tuple[int, ...], ...]] = set()
         self._opening = threading.RLock()  # a finalizer of the caller's may close it in a thread that has it
-        self._workers: ThreadPoolExecutor | None = None
-        self._places: SlotPool[int] | None = None
+        self._in_background: Background | None = None
         self._bound: weakref.WeakSet[BoundCall] = weakref.WeakSet()
         self._closing = False
         self._entry: Entry | None = None  # of the store, where it stays while this is open
@@ -294,7 +280,7 @@ class Session:
 
         slot = OnnxSlot(graph, self.manifest, threads)
         self._signature = slot.signature
-        self._slots: SlotPool[_Slot] = SlotPool(lambda number: slot, 1)
+        self._slots: SlotPool[AnySlot] = SlotPool(lambda number: slot, 1)
 
     def _use_gpus(self, family: str, gpus: list[GpuEngine], contexts: int) -> None:
         self.backend, self._gpus = family, gpus
@@ -440,7 +426,7 @@ class Session:
     def _again(self, inputs: Mapping[str, Any], results: Mapping[str, Any]) -> None:
         self.run(inputs, out=results)
 
-    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[_Slot], bool] | None:
+    def _nearby(self, given: Sequence[Any], out: Mapping[str, Any] | None) -> Callable[[AnySlot], bool] | None:
         """Which slots a call can take: those on the GPU where its arrays are; None, any, if they are on the host."""
         wanted = next(
             (found for array in (*given, *(out or {}).values()) if (found := gpu_of(array)) is not None), None
@@ -477,53 +463,20 @@ class Session:
             DeviceError: this is closed. What `run` raises comes from the future's `result()`.
         """
         self._alive()
-        places, workers = self._background()
-        return self._start(places.take(timeout=timeout), places, workers, inputs)
+        return self._background().submit(functools.partial(self.run, inputs), timeout)
 
     async def run_async(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """`run` for asyncio: never blocks the event loop, also not while the queue is full."""
         self._alive()
-        places, workers = self._background()
-        loop = asyncio.get_running_loop()
-        called: asyncio.Future[None] = loop.create_future()
+        return await self._background().run(functools.partial(self.run, inputs))
 
-        def turn() -> None:
-            try:
-                loop.call_soon_threadsafe(_wake, called)
-            except RuntimeError:  # the loop was closed over a task that still waited: nobody will come for the place
-                if places.forget(waiter):
-                    places.give(places.collect(waiter))
-
-        waiter = places.ask(turn)
-        try:
-            await called
-        except BaseException:
-            if places.forget(waiter):
-                places.give(places.collect(waiter))
-            raise
-        return await asyncio.wrap_future(self._start(places.collect(waiter), places, workers, inputs))
-
-    def _start(
-        self, place: int, places: SlotPool[int], workers: ThreadPoolExecutor, inputs: Mapping[str, Any]
-    ) -> Future[dict[str, Any]]:
-        try:
-            future = workers.submit(self.run, inputs)
-        except BaseException as error:
-            places.give(place)
-            if isinstance(error, RuntimeError):  # the pool was shut down meanwhile
-                raise DeviceError(CLOSED) from None
-            raise
-        future.add_done_callback(lambda _: places.give(place))
-        return future
-
-    def _background(self) -> tuple[SlotPool[int], ThreadPoolExecutor]:
+    def _background(self) -> Background:
         with self._opening:
             if self._closing:
                 raise DeviceError(CLOSED)
-            if self._workers is None or self._places is None:
-                self._places = SlotPool(lambda number: number, self._queue)
-                self._workers = ThreadPoolExecutor(self._slots.most, thread_name_prefix="trtopt-session")
-            return self._places, self._workers
+            if self._in_background is None:
+                self._in_background = Background(self._queue, self._slots.most)
+            return self._in_background
 
     def run_images(
         self, images: Iterable[str | os.PathLike[str] | bytes | NDArray[np.uint8]], *, top: int = 5
@@ -745,11 +698,8 @@ class Session:
             bound_calls = tuple(self._bound)
         if os.getpid() != self._process:
             return
-        if self._places is not None:
-            self._places.refuse(not finish)
-        if self._workers is not None:
-            inside = threading.current_thread().name.startswith("trtopt-session")
-            self._workers.shutdown(wait=not inside, cancel_futures=not finish)
+        if self._in_background is not None:
+            self._in_background.close(finish)
         for bound in bound_calls:
             bound.close()
         del bound_calls
@@ -791,7 +741,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tell_child)
 
 
-def _slot(gpus: Sequence[GpuEngine], number: int) -> _Slot:
+def _slot(gpus: Sequence[GpuEngine], number: int) -> AnySlot:
     return gpus[number % len(gpus)].slot()
 
 
@@ -806,11 +756,6 @@ def _bytes(memory: str | int | None) -> int | None:
     if limit is not None and limit < 1:
         raise UsageError(f"memory is {memory!r}; at least 1 byte is needed, or None for what there is")
     return limit
-
-
-def _wake(called: asyncio.Future[None]) -> None:
-    if not called.done():
-        called.set_result(None)
 
 
 def _manifest(engine: Path, trusted_keys: Sequence[str | os.PathLike[str]]) -> Manifest | None:

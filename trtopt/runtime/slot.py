@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import UsageError
+from trtopt.core.values import x
 from trtopt.cuda.arrays import LEGACY, DeviceArray, View, like, like_host, start, writable
 from trtopt.cuda.device import Device, Event, HostBuffer
 from trtopt.cuda.memory import Block, Blocks, Memory
-from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array, x
+from trtopt.cuda.tensors import Shape, Signature, Tensor, check_array
 from trtopt.runtime.contexts import RESIDENT, STAGED, BoundContext, ContextCache, Locations, Replay, Source
 from trtopt.runtime.stretch import Prepared, Row, Stretch, available, calling, prepare, same
 from trtopt.trt.plans import LoadedEngine

@@ -27,9 +27,9 @@ def available() -> bool:
     return native.run is not None and native.hold is not None
 
 
-def calling(function: int, a: int, b: int = 0, c: int = 0) -> Row:
-    """A call of the C function at that address, of up to three integers or pointers, that gives 0 if all is well."""
-    return function, a, b, c
+def calling(function: int, a: int, b: int = 0) -> Row:
+    """A call of the C function at that address, of one or two integers or pointers, that gives 0 if all is well."""
+    return function, a, b, 0
 
 
 def copying(to: int, source: int, nbytes: int) -> Row:

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-import onnx
-
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
 from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
@@ -32,8 +30,7 @@ from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, kept_graph, load_manifest, manifest_path
-from trtopt.graph.io import external_file, load_model
-from trtopt.graph.proto import all_tensors
+from trtopt.graph.io import load_model, named_weights
 from trtopt.serving.request import BundleRequest
 
 FORMAT = "trtopt-bundle-1"
@@ -220,10 +217,7 @@ def _content(path: Path, request: BundleRequest) -> tuple[dict[str, Path], Manif
 def _weights(model: Path, folder: str) -> dict[str, Path]:
     """Place in the bundle → file, of the weights that lie beside an ONNX file."""
     load_model(model, lazy=True)  # says what is wrong with it
-    tensors = all_tensors(onnx.load(model, load_external_data=False).graph)
-    stored = [tensor.external_data for tensor in tensors if tensor.data_location == onnx.TensorProto.EXTERNAL]
-    places = {entry.value for entries in stored for entry in entries if entry.key == "location"}
-    return {(Path(folder) / place).as_posix(): external_file(model, place) for place in sorted(places)}
+    return {(Path(folder) / place).as_posix(): file for place, file in named_weights(model).items()}
 
 
 def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tuple[tuple[str, ...], list[str], str]:

@@ -22,6 +22,11 @@ _EACH = 0.5  # seconds between looks at the models' processes
 _LOADING = 600.0  # seconds
 
 
+def opener() -> urllib.request.OpenerDirector:
+    """Opens what this machine serves, of which no proxy knows."""
+    return urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 class Control:
     """What only this process may use: Triton's model repository API, and what reads and writes outside of requests.
 
@@ -31,7 +36,7 @@ class Control:
 
     def __init__(self, address: str) -> None:
         self._base, self._secret = f"http://{address}/v2/repository", secrets.token_hex(16)
-        self._open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open  # no proxy knows this machine
+        self._open = opener().open
 
     @property
     def options(self) -> list[str]:

@@ -243,7 +243,9 @@ class _Model:
             name = self.engine.name if self.manifest is None else str(self.manifest.graph_file)
             graph = self.engine.parent / name
             self.files[name] = graph
-            for place, file in _external(graph).items():
+            from trtopt.graph.io import named_weights  # not where engines are served
+
+            for place, file in named_weights(graph).items():
                 self.files[(Path(name).parent / place).as_posix()] = file
         if "model.py" in self.files:
             raise UsageError(f"a file beside {self.engine.name} is called model.py, as what runs it must be: rename it")
@@ -357,18 +359,6 @@ def _checked_name(name: str) -> str:
     if not re.fullmatch(r"\w[\w.-]{0,199}", name):
         raise UsageError(f"`name={name!r}` can't be a model's name: letters, digits, '_', '-' and '.' make one")
     return name
-
-
-def _external(graph: Path) -> dict[str, Path]:
-    """The files of weights that an ONNX file names, by their places relative to its folder."""
-    import onnx  # not where engines are served
-
-    from trtopt.graph.io import external_file
-    from trtopt.graph.proto import all_tensors
-
-    stored = [item for item in all_tensors(onnx.load(graph, load_external_data=False).graph) if item.external_data]
-    places = {entry.value for item in stored for entry in item.external_data if entry.key == "location"}
-    return {place: external_file(graph, place) for place in sorted(places)}
 
 
 def _difference(there: bytes, new: bytes) -> str:

@@ -7,12 +7,10 @@ so that what it has accepted is answered.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import resource
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,16 +35,13 @@ from trtopt.core.terminal import visible
 from trtopt.core.values import parse_seconds
 from trtopt.cuda.device import probe
 from trtopt.serving.containers import IMAGE, Container, container_for
-from trtopt.serving.control import Control, Watch
+from trtopt.serving.control import Control, Watch, opener
+from trtopt.serving.installation import find_server, how_to_install, place_stub
 from trtopt.serving.repository import CONFIG, DeployedModel, deploy_triton
 from trtopt.serving.request import ServeRequest
 from trtopt.serving.warming import warm_up
 from trtopt.trt.plans import plan_header
 
-VARIABLE = "TRITON_SERVER"
-WHEEL = "nvidia-pytriton==0.7.0"
-"""NVIDIA's wheel that holds a tritonserver (2.51, release 24.10) and its Python backend, for glibc 2.35 or newer."""
-_USUAL = "/opt/tritonserver"  # in NVIDIA's containers
 _FOR_ENGINES = (
     *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
     *("trust_host_code", "overwrite"),
@@ -59,21 +54,6 @@ _CLOSING = (
 )
 _SLACK = 10.0  # seconds beyond `drain` before a server that doesn't end is killed
 _STACK = 1 << 30  # of each of its threads, at most: only what is used takes memory
-
-
-@dataclass(frozen=True)
-class Installation:
-    """A tritonserver, and what it needs to be started.
-
-    Attributes:
-        stubs: of the wheel: the Python backend's executables by Python version, of which one must lie beside the backend.
-        libraries: of the wheel: folder of its shared libraries.
-    """
-
-    executable: Path
-    backends: Path
-    stubs: Path | None = None
-    libraries: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -265,49 +245,6 @@ def _backends(repo: Path) -> set[str]:
 # The server ----------------------------------------------------------------------------------------------------------
 
 
-def find_server(given: str | os.PathLike[str] | None = None) -> Installation | None:
-    """The tritonserver to use; None where there is none. See `serve`.
-
-    Raises:
-        UsageError: `given`, or what $TRITON_SERVER names, is none.
-    """
-    for where, what in ((given, "`server=`"), (os.environ.get(VARIABLE), f"${VARIABLE}")):
-        if where:
-            found = _installed(Path(where))
-            if found is None:
-                raise UsageError(f"{what}: there is no tritonserver in {os.fspath(where)}: {_how()}")
-            return found
-    places = [Path(sys.prefix) / "tritonserver"]
-    spec = importlib.util.find_spec("pytriton")
-    places += [Path(folder).parent for folder in (spec.submodule_search_locations or [])] if spec else []
-    in_path = shutil.which("tritonserver")
-    places += [Path(in_path)] if in_path else []
-    return next((found for place in (*places, Path(_USUAL)) if (found := _installed(place))), None)
-
-
-def _installed(place: Path) -> Installation | None:
-    """What is in a folder: the wheel's layout, or that of the container; `place` may be the executable itself."""
-    place = place.absolute()
-    wheel = place / "pytriton" / "tritonserver"
-    if (wheel / "bin" / "tritonserver").is_file():
-        return Installation(
-            wheel / "bin" / "tritonserver",
-            wheel / "backends",
-            wheel / "python_backend_stubs",
-            place / "nvidia_pytriton.libs",
-        )
-    executable = next((path for path in (place, place / "bin" / "tritonserver") if path.is_file()), None)
-    if executable is None:
-        return None
-    executable = executable.resolve()
-    return Installation(executable, executable.parent.parent / "backends")
-
-
-def _how() -> str:
-    folder = Path(sys.prefix) / "tritonserver"
-    return f"{shlex.quote(sys.executable)} -m pip install --no-deps --target {shlex.quote(str(folder))} {WHEEL}"
-
-
 def _command(
     request: ServeRequest, repo: Path, backends: set[str], drain: float, stack: contextlib.ExitStack
 ) -> tuple[list[str], dict[str, str]]:
@@ -322,7 +259,7 @@ def _command(
     environment, folder = dict(os.environ), found.backends
     if found.stubs is not None:
         folder = stack.enter_context(scratch()) / "backends"
-        _place_stub(found, folder, environment)
+        place_stub(found, folder, environment)
     command = [
         str(found.executable),
         f"--model-repository={_place(repo, stack)}",
@@ -364,26 +301,6 @@ def _here(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
 
 
-def _place_stub(found: Installation, folder: Path, environment: dict[str, str]) -> None:
-    """The wheel's backends, with the Python backend's executable for this Python; models then see what is installed here."""
-    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
-    assert found.stubs is not None
-    stub = found.stubs / version / "triton_python_backend_stub"
-    if not stub.is_file():
-        known = ", ".join(sorted(path.name for path in found.stubs.iterdir()))
-        raise UsageError(f"{found.executable} has no Python backend for Python {version}; it has it for {known}")
-    shutil.copytree(found.backends, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(stub, folder / "python")
-    libraries = [
-        str(found.libraries),
-        str(sysconfig.get_config_var("LIBDIR") or ""),
-        environment.get("LD_LIBRARY_PATH", ""),
-    ]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, libraries))
-    # The stub runs what python3 is the first in PATH, with its packages.
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", "")])
-
-
 def _docker(request: ServeRequest, repo: Path, backends: set[str]) -> str:
     """The line that serves a repository in NVIDIA's container."""
     container: Container | None = None
@@ -408,7 +325,9 @@ def _advice(backends: set[str], missing: Sequence[str]) -> str:
         "; the Python backend needs one in whose Python trtopt is installed" if "python" in backends else ""
     )
     instead = (
-        "Or give `backend='python'`" if "tensorrt" in missing else f"Or install a server for this Python: {_how()}"
+        "Or give `backend='python'`"
+        if "tensorrt" in missing
+        else f"Or install a server for this Python: {how_to_install()}"
     )
     return f"{container}. {instead}"
 
@@ -505,13 +424,13 @@ def _wait_until_ready(
 ) -> None:
     """Until every model is loaded and warm, which is when Triton says that it is ready."""
     address = f"http://{_here(request.host)}:{request.http_port}/v2/health/ready"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine
+    client = opener()
     with request.reporter.phase("starting tritonserver"):
         while True:
             if (status := process.poll()) is not None:
                 reader.join(5.0)
                 raise ServerFailed(f"tritonserver ended with exit status {status} before it was ready", _faults(last))
-            with contextlib.suppress(urllib.error.URLError, OSError), opener.open(address, timeout=2) as answer:
+            with contextlib.suppress(urllib.error.URLError, OSError), client.open(address, timeout=2) as answer:
                 # Another server may have the port; ours then fails to take it, and ends.
                 if answer.status == 200 and _listens(last):
                     return

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trtopt.serving.control import opener
+
 _CALLS = 3
 _BYTES = {"BOOL": 1, "BF16": 2, **{f"FP{bits}": bits // 8 for bits in (16, 32, 64)}} | {
     f"{sign}INT{bits}": bits // 8 for sign in ("", "U") for bits in (8, 16, 32, 64)
@@ -25,15 +27,15 @@ def warm_up(address: str, repo: Path) -> None:
 
     What a model refuses, it has said in the server's log; it is loaded, and this is no reason to end.
     """
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine
+    client = opener()
     for folder in sorted(path.parent for path in repo.glob("*/config.pbtxt")):
         model = f"http://{address}/v2/models/{urllib.parse.quote(folder.name, safe='')}"
         with contextlib.suppress(OSError, ValueError, KeyError):
-            with opener.open(f"{model}/config", timeout=10) as answer:
+            with client.open(f"{model}/config", timeout=10) as answer:
                 config = json.load(answer)
             for sample in config.get("model_warmup", ())[:1]:
                 for _ in range(_CALLS):
-                    with opener.open(_request(f"{model}/infer", folder, config, sample), timeout=60) as answer:
+                    with client.open(_request(f"{model}/infer", folder, config, sample), timeout=60) as answer:
                         answer.read()
 
 

@@ -99,7 +99,7 @@ def plan_loader(backend: str, made: PlanOrigin | None) -> Loader:
 def select(backend: str = "auto") -> Generation:
     """The generation to use.
 
-    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX; `alternatives` of the result names the rest.
+    "auto" takes TensorRT where there is a GPU for it, else TensorRT-RTX.
 
     Args:
         backend: "auto", "tensorrt" or "rtx".
@@ -117,11 +117,8 @@ def select(backend: str = "auto") -> Generation:
         raise NoBackend(f"`backend='{backend}'`: {generation}: {_to_install(backend)}")
     gpu = probe()
     if isinstance(tensorrt, Generation) and gpu:
-        tensorrt.alternatives = f"`backend='rtx'` takes {rtx}" if isinstance(rtx, Generation) else ""
         return tensorrt
     if isinstance(rtx, Generation):
-        here = isinstance(tensorrt, Generation)
-        rtx.alternatives = f"{tensorrt} is installed too but needs a GPU: {gpu.reason}" if here else ""
         return rtx
     if isinstance(tensorrt, Generation):
         raise NoBackend(

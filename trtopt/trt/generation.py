@@ -87,13 +87,11 @@ class Generation(Loader):
 
     Attributes:
         capabilities: what it honours.
-        alternatives: what else could have been chosen, in words (set by `select`).
     """
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self.capabilities: Capabilities = self._capabilities(read(module))
-        self.alternatives = ""
         # One build at a time in a process: two would time each other's kernels, and mix their messages.
         self._lock = threading.Lock()
         # Replaced where calibration batches go elsewhere (tests).

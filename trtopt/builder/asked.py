@@ -1,0 +1,113 @@
+"""What a request asks of a build: checked as far as its options, its files and the model's inputs tell."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from trtopt.builder.request import BuildRequest
+from trtopt.core.errors import UsageError
+from trtopt.core.files import check_writable
+from trtopt.core.progress import Reporter
+from trtopt.core.shapes import DEFAULT_BATCH, batch_alone, profiles_asked, shapes_option
+from trtopt.core.values import BuildSpec, Override, Precision, ShapeRange, TensorInfo, parse_size, parse_targets
+from trtopt.data.preprocess import Preprocess
+from trtopt.engine.manifest import manifest_path
+from trtopt.trt import validate_profiles
+
+_OWN_SHAPES = "; `shapes=` are of the model's own inputs, with `embed_preprocess=True` too"
+
+
+def spec_of(request: BuildRequest) -> BuildSpec:
+    """What a request asks of a build.
+
+    Raises:
+        UsageError: options that can't be right, or don't go together.
+    """
+    if request.fp16 and request.bf16:
+        raise UsageError("`fp16=True` and `bf16=True` are both given; choose one")
+    half = request.fp16 or request.int8 or request.fp8
+    base = Precision.BF16 if request.bf16 else Precision.FP16 if half else Precision.FP32
+    precision = Precision.INT8 if request.int8 else Precision.FP8 if request.fp8 else base
+    overrides = tuple(map(Override.parse, request.precision_override))
+    for override in overrides:
+        wanted = override.precision
+        if wanted not in ((precision,) if wanted.quantized else (Precision.FP32, base)):
+            others = "fp32 only" if base is Precision.FP32 else f"{base} and fp32"
+            here = f"the build is {precision}" if wanted.quantized else f"beside {precision} this build has {others}"
+            if wanted is Precision.FP8 and request.fp8:
+                here = "beside INT8 it is for layers that a table names"
+                raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` isn't taken here: {here}")
+            raise UsageError(f"`precision_override=['{override.pattern}={wanted}']` needs `{wanted}=True`: {here}")
+    same = {item.name for item in fields(BuildSpec)} & {item.name for item in fields(BuildRequest)}
+    return BuildSpec(
+        **{name: getattr(request, name) for name in same - {"workspace", "timing_cache"}},
+        precision=precision,
+        remainder=base if precision.quantized else Precision.FP16,
+        fp8_layers=request.int8 and request.fp8,
+        io_fp32=request.fp32_io,
+        overrides=overrides,
+        profiles=profiles_asked(request),
+        targets=parse_targets(request.target),
+        workspace=None if request.workspace is None else parse_size(request.workspace),
+        timing_cache=Path(request.timing_cache) if request.timing_cache and not is_none(request.timing_cache) else None,
+    )
+
+
+def with_profiles(
+    spec: BuildSpec, inputs: Sequence[TensorInfo], prepared: Preprocess | None, reporter: Reporter
+) -> BuildSpec:
+    """`spec` with profiles that fit: the user's, checked, or the default where the batch is all that is open, or nothing but
+    the size of the images, which their preparation says."""
+    dynamic = [item for item in inputs if item.open_axes]
+    if spec.profiles or not dynamic:
+        try:
+            validate_profiles(inputs, spec.profiles)
+        except UsageError as error:
+            raise UsageError(f"{error}{_OWN_SHAPES if spec.embed_preprocess else ''}") from None
+        if prepared is not None:
+            prepared.check_profiles(inputs, spec.profiles)
+        return spec
+    known = inputs if prepared is None else prepared.known(inputs)
+    dynamic = [item for item in known if item.open_axes]
+    if not batch_alone(dynamic or known):
+        validate_profiles(inputs, ())  # raises, listing the dynamic inputs
+    profile = {
+        item.name: ShapeRange(
+            *(
+                (size, *map(int, item.shape[1:])) if item.open_axes else tuple(map(int, item.shape))
+                for size in DEFAULT_BATCH
+            )
+        )
+        for item in dynamic or known
+    }
+    what = "one profile for batch {0} to {2}, tuned for {1}".format(*DEFAULT_BATCH)
+    if not dynamic:
+        what = "the size that images are prepared in"
+    reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
+    return replace(spec, profiles=(profile,))
+
+
+def check_outputs(request: BuildRequest) -> None:
+    """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
+    if request.save_cache and request.calibrator != "native":
+        raise UsageError(
+            "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
+            "a cache with trtopt calibrate --export-cache"
+        )
+    timings = None if is_none(request.timing_cache) else request.timing_cache
+    read = (request.model, request.data, request.calib, request.preprocess, timings)
+    check_writable(request.output)  # a folder has no manifest's name
+    others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
+    written = (request.output, manifest_path(request.output), *others)
+    for index, path in enumerate(written):
+        if path:
+            check_writable(path, *read, *written[:index])
+
+
+def is_none(given: Any) -> bool:
+    """Whether an option says "none"."""
+    return isinstance(given, (str, os.PathLike)) and os.fspath(given) == "none"

@@ -1,0 +1,78 @@
+"""The command line: parse, call, print."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from typing import NoReturn
+
+import trtopt.cli.commands  # noqa: F401  (adds them)
+from trtopt.cli.application import FLAGS, app
+from trtopt.core import stopping
+from trtopt.core.errors import BuildCancelled, TrtoptError, without_graphs
+from trtopt.core.library_output import TELEMETRY_OFF, wanted
+from trtopt.core.native_output import keep_apart, lines
+from trtopt.core.terminal import escaped, visible
+
+
+def main() -> NoReturn:
+    """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
+    keep_apart()
+    os.environ.setdefault(TELEMETRY_OFF, "1")  # for the user's own modules, too
+    with escaped():
+        try:
+            status = app(prog_name="trtopt", standalone_mode=False)
+            sys.stdout.flush()
+        except Exception as error:
+            status = _failure(error)
+        except KeyboardInterrupt:
+            status = 130
+        status = stopping.status() or status
+        if status == 130 or stopping.status():
+            print("stopped", file=sys.stderr)
+        _tell_of_native_lines(bool(status))
+    try:
+        sys.stdout.flush()
+    except (TrtoptError, OSError):  # said before; and not to be tried once more at the exit
+        sys.stdout, status = io.StringIO(), status or 1
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _tell_of_native_lines(failed: bool) -> None:
+    """What native libraries printed: their internals, which may still explain a failure."""
+    native = lines() if failed or wanted() else []
+    if wanted():
+        for line in native:
+            print(f"native: {line}", file=sys.stderr)
+    elif native:
+        print(f"native libraries printed {len(native)} lines of their own: trtopt -v shows them", file=sys.stderr)
+
+
+def _failure(error: Exception) -> int:
+    if wanted():
+        import traceback
+
+        traceback.print_exc()
+    if stopping.status() and not isinstance(error, BuildCancelled):
+        return 1  # what became of the interruption
+    error = without_graphs(error) or error
+    if isinstance(error, TrtoptError):
+        kind, status, said = type(error).__name__, error.exit_code, error.for_cli(FLAGS)
+    elif type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]  # `trtopt` alone: the help
+        return 2
+    elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
+        command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
+        kind, status = "UsageError", 2
+        said = [f"{error.format_message().rstrip('.?')}; try '{command} -h'"]
+    else:
+        kind, status = "InternalError", 70
+        said = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]
+    print("error:", "\n".join(map(visible, said)), file=sys.stderr)
+    if "--json" in sys.argv:
+        with contextlib.suppress(TrtoptError, OSError):
+            print(json.dumps({"error": {"type": kind, "message": "\n".join(said)}}))
+    return status

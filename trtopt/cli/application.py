@@ -1,0 +1,230 @@
+"""The application that commands are added to, and what makes a command of a request."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass
+from inspect import Parameter, Signature
+from operator import methodcaller
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from trtopt.core.options import About, flag_of, option, options, spoken
+from trtopt.core.terminal import visible
+
+if TYPE_CHECKING:
+    from trtopt.core.progress import Reporter
+
+_EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
+
+
+class _Anywhere(TyperGroup):
+    """`-v` and `-q` may stand after the command, too, where people type them."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        end = args.index("--") if "--" in args else len(args)
+        moved = [text for text in args[:end] if text in _EVERYWHERE]
+        rest = [text for text in args[:end] if text not in moved]
+        return super().parse_args(ctx, [*dict.fromkeys(moved), *rest, *args[end:]])
+
+
+EXIT_STATUSES = {
+    "0": "done",
+    "1": "it failed, or what was judged isn't good enough (check, verify, doctor, …)",
+    "2": "the command line has to change",
+    "3": "no tritonserver here can serve this (serve)",
+    "70": "an error of trtopt's own, please report it",
+    "130": "Ctrl-C; 129 and 143: SIGHUP and SIGTERM",
+}
+
+app = typer.Typer(
+    name="trtopt",
+    cls=_Anywhere,
+    help="PyTorch or ONNX to a verified INT8/FP16 TensorRT engine, the same way on TensorRT 8.6, 10, 11 and RTX.",
+    epilog="Start with: trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine\n\n"
+    f"Exit status: {'; '.join(f'{status} {meaning}' for status, meaning in EXIT_STATUSES.items())}.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: rendering it with rich takes longer than starting Python
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """Options beside `preprocess`, of which each changes one key."""
+
+    size: str | None = option(
+        None, help="Height and width of the images; default: the model's.", metavar="HxW", typed=str
+    )
+    resize: str | None = option(None, help="stretch, crop or letterbox.", typed=str)
+    channels: str | None = option(None, help="rgb, bgr or gray.", typed=str)
+    scale: str | None = option(None, help="Factor on pixels (0 to 255), such as 1/255.", typed=str)
+    mean: str | None = option(
+        None, help="After the scale: a number, or one per channel, in the order of --channels.", typed=str
+    )
+    std: str | None = option(
+        None, help="After the mean: a number, or one per channel, in the order of --channels.", typed=str
+    )
+
+
+Options = Mapping[str, Any]
+FLAGS: dict[str, str] = {}  # of every option of every command
+_STATE = SimpleNamespace(quiet=False)  # of the command that runs
+_JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
+
+
+def command_of(
+    request: type[Any],
+    epilog: str,
+    *,
+    call: Callable[[Options, Reporter], Any] | None = None,
+    group: typer.Typer | None = None,
+    name: str | None = None,
+    cls: type[TyperCommand] | None = None,
+    plain: Callable[[Any], Any] = methodcaller("to_json"),
+    judged: bool = True,
+    **instead: type[Any],
+) -> Callable[[Callable[[Any, Options], Iterator[str]]], None]:
+    """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
+
+    Args:
+        call: gives the result; default: the public function of the same name, with the options as keywords.
+        plain: the result as JSON.
+        judged: exit status 1 where the result has an `ok` that is False.
+        instead: for a field that can't be typed, a request whose options stand in its place.
+    """
+    entries: dict[str, tuple[Field[Any], About]] = {}
+    for field_name, entry in options(request).items():
+        entries |= options(instead[field_name]) if field_name in instead else {field_name: entry}
+    shown: dict[str, tuple[Field[Any], About]] = {}
+    for field_name, entry in entries.items():
+        if entry[1].help:
+            shown |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
+    several = [field_name for field_name, entry in shown.items() if _repeats(*entry)]
+    parameters = [_parameter(*entry) for entry in shown.values()]
+    parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
+
+    def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
+        @functools.wraps(text)
+        def typed(*, json_output: bool, **values: Any) -> None:
+            import trtopt
+
+            values |= {field_name: () for field_name in several if not values[field_name]}
+            if "preprocess" in values:
+                values["preprocess"] = _prepared(values)
+            if call is not None:
+                result = call(values, _reporter())
+            else:
+                reporter = {"reporter": _reporter()} if "reporter" in entries else {}
+                result = getattr(trtopt, text.__name__)(**values, **reporter)
+            if json_output:
+                print(json.dumps(told(plain(result)), default=str))
+            else:
+                for line in text(result, values):
+                    print(visible(told(line)))
+            if judged and not getattr(result, "ok", True):
+                raise typer.Exit(1)
+
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__annotations__ = {item.name: item.annotation for item in parameters}  # typer reads both
+        (group or app).command(name, cls=cls, epilog=f"Example: {epilog}")(typed)
+
+    return made
+
+
+def _repeats(item: Field[Any], about: About) -> bool:
+    return item.default == () and about.typed is None
+
+
+def _parameter(item: Field[Any], about: About) -> Parameter:
+    """What typer makes a command's option or argument of."""
+    required = about.needed or item.default is MISSING
+    kind: Any = list[str] if _repeats(item, about) else about.typed or type(item.default)
+    absent = item.default is None or item.default == ()  # None, for typer
+    annotation: Any = kind | None if absent and not required else kind
+    metavar = about.metavar or about.unit.upper() or None
+    if about.positional or (required and not about.short):
+        described = typer.Argument(metavar=metavar, help=about.help)
+    else:
+        flags = [about.short] if about.short else []
+        flags.append(flag_of(item))
+        FLAGS[item.name] = "/".join(flags)
+        described = typer.Option(*flags, metavar=metavar, help=about.help)
+    default = Parameter.empty if required else None if absent else item.default
+    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
+
+
+def _prepared(values: dict[str, Any]) -> Any:
+    """`preprocess` with the options that change single keys of it, which are taken out of `values`."""
+    preset = values["preprocess"]
+    changes = {name: _image_option(name, text) for name in options(_Pixels) if (text := values.pop(name)) is not None}
+    return {**({} if preset is None else {"preset": preset}), **changes} if changes else preset
+
+
+def _image_option(name: str, text: str) -> Any:
+    from trtopt.core.errors import UsageError
+
+    try:
+        if name == "size":
+            sides = [int(side) for side in text.lower().split("x")]
+            return sides if len(sides) > 1 else sides * 2
+        if name in ("mean", "std"):
+            return [float(number) for number in text.split(",")]
+    except ValueError:
+        example = (
+            "480x640, height first" if name == "size" else "0.5, or one number per channel such as 0.485,0.456,0.406"
+        )
+        raise UsageError(f"--{name} {text!r} can't be read; write {example}") from None
+    return text
+
+
+def _reporter() -> Reporter:
+    from trtopt.core.progress import reporter
+
+    return reporter(sys.stderr, FLAGS, quiet=_STATE.quiet)
+
+
+def told(value: Any) -> Any:
+    """A result's texts, at whatever depth, with flags for the options that they name."""
+    if isinstance(value, Mapping):
+        return {key: told(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [told(item) for item in value]
+    return spoken(value, FLAGS) if isinstance(value, str) else value
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from trtopt.core.version import __version__
+
+        print(f"trtopt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _before(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print trtopt's version (more: version)."
+        ),
+    ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Show the libraries' own messages, and tracebacks; after a command, too."),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("-q", "--quiet", help="Say results, warnings and errors alone; after a command, too.")
+    ] = False,
+) -> None:
+    _STATE.quiet = quiet
+    if verbose:
+        os.environ["TRTOPT_DEBUG"] = "1"  # processes that this one starts see it, too

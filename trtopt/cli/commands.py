@@ -1,0 +1,549 @@
+"""The commands, one per public function, with its names and defaults: each says the function's result in lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from operator import methodcaller
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from trtopt.autotune.request import SensitivityRequest, TuneRequest
+from trtopt.builder.request import BuildRequest
+from trtopt.calibration.request import CalibrateRequest
+from trtopt.cli.application import Options, app, command_of
+from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
+from trtopt.cli.tables import print_table
+from trtopt.core import stopping
+from trtopt.core.options import about, options
+from trtopt.core.values import x
+from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
+from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
+from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
+from trtopt.frontend.request import ExportRequest, InitRequest
+from trtopt.jobs.request import JobsRequest
+from trtopt.linting.request import CheckRequest
+from trtopt.recipes.request import PipelineRequest
+from trtopt.runtime.request import RunRequest
+from trtopt.serving.request import BundleRequest, DeployRequest, ServeRequest
+
+if TYPE_CHECKING:
+    from trtopt.core.progress import Reporter
+
+MOST_KEPT = 20  # nodes that are listed
+ROWS = 10  # of tables of layers
+
+
+def _export(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.frontend.exporter import parse_input
+    from trtopt.frontend.factories import parse_argument
+
+    read: dict[str, Callable[[list[str]], Any]] = {
+        "factory_arg": lambda texts: dict(map(parse_argument, texts)),
+        "inputs": lambda texts: list(map(parse_input, texts)),
+        "dynamic": lambda texts: dict(map(_dynamic_axes, texts)),
+        "input_names": lambda texts: _listed(",".join(texts)),
+        "output_names": lambda texts: _listed(",".join(texts)),
+    }
+    parsed = {name: parse(values[name]) if values[name] else None for name, parse in read.items()}
+    return trtopt.export(**{**values, **parsed}, reporter=reporter)
+
+
+def _dynamic_axes(text: str) -> tuple[str, dict[int, str]]:
+    from trtopt.core.errors import UsageError
+
+    name, colon, axes = text.rpartition(":")
+    pairs = [pair.partition("=") for pair in axes.split(",")]
+    if not colon or not name or not all(axis.strip().isdigit() and dim for axis, _, dim in pairs):
+        raise UsageError(f"--dynamic {text!r} can't be read; write NAME:0=batch,2=height,3=width")
+    return name, {int(axis): dim for axis, _, dim in pairs}
+
+
+@command_of(ExportRequest, "trtopt export torchvision:resnet50 -o resnet50.onnx", call=_export)
+def export(result: Any, values: Options) -> Iterator[str]:
+    """Export a PyTorch model to ONNX and compare both on the same inputs."""
+    yield f"{result.path}: opset {result.opset}, weights {result.weights}"
+    for item in result.comparisons:
+        sizes = ", ".join([f"batch {item.batch}", *(f"{name} {size}" for name, size in item.sizes.items())])
+        yield f"  {sizes}: largest difference {item.absolute:.3g} ({item.relative:.2g} of the largest output)"
+    if not result.verified:
+        yield "  not compared with PyTorch"
+
+
+def _init(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.frontend.exporter import parse_input
+    from trtopt.frontend.factories import parse_argument
+
+    arguments = dict(map(parse_argument, values["factory_arg"])) if values["factory_arg"] else None
+    inputs = list(map(parse_input, values["inputs"])) if values["inputs"] else None
+    return trtopt.init(**{**values, "factory_arg": arguments, "inputs": inputs}, reporter=reporter)
+
+
+@command_of(InitRequest, "trtopt init my_model.py:Net -o net.toml", call=_init)
+def init(result: Any, values: Options) -> Iterator[str]:
+    """Write a recipe for a model of yours, with what was guessed and why; pipeline runs it."""
+    yield f"{result.recipe}: the file says over each guess what it comes from:"
+    for guess in result.guesses:
+        yield f"  - {guess}"
+    for number, command in enumerate(result.commands):
+        yield f"{'or' if number else 'next'}: {command}"
+
+
+@command_of(CheckRequest, "trtopt check model.onnx --fix clean.onnx")
+def check(report: Any, values: Options) -> Iterator[str]:
+    """Check an ONNX model: validity, operators the installed parser refuses, precision hazards."""
+    if values["nodes"]:
+        listing = [(item.name, item.op, item.shape, item.precision, item.reason) for item in report.nodes]
+        print_table(f"{values['model']}, folded", ("node", "operator", "shape", "--int8", "why"), listing)
+    rows = [
+        (item.level, item.code, item.node or "", item.op or "", " → ".join(filter(None, (item.message, item.hint))))
+        for item in report.findings
+    ]
+    if rows:
+        print_table(str(values["model"]), ("level", "code", "node", "operator", "finding"), rows)
+    yield from report.summary_lines
+
+
+@command_of(CalibrateRequest, "trtopt calibrate model.onnx --images photos/ --preprocess imagenet -o model.calib.json")
+def calibrate(result: Any, values: Options) -> Iterator[str]:
+    """Measure INT8 scales on real inputs: one pass, any batch size, the same table."""
+    counts = Counter(entry.method for entry in result.table.tensors.values())
+    methods = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+    origin = f"{result.samples} samples"
+    if result.coverage is not None:
+        origin = str(values["import_cache"])
+        print_table(origin, (result.coverage.header, "count", "names"), result.coverage.rows())
+    yield f"{values['output']}: {len(result.table.tensors)} tensors ({methods}) from {origin}"
+    if result.convergence and not any(result.convergence in note for note in result.notes):
+        yield f"  {result.convergence}"
+    if result.repairs is not None:
+        yield f"  {result.repairs}"
+        if count := len(result.table.smoothed):
+            yield f"  channels of {count} activation{'s' * (count > 1)} scaled alike before that, by the weights around"
+    if result.exported is not None:
+        yield f"{result.exported.path}: {result.exported.tensors} tensors, {result.exported.others} further names"
+    if result.skipped:
+        yield f"  {len(result.skipped)} files skipped, with the reasons above"
+
+
+@command_of(SensitivityRequest, "trtopt sensitivity model.onnx --images photos/ --preprocess imagenet")
+def sensitivity(result: Any, values: Options) -> Iterator[str]:
+    """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
+    from trtopt.calibration.noise import snr_db
+
+    rows = [
+        (
+            item.what,
+            ", ".join(item.nodes[:2]) + (", …" if len(item.nodes) > 2 else "") if item.kind == "activation" else "",
+            f"{snr_db(item.noise[result.output]):.1f}",
+            f"{result.share(item):.1%}",
+            f"{item.macs:.1%}",
+            *([] if item.ms is None else [f"{item.ms:.4f}"]),
+        )
+        for item in result.sources[: values["top"] or None]
+    ]
+    title = f"{result.model}: noise at {result.output}, {result.samples} samples"
+    columns = (
+        "quantized alone",
+        "read by",
+        "dB",
+        "of the noise",
+        "of the arithmetic",
+        *(["ms"] if result.timed else []),
+    )
+    print_table(title, columns, rows)
+    if result.timed:
+        yield f"ms: of the layers that read it, in {result.timed}"
+    if len(rows) < len(result.sources):
+        yield f"{len(result.sources) - len(rows)} more: --top 0 prints all"
+    yield result.summary[0].upper() + result.summary[1:]
+    for name, noise in result.measured.items():
+        yield f"{name}: the whole in INT8 {snr_db(noise):.1f} dB; the sum of the parts {snr_db(result.predicted[name]):.1f} dB"
+    for name, why in result.left_out.items():
+        yield f"{name} isn't looked at: {why}"
+
+
+@command_of(
+    BuildRequest,
+    "trtopt build model.onnx --int8 --images photos/ --preprocess imagenet -o model.engine; on a GPU, "
+    "--best instead of --int8 keeps the faster of INT8 and FP16",
+)
+def build(result: Any, values: Options) -> Iterator[str]:
+    """Build a TensorRT engine and say what it really runs."""
+    yield from _built(result, values)
+
+
+@command_of(TuneRequest, "trtopt tune model.onnx --images photos/ --preprocess imagenet --min-snr 25 -o model.engine")
+def tune(result: Any, values: Options) -> Iterator[str]:
+    """Build the fastest INT8 engine within an accuracy limit: repair weights, keep the layers that lose most out of INT8."""
+    yield from _built(result, {**values, "int8": True})
+
+
+def _built(result: Any, values: Options) -> Iterator[str]:
+    from trtopt.engine.manifest import arithmetic
+
+    if (tuning := result.tuning) is not None:
+        rows = [
+            (
+                f"{item.share:.1%}",
+                _out(item),
+                f"{item.snr_db:.1f}",
+                item.figure,
+                str(item.samples),
+                "" if item.missed else "yes",
+            )
+            for item in tuning.front
+        ]
+        eighths = any(item.in_fp8 for item in tuning.front)
+        bits = "8 bits" if eighths else "INT8"
+        headers = (f"arithmetic in {bits}", "layers out", "dB", "", "samples", "within the limits")
+        print_table(f"What was tried, on up to {tuning.samples} samples; cost: {tuning.cost}", headers, rows)
+    yield f"{result.engine}: {result.precision_summary}"
+    if line := arithmetic(result.coverage):
+        yield f"  {line}"
+    yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
+    if result.onnx and (values["int8"] or values["fp8"]):
+        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+    if (safety := result.safety) is not None:
+        kept = list(safety["in_fp32"].items())
+        for node, reason in kept[:MOST_KEPT]:
+            yield f"  FP32: {node}: {reason}"
+        if len(kept) > MOST_KEPT:
+            yield f"  FP32: {len(kept) - MOST_KEPT} more nodes, in the manifest"
+    if result.comparison:
+        yield f"  {result.comparison['why']}"
+    if result.not_measured:
+        yield f"  not measured against {'BF16' if values['bf16'] else 'FP16'}: {result.not_measured}"
+
+
+def _out(choice: Any) -> str:
+    return f"{choice.left_out}, {choice.in_fp8} in FP8" if choice.in_fp8 else str(choice.left_out)
+
+
+@command_of(InspectRequest, "trtopt inspect model.engine --diff other.engine")
+def inspect(report: Any, values: Options) -> Iterator[str]:
+    """Say what an engine file is and what it runs, or what an ONNX file holds; or what differs between two engines."""
+    import trtopt
+
+    if isinstance(report, trtopt.ModelReport):
+        yield from model_lines(report)
+    elif report.difference is not None:
+        yield from difference_lines(report.difference)
+    else:
+        yield from engine_lines(report)
+        if values["layers"]:
+            yield from layer_lines(report.layers)
+
+
+def _verify(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+    from trtopt.data import open_data
+    from trtopt.evaluation.verify import check_reference
+    from trtopt.graph.io import load_model
+
+    reference, source = values["reference"], options(SamplesRequest)
+    check_reference(reference, values["candidate"])
+    batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
+    others = {name: value for name, value in values.items() if name not in source}
+    return trtopt.verify(**others, batches=batches, reporter=reporter)
+
+
+@command_of(
+    VerifyRequest,
+    "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
+    call=_verify,
+    plain=methodcaller("describe"),
+    batches=SamplesRequest,
+)
+def verify(agreement: Any, values: Options) -> Iterator[str]:
+    """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.
+
+    With --min-agreement or --min-snr it judges as build --best does (0.95 and 20 dB unless given); exit status 1 if a limit
+    is missed.
+    """
+    if agreement.layers:
+        worst = sorted(agreement.layers, key=lambda item: item.own_snr_db)[:ROWS]
+        rows = [(item.what, f"{item.own_snr_db:.1f}", f"{item.snr_db:.1f}") for item in worst]
+        print_table("What loses most by itself", ("layer or scale", "dB of its own", "with all before it"), rows)
+    yield from str(agreement).split("\n")
+
+
+@command_of(PipelineRequest, "trtopt pipeline efficientnet-lite0 --output out --target sm89")
+def pipeline(result: Any, values: Options) -> Iterator[str]:
+    """Run every stage of a recipe: export, check, calibrate, build, verify. What is up to date isn't done again."""
+    yield from str(result).split("\n")
+
+
+def _bench(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+
+    lists = {"against": _listed(values["against"]), "batch": _sizes(values["batch"])}
+    return trtopt.bench(**{**values, **lists}, reporter=reporter)
+
+
+@command_of(BenchRequest, "trtopt bench model.engine --batch 1,8,32 --against onnxruntime", call=_bench)
+def bench(report: Any, values: Options) -> Iterator[str]:
+    """Measure an engine: GPU and host time, end to end, throughput, memory; beside other ways of running the model."""
+    print_table(str(values["engine"]), *report.table())
+    yield from report.remarks()
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    from trtopt.core.errors import UsageError
+
+    sizes = _listed(text)
+    if not all(size.isdigit() for size in sizes):
+        raise UsageError(f"--batch {text!r} can't be read; write numbers such as 1,8,32")
+    return tuple(map(int, sizes))
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+class _ValuesInARow(TyperCommand):
+    """`--images a.jpg b.jpg`, as a shell's `*.jpg` gives them: typer takes one value after each option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        option = ""
+        for number, text in enumerate(args):
+            if text.startswith("-"):
+                option = text if text in ("--images", "--input") and number else ""
+            elif option and spread[-1] != option:
+                spread.append(option)
+            spread.append(text)
+        return super().parse_args(ctx, spread)
+
+
+@command_of(RunRequest, "trtopt run model.engine --images photos/", cls=_ValuesInARow)
+def run(result: Any, values: Options) -> Iterator[str]:
+    """Run an engine on arrays or images. Exit status 1 if an image couldn't be used."""
+    for item in result.outputs:
+        bounds = "empty" if item.minimum is None else f"{item.minimum:.6g} to {item.maximum:.6g}"
+        odd = f", {item.not_finite} values not finite" if item.not_finite else ""
+        yield f"{item.name}: {item.dtype} {x(item.shape)}, {bounds}{odd}"
+    if result.ranked:
+        rows = [(item.sample, ", ".join(map(str, item.predictions))) for item in result.ranked]
+        print_table(str(values["engine"]), ("image" if result.images else "sample", f"best {values['top']}"), rows)
+    yield f"{result.backend}, {result.timing}"
+    for path in result.files:
+        yield f"  {path}"
+    for skipped in result.skipped:
+        yield f"not run: {skipped.name}: {skipped.reason}"
+
+
+jobs = typer.Typer(
+    help="Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(jobs, name="jobs")
+
+
+class _RayAlone(TyperCommand):
+    """`--ray` without an address means auto; typer has no options whose value may be left out."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for place in reversed([number for number, text in enumerate(args) if text == "--ray"]):
+            if place + 1 == len(args) or args[place + 1].startswith("-"):
+                args.insert(place + 1, "auto")
+        return super().parse_args(ctx, args)
+
+
+@command_of(JobsRequest, "trtopt jobs run jobs.toml", group=jobs, name="run", cls=_RayAlone)
+def run_jobs(result: Any, values: Options) -> Iterator[str]:
+    """Run a job list; run it again to go on where it was stopped. Exit status 1 if a job failed."""
+    rows = [(job.name, job.status, job.outcome) for job in result.jobs]
+    print_table(str(values["jobs"]), ("job", "state", "result"), rows)
+    yield f"{result.summary}; state in {result.state}"
+
+
+@dataclass(frozen=True)
+class _StateRequest:
+    state: Path = field(metadata=about(help="The state folder of a job list.", metavar="STATE", typed=Path))
+
+
+@command_of(_StateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
+def show_jobs(result: Any, values: Options) -> Iterator[str]:
+    """Say what a state folder holds: each job's state and result. A run may be at work on it."""
+    print_table(
+        str(values["state"]), ("job", "state", "result"), [(job.name, job.state, job.outcome) for job in result.jobs]
+    )
+    yield result.summary
+
+
+def _profile(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+
+    return trtopt.profile(**{**values, "batch": _sizes(values["batch"])}, reporter=reporter)
+
+
+@command_of(ProfileRequest, "trtopt profile model.engine --batch 32 --trace layers.json", call=_profile)
+def profile(result: Any, values: Options) -> Iterator[str]:
+    """Time each layer of an engine on the GPU, beside the whole: what runs in which precision, and how long."""
+    print_table(str(values["engine"]), *result.table(values["top"]))
+    yield from result.remarks(values["top"])
+    for path in result.files:
+        yield f"  {path}"
+
+
+@command_of(ReportRequest, "trtopt report model.engine --results profile.json -o report.html")
+def report(result: Any, values: Options) -> Iterator[str]:
+    """Write one HTML page on an engine: precision, layers, times, accuracy, calibration, and what isn't known yet."""
+    yield f"{result.page}: {result.nbytes / 1e6:.2f} MB; {result.contents['verdict']['summary']}"
+    if result.json_twin is not None:
+        yield f"  {result.json_twin}"
+    for item in result.unknown:
+        yield f"  not known: {item['what']}: {item['command']}"
+
+
+@command_of(DoctorRequest, 'trtopt doctor model.engine; trtopt doctor --migrate "trtexec --onnx=model.onnx --fp16"')
+def doctor(report: Any, values: Options) -> Iterator[str]:
+    """Look for what is wrong with this host, and with a plan or a model on it. Exit status 1 if anything is."""
+    return report.lines  # type: ignore[no-any-return]
+
+
+deploy = typer.Typer(
+    help="Write what a server needs to serve engines: for NVIDIA's Triton Inference Server, a model repository.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(deploy, name="deploy")
+
+
+@deploy.callback()
+def _deploy() -> None:
+    """Keeps `triton` a command of its own, where typer would leave out the only one's name."""
+
+
+@command_of(DeployRequest, "trtopt deploy triton model.engine --repo models", group=deploy, name="triton")
+def deploy_triton(result: Any, values: Options) -> Iterator[str]:
+    """Write a model repository for Triton Inference Server: plan, configuration, labels, warm-up."""
+    for model in result.models:
+        state = f"version {model.version}" if model.changed else f"version {model.version}, up to date"
+        batches = (
+            f"batches of up to {model.max_batch_size}" if model.max_batch_size else f"no batches: {model.no_batches}"
+        )
+        yield f"{model.path}: {model.backend} backend, {state}; {batches}"
+        for note in model.notes:
+            yield f"  {note}"
+    yield f"trtopt serve {result.repo} serves it here"
+
+
+@command_of(SignRequest, "trtopt sign model.engine --key key.pem")
+def sign(result: Any, values: Options) -> Iterator[str]:
+    """Sign an engine and its manifest (Ed25519), for those who run it with --trusted-keys."""
+    yield f"{result.path}: signed by {result.key}"
+
+
+@command_of(BundleRequest, "trtopt bundle model.engine -o model.tar --python 3.10")
+def bundle(result: Any, values: Options) -> Iterator[str]:
+    """Write an archive that installs and runs an engine on a host without a network: wheels, checksums, install.sh."""
+    what = f"{len(result.packages)} packages for Python {result.python}, {result.platform}"
+    yield f"{result.path}: {memory_size(result.nbytes)}, {what}"
+    yield f"  sha256 {result.sha256}"
+    for note in result.notes:
+        yield f"  {note}"
+    yield f"there: tar xf {result.path.name} && sh {result.name}/install.sh"
+
+
+store = typer.Typer(
+    help="Look after an engine store (trtopt build --store): list it, verify it, prune it.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(store, name="store")
+
+
+@command_of(StoreRequest, "trtopt store list", group=store, name="list")
+def list_store(result: Any, values: Options) -> Iterator[str]:
+    """List the engines in a store, the last used first."""
+    import time
+
+    rows = [
+        (
+            item.digest[:12],
+            Path(item.model).name,
+            item.precision,
+            item.made_for,
+            item.generation,
+            memory_size(item.nbytes),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used)) + (", in use" if item.in_use else ""),
+        )
+        for item in result.engines
+    ]
+    if rows:
+        print_table(result.folder, ("engine", "model", "precision", "for", "TensorRT", "size", "last used"), rows)
+    most = memory_size(result.max_size)
+    yield f"{result.folder}: {_engines(len(rows))}, {memory_size(result.nbytes)}; a build leaves at most {most}"
+    if result.damaged:
+        yield f"  {len(result.damaged)} damaged, put aside: the next prune removes them first"
+
+
+@command_of(StoreRequest, "trtopt store verify", group=store, name="verify")
+def verify_store(result: Any, values: Options) -> Iterator[str]:
+    """Compare every engine in a store with what was stored; what differs is put aside. Exit status 1 if any does."""
+    for digest, problem in result.damaged.items():
+        yield f"{digest[:12]}: put aside: {problem}"
+    yield f"{result.folder}: {_engines(len(result.whole))} as stored, {len(result.damaged)} damaged"
+
+
+@command_of(PruneStoreRequest, "trtopt store prune --max-size 20GB", group=store, name="prune")
+def prune_store(result: Any, values: Options) -> Iterator[str]:
+    """Remove what was put aside, then what was used longest ago. What a process reads stays."""
+    kept = f", {result.in_use} of them in use" if result.in_use else ""
+    count = len(result.removed)
+    yield f"{result.folder}: {count} removed, {memory_size(result.nbytes)}; {memory_size(result.left)} left{kept}"
+
+
+def _engines(count: int) -> str:
+    return f"{count} engine{'s' * (count != 1)}"
+
+
+def _serve(values: Options, reporter: Reporter) -> Any:
+    import trtopt
+
+    with trtopt.serve(**values, reporter=reporter) as server, stopping.handed_to(lambda number: server.stop()):
+        reporter.note(
+            f"ready: HTTP {server.http}, gRPC {server.grpc}, metrics {server.metrics}; SIGTERM or Ctrl-C ends it"
+        )
+        return server.wait()
+
+
+@command_of(ServeRequest, "trtopt serve model.engine --runtime onnxruntime", call=_serve)
+def serve(result: Any, values: Options) -> Iterator[str]:
+    """Serve engines, or a model repository, by the tritonserver on this machine, until SIGTERM or Ctrl-C.
+
+    Exit status: 0 if it was stopped and has answered all that it had accepted, 3 if no tritonserver here can serve this (the
+    line for docker is printed), 1 if it didn't start, ended by itself, or had to be killed.
+    """
+    yield str(result)
+
+
+@dataclass(frozen=True)
+class _VersionRequest:
+    pass
+
+
+@command_of(_VersionRequest, "trtopt version --json")
+def version(report: Any, values: Options) -> Iterator[str]:
+    """Versions of trtopt, Python, the TensorRT generations, the GPU and the libraries."""
+    from trtopt.core.version import to_install
+
+    yield f"trtopt {report.trtopt}, Python {report.python}, {report.platform}"
+    yield f"GPU: {report.gpu}"
+    if not report.generations:
+        yield f"TensorRT: none installed (TensorRT-RTX builds without a GPU: {to_install('rtx')})"
+    for item in report.generations:
+        yield f"{item['product']} {item['version']}: {'builds here' if item['can_build'] else item['why_not']}"
+        yield f"  runs {item['reads']}"
+    for name, number in report.libraries.items():
+        yield f"{name}: {number or 'not installed'}"
+    yield f"C extension: {'built' if report.extension else 'not built: install trtopt where there is a C compiler'}"

@@ -1,0 +1,125 @@
+"""What `trtopt inspect` says of an engine, of a model, and of how two engines differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from trtopt.cli.tables import print_table
+
+MOST_SHOWN = 20  # of what differs, in each table
+
+
+def difference_lines(found: Any) -> Iterator[str]:
+    names = [found.this.name, found.other.name]
+    if names[0] == names[1]:
+        names = [str(found.this), str(found.other)]
+    both = [item for item in found.precision if None not in (item.this, item.other)]
+    parts = (
+        ("What differs", "", found.facts),
+        ("Runs in", "node", both),
+        ("Reads and writes", "node", found.formats),
+        ("Run by", "node", found.tactics),
+    )
+    for title, first, rows in parts:
+        if rows:
+            shown = rows[:MOST_SHOWN] if first else rows
+            cells = [(item.what, _cell(item.this), _cell(item.other)) for item in shown]
+            print_table(f"{title} ({len(rows)})", (first, *names), cells, width=80)
+            if len(rows) > len(shown):
+                print(f"{len(rows) - len(shown)} more: --json has all")
+    for name, nodes in zip(
+        names,
+        (
+            [item.what for item in found.precision if item.other is None],
+            [item.what for item in found.precision if item.this is None],
+        ),
+    ):
+        if nodes:
+            some = f"{', '.join(nodes[:3])}{', …' * (len(nodes) > 3)}"
+            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({some})"
+    if found.same:
+        yield "nothing differs of what is compared"
+    for note in found.notes:
+        yield f"note: {note}"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def layer_lines(layers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    from textwrap import wrap
+
+    from trtopt.engine.difference import formats
+
+    for number, layer in enumerate(layers, 1):
+        yield f"{number} {layer['name']}: {layer['kind']}, {layer['precision'].upper()}"
+        more = {"formats": formats(layer), "tactic": layer.get("tactic"), "nodes": ", ".join(layer["nodes"])}
+        more["beside"] = ", ".join(layer.get("follows", ()))
+        for what, text in more.items():
+            yield from wrap(f"{what} {text}", 80, initial_indent="    ", subsequent_indent="      ") if text else ()
+
+
+def model_lines(report: Any) -> Iterator[str]:
+    quantized = ", quantized (Q/DQ)" if report.quantized else ""
+    yield f"{report.model}: ONNX, opset {report.opset}, {report.nbytes:,} bytes{quantized}"
+    yield f"  {report.parameters:,} parameters, {report.weights:,} bytes"
+    for item in report.inputs:
+        yield f"  input {item.name}: {item.dtype} {item.dims}"
+    for item in report.outputs:
+        yield f"  output {item.name}: {item.dtype} {item.dims}, {report.output_kinds[item.name]}"
+    counts = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+    yield f"  {sum(report.operators.values())} nodes: {counts}"
+    yield f"  trtopt check {report.model} says what TensorRT makes of it"
+
+
+def engine_lines(report: Any) -> Iterator[str]:
+    from trtopt.engine.manifest import arithmetic, embedded_by
+
+    yield f"{report.engine}: {report.maker}, {report.nbytes / 2**20:.1f} MiB"
+    yield f"runs on {report.runs_on}"
+    yield f"  {report.precision_summary}"
+    if (manifest := report.manifest) is not None:
+        if line := arithmetic(manifest.coverage):
+            yield f"  {line}"
+        targets = ", ".join(manifest.targets) or manifest.generation["gpu"] or "?"
+        yield f"  for {targets}; asked for {manifest.spec['precision']}; built in {manifest.seconds:.1f} s"
+        for kind, tensors in (("input", manifest.inputs), ("output", manifest.outputs)):
+            for tensor in tensors:
+                shape = "x".join(map(str, tensor["shape"]))
+                holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
+                yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
+        if (embedded := embedded_by(manifest)) is not None:
+            yield f"  preprocessing embedded: {embedded.input} takes pixels (0 to 255), of which the engine makes {embedded}"
+        for number, profile in enumerate(manifest.profiles):
+            yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
+        if manifest.calibration:
+            samples = manifest.calibration["samples"]
+            yield f"  calibrated: {manifest.calibration['method']}{f', {samples} samples' if samples else ''}"
+        if manifest.comparison:
+            yield f"  {manifest.comparison['why']} on {manifest.comparison['gpu']}"
+    if line := ", ".join(
+        f"{what} {memory_size(report.memory[key])}" for key, what in _HELD.items() if report.memory.get(key)
+    ):
+        yield f"  memory: {line}"
+    for note in report.notes:
+        yield f"  note: {note}"
+
+
+_HELD = {
+    "plan": "plan",
+    "workspace_limit": "workspace at most",
+    "scratch": "scratch of a context",
+    "inputs": "inputs at their largest",
+    "outputs": "outputs at their largest",
+}
+
+
+def memory_size(nbytes: int) -> str:
+    if nbytes < 1 << 20:
+        return f"{nbytes / 2**10:.1f} KiB"
+    return f"{nbytes / 2**20:.1f} MiB" if nbytes < 1 << 30 else f"{nbytes / 2**30:.1f} GiB"

@@ -1,0 +1,77 @@
+"""Why a store has no engine with a key: in which parts the nearest one differs, in words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+_LABELS = {
+    "model": "the model's content",
+    "generation.family": "the TensorRT generation",
+    "generation.version": "the TensorRT version",
+    "gpu": "the GPU",
+    "scales": "the scales",
+    "native": "the calibration data",
+    "cache": "the calibration cache",
+    "trtopt": "trtopt's version",
+    "samples": "the samples",
+    "limit": "`min_snr=`",
+    "graph": "`save_onnx=`",
+    "targets": "`target=`",
+    "spec.precision": "the precision",
+    "spec.remainder": "the rest's precision",
+    "spec.fp8_layers": "whether layers may be in FP8",
+    "spec.io_fp32": "`fp32_io=`",
+    "spec.overrides": "`precision_override=`",
+    "spec.profiles": "`shapes=`",
+    "preprocess": "the preprocessing",
+}
+
+
+def explained(store: str, parts: Mapping[str, Any], others: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """In which of `parts` the nearest engine of a store differs.
+
+    Args:
+        store: what messages call it.
+        others: names and parts of its engines, the first of which counts where several are as near.
+    """
+    mine, nearest = _flat(parts), None
+    for name, their_parts in others:
+        other = _flat(their_parts)
+        differing = sorted(part for part in mine.keys() | other.keys() if mine.get(part) != other.get(part))
+        rank = ("model" in differing, len(differing))
+        if differing and (nearest is None or rank < nearest[0]):
+            nearest = rank, differing, other, name
+    if nearest is None:
+        return f"{store} has no engine yet"
+    (other_model, _), differing, other, name = nearest
+    if other_model:
+        return f"{store} has no engine of this model"
+    told = [f"{_label(part)} ({_shown(other.get(part))} there, {_shown(mine.get(part))} now)" for part in differing]
+    more = f" and {len(told) - 5} more" if len(told) > 5 else ""
+    return f"not in {store}: its nearest engine ({name[:12]}) differs in {', '.join(told[:5])}{more}"
+
+
+def _flat(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by name; of the specification each option is one."""
+    flat: dict[str, Any] = {}
+    for name, value in parts.items():
+        if name == "spec" and isinstance(value, Mapping):
+            flat |= {f"spec.{option}": item for option, item in value.items()}
+        elif name == "generation" and isinstance(value, Sequence) and len(value) == 2:
+            flat |= {"generation.family": value[0], "generation.version": value[1]}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _label(part: str) -> str:
+    return _LABELS.get(part, f"`{part.removeprefix('spec.')}=`" if part.startswith("spec.") else part)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return (
+        f"{text[:12]}…" if isinstance(value, str) and len(value) == 64 else text if len(text) <= 60 else f"{text[:57]}…"
+    )
