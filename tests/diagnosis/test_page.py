@@ -523,6 +523,13 @@ def test_the_twin_has_the_numbers_of_the_page(engine: Path, tmp_path: Path) -> N
     assert set(re.findall(r"^\| `(\w+)` \|", described, re.M)) == set(twin)
 
 
+def test_large_figures_are_written_out(tmp_path: Path) -> None:
+    bench = {**BENCH, "rows": [{**row, "throughput": 12345.6} for row in BENCH["rows"]]}  # type: ignore[attr-defined]
+    engine = made(tmp_path / "m.engine")
+    trtopt.report(engine, tmp_path / "m.html", results=[bench])
+    assert ">12,346<" in (tmp_path / "m.html").read_text(encoding="utf-8")
+
+
 def test_names_can_not_become_more_than_text(tmp_path: Path) -> None:
     layers = [{**item, "name": item["name"] + HOSTILE, "nodes": [HOSTILE, *item["nodes"]]} for item in INNER]
     layers.append({"name": "", "kind": HOSTILE, "precision": HOSTILE, "nodes": []})

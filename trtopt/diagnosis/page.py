@@ -239,8 +239,10 @@ def _short(text: Any, length: int = _TEXT) -> str:
 
 
 def _number(value: Any) -> str:
-    """A figure in four digits; "–" where there is none."""
-    return "–" if value is None else f"{float(value):.4g}"
+    """A figure in four digits, those in front of the point all; "–" where there is none."""
+    if value is None:
+        return "–"
+    return f"{float(value):,.0f}" if 1000 <= abs(float(value)) < 1e9 else f"{float(value):.4g}"
 
 
 def _percent(value: Any) -> str:
