@@ -12,7 +12,7 @@ import onnx
 import pytest
 from world import World, samples
 
-from trtopt import run
+from trtopt import build, run
 from trtopt.core.errors import UsageError
 from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
@@ -143,3 +143,19 @@ def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="efficientnet-lite0"):
         pipeline("no-such-model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_scales_of_its_own_needs_no_samples(world: World) -> None:
+    """From init's own proposal on."""
+    folder = world.model.parent
+    kept = folder / "net.int8.onnx"
+    build(world.model, folder / "n.engine", int8=True, data={"x": samples(16)}, target="sm89", save_onnx=kept)
+    said = world.run("init", kept, "-o", folder / "own.toml")
+    assert said.status == 0 and "scales of its own" in said.out
+    (following,) = [line for line in said.out.splitlines() if "trtopt pipeline" in line]
+    assert "--data" not in following
+    found = pipeline(folder / "own.toml", folder / "out", target="sm89")
+    assert found.build.precision["int8"] > 0 and found.agreement is None
+    np.savez(folder / "own.npz", x=samples(16))
+    compared = pipeline(folder / "own.toml", folder / "out", target="sm89", data=folder / "own.npz")
+    assert compared.agreement is not None and "on 16 samples:" in str(compared)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from compared import compare
-from graphs import photos, rapidocr, rendered_text, typed
+from graphs import model, node, photos, rapidocr, rendered_text, typed, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -445,3 +445,12 @@ def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[st
     assert states.kind is pooled.kind is Kind.EMBEDDING
     assert min(states.cosine_min or 0, pooled.cosine_min or 0) > 0.9999
     assert found.top1 is None
+
+
+@pytest.mark.parametrize(("op", "shape"), [("Mul", (1,)), ("MatMul", (6, 4))])
+def test_inputs_that_are_no_samples_run_as_they_stand(op: str, shape: tuple[int, ...]) -> None:
+    """A number beside images, a matrix of fixed size beside rows: nothing is cut into samples there."""
+    net = model([node(op, "x other", "y")], inputs={"x": ("n", 6), "other": shape}, outputs={"y": ("n", "m")})
+    x, other = values(8, 6), values(*shape, seed=1)
+    found = OnnxRunner(net, optimize=True)({"x": x, "other": other})["y"]
+    np.testing.assert_allclose(found, x * other if op == "Mul" else x @ other, rtol=1e-5)

@@ -129,6 +129,7 @@ class OnnxSession:
         on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
+        fixed: inputs whose first axis has a fixed size.
         batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
 
     Raises:
@@ -148,9 +149,10 @@ class OnnxSession:
         self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu)
         self.on_gpu = self._session.get_providers()[0] == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
-        first = {item.shape[0] for item in self._session.get_inputs() if item.shape}
-        fixed = [size for size in first if isinstance(size, int) and size > 0]
-        self.batch = fixed[0] if len(fixed) == 1 else None
+        first = {item.name: item.shape[0] for item in self._session.get_inputs() if item.shape}
+        self.fixed = tuple(name for name, size in first.items() if isinstance(size, int) and size > 0)
+        sizes = {first[name] for name in self.fixed}
+        self.batch = sizes.pop() if len(sizes) == 1 else None
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
