@@ -634,3 +634,17 @@ def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"torch\.autocast.*leave that out"):
         export(Automatic(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 16, 16)})
     assert not list(tmp_path.iterdir())
+
+
+def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path: Path) -> None:
+    """As for RAFT, which takes its two images apart again."""
+
+    class Apart(nn.Module):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            first, second = torch.chunk(torch.cat([left, right]), 2)
+            return first * second
+
+    inputs = dict.fromkeys(("left", "right"), ("batch", 3, 8, 8))
+    with pytest.raises(ModelError, match=r"`inputs='left:1x3x8x8'`"):
+        export(Apart(), tmp_path / "m.onnx", inputs=inputs)
+    assert export(Apart(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified

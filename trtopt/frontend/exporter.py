@@ -683,7 +683,16 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             f": {_at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
             "on tensors (torch.where chooses by value), or leave it out of the exported model"
         )
-    return f": {where}" if (where := _at(error).removesuffix(": ")) else ""
+    where = f": {found}" if (found := _at(error).removesuffix(": ")) else ""
+    for info in infos:
+        if any(isinstance(size, str) for size in info.shape):
+            batch, *rest = (_sizes(infos).get(str(size), size) for size in info.shape)
+            fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
+            return (
+                f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
+                f"`inputs='{info.name}:{fixed_sizes}'`"
+            )
+    return where
 
 
 def _at(error: BaseException) -> str:
