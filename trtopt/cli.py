@@ -31,7 +31,7 @@ from trtopt.core.options import About, about, flag_of, option, options, spoken
 from trtopt.core.terminal import escaped, styled, visible
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
-from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
+from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
@@ -118,7 +118,6 @@ def _command(
     cls: type[TyperCommand] | None = None,
     plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
-    **instead: type[Any],
 ) -> Callable[[Callable[[Any, _Options], Iterator[str]]], None]:
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
@@ -126,11 +125,8 @@ def _command(
         call: gives the result; default: the public function of the same name, with the options as keywords.
         plain: the result as JSON.
         judged: exit status 1 where the result has an `ok` that is False.
-        instead: for a field that can't be typed, a request whose options stand in its place.
     """
-    entries: dict[str, tuple[Field[Any], About]] = {}
-    for field_name, entry in options(request).items():
-        entries |= options(instead[field_name]) if field_name in instead else {field_name: entry}
+    entries = options(request)
     shown: dict[str, tuple[Field[Any], About]] = {}
     for field_name, entry in entries.items():
         if entry[1].help:
@@ -626,25 +622,10 @@ _HELD = {
 }
 
 
-def _verify(values: _Options, reporter: Reporter) -> Any:
-    import trtopt
-    from trtopt.data import open_data
-    from trtopt.evaluation.verify import check_reference
-    from trtopt.graph.io import load_model
-
-    reference, source = values["reference"], options(SamplesRequest)
-    check_reference(reference, values["candidate"])
-    batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
-    others = {name: value for name, value in values.items() if name not in source}
-    return trtopt.verify(**others, batches=batches, reporter=reporter)
-
-
 @_command(
     VerifyRequest,
     "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
-    call=_verify,
     plain=methodcaller("describe"),
-    batches=SamplesRequest,
 )
 def verify(agreement: Any, values: _Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.

@@ -504,9 +504,10 @@ def _first_run(subject: _Subject, user: Any) -> list[tuple[str, Any]]:
 
 def _operators(subject: _Subject) -> list[str]:
     """The names of the operators that the module runs, as far as it runs while it is watched (flex_attention doesn't)."""
+    torch: Any = subject.torch
     operators: list[str] = []
 
-    class Watch(subject.torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
             operators.append(str(function))
             return function(*args, **(kwargs or {}))
