@@ -361,6 +361,8 @@ def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse
     changed = old.argmax(1) != new.argmax(1)
     order = [f"{number + 1}.jpg" for number in np.lexsort([errors, ~changed])]
     assert [item["name"] for item in output["samples"]["worst"]] == order
+    found = world.run("verify", world.model, coarse, *images, "--output-kind", "y=classes", "--per-layer")
+    assert order[0] in found.out and "worst: sample" not in found.out
 
 
 def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -> None:

@@ -186,8 +186,8 @@ def verify(request: VerifyRequest) -> Agreement:
         raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    kept: list[Arrays] = []
-    batches = _keeping(request.batches, kept) if request.per_layer else request.batches
+    kept = _Keeping(request.batches)
+    batches = kept if request.per_layer else request.batches
     with contextlib.ExitStack() as stack:
         ran, new = "", graph
         if engine is not None and on_gpu:
@@ -204,9 +204,9 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(kept), request.reporter)
+            layers = _layers_of(engine, *protos, joined(kept.first), request.reporter)
         else:
-            layers = compare_layers(*protos, joined(kept))
+            layers = compare_layers(*protos, joined(kept.first))
     return replace(found, limits=judged, ran=ran, layers=layers)
 
 
@@ -254,15 +254,23 @@ def _without_embedding(runner: Runner, graph: Any) -> Runner:
     return runner if embedded is None else lambda batch: runner(embedded.to_pixels(batch))
 
 
-def _keeping(batches: Iterable[Arrays], kept: list[Arrays]) -> Iterator[Arrays]:
-    """The batches; their first samples are kept."""
-    count = 0
-    for batch in batches:
-        first = {name: array[: LAYER_SAMPLES - count] for name, array in batch.items()}
-        if count < LAYER_SAMPLES:
-            kept.append(first)
-            count += len(next(iter(first.values())))
-        yield batch
+class _Keeping:
+    """Batches, of which the first samples are kept."""
+
+    def __init__(self, batches: Iterable[Arrays]) -> None:
+        self.batches, self.first = batches, list[Arrays]()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return getattr(self.batches, "names", ())
+
+    def __iter__(self) -> Iterator[Arrays]:
+        count = 0
+        for batch in self.batches:
+            if count < LAYER_SAMPLES:
+                self.first.append({name: array[: LAYER_SAMPLES - count] for name, array in batch.items()})
+                count += len(next(iter(self.first[-1].values())))
+            yield batch
 
 
 def engine_file(candidate: Any) -> Path | None:
