@@ -103,9 +103,9 @@ def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, t
     with pytest.raises(UsageError, match="batch 0 is str"):
         verify(model, model, wrong)
     assert verify(model, model, data=tmp_path / "x.npz", limit=20, batch=7).samples == 20
-    for given, why in (({}, "no data"), ({"batches": [], "data": images}, "choose one")):
+    for more, why in (({}, "no data"), ({"batches": [], "data": images}, "choose one")):
         with pytest.raises(UsageError, match=why):
-            verify(model, model, **given)
+            verify(model, model, **more)
     with pytest.raises(UsageError, match="isn't known of a function: give batches"):
         verify(lambda feed: {"logits": feed["x"]}, model, data=images)
 
