@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from world import World, samples
+from world import World, has, samples
 
 from trtopt import build, run
 from trtopt.core.errors import UsageError
@@ -91,6 +91,9 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     assert said.status == 1 and "outside the limit: " in said.out
     last = said.out.splitlines()[-1]
     assert last.startswith("next: trtopt tune ") and "--min-snr 90 " in last
+    following = shlex.split(last.removeprefix("next: trtopt "), comments=True)  # as a shell reads it
+    assert following[-2:] == ["--target", "sm89"]
+    has(world.run(*following).err, "at least 90 is asked for")  # it can be typed as it is
     photos = _recipe(folder, world, 'min_snr = 90\npreprocess = { preset = "imagenet", size = [32, 32], mean = 0.5 }')
     write_crops("imagenet-crops", folder / "crops")
     last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "crops")).splitlines()[-1]
@@ -117,9 +120,9 @@ def test_values_too_small_for_fp16_are_named_as_the_cause(world: World) -> None:
     assert world.run(*words[1:], "--save-onnx", folder / "b.onnx").status == 0
     assert world.run("verify", words[2], folder / "b.onnx", "--data", folder / "own.npz", "--min-snr", 15).status == 0
     half = pipeline(recipe, folder / "out", precision="fp16", target="sm89")
-    words = shlex.split(str(half).splitlines()[-1])[1:]
+    words = shlex.split(str(half).splitlines()[-1], comments=True)[1:]
     assert words[:2] == ["trtopt", "build"] and "--fp16" in words and "--data" in words
-    assert world.run(*words[1 : words.index("keeps")]).status == 0
+    assert world.run(*words[1:]).status == 0
 
 
 def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> None:

@@ -151,13 +151,14 @@ class PipelineResult:
         if self._lost and "calibration" not in self.files and self.samples and half:
             other = ["-o", str(engine.with_suffix(f".safe{engine.suffix}")), *targets]
             line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
-            return f"{line} keeps in FP32 what these samples show to be lost, and names it"
+            return f"{line}  # keeps in FP32 what these samples show to be lost, and names it"
         if not self.ok and "calibration" in self.files and self.limits is not None:
             table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
             words = [model, "-o", str(tuned), "--calib", str(table), *self._data()]
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            return shlex.join(["trtopt", "tune", *words, *asked]) + " keeps the layers that lose most out of it"
+            line = shlex.join(["trtopt", "tune", *words, *asked, *targets])
+            return f"{line}  # keeps the layers that lose most out of INT8"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
