@@ -41,9 +41,8 @@ TYPED = {
 # API parameters that the command line gives in its own way.
 ELSEWHERE = {"reporter"}
 ONLY_CLI = {"json_output"}
-# trtopt.verify takes open batches; the command opens them from these.
 INSTEAD = {
-    "verify": ({"batches", "labels"}, {"images", "data", "preprocess", "limit", "batch"}),
+    "verify": ({"batches", "labels"}, set()),
     "tune": ({"int8", "fp16", "best", "calibrator", "save_cache"}, set()),  # of `build`; tune has chosen
 }
 IMAGE_OPTIONS = {"size", "resize", "channels", "scale", "mean", "std"}  # keys of `preprocess`

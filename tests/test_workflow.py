@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from world import World, samples
+from world import World, has, samples
 
-from trtopt import run
+from trtopt import build, run
 from trtopt.core.errors import UsageError
 from trtopt.data.samples import write_crops
 from trtopt.workflow import pipeline
@@ -91,6 +91,9 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     assert said.status == 1 and "outside the limit: " in said.out
     last = said.out.splitlines()[-1]
     assert last.startswith("next: trtopt tune ") and "--min-snr 90 " in last
+    following = shlex.split(last.removeprefix("next: trtopt "), comments=True)  # as a shell reads it
+    assert following[-2:] == ["--target", "sm89"]
+    has(world.run(*following).err, "at least 90 is asked for")  # it can be typed as it is
     photos = _recipe(folder, world, 'min_snr = 90\npreprocess = { preset = "imagenet", size = [32, 32], mean = 0.5 }')
     write_crops("imagenet-crops", folder / "crops")
     last = str(pipeline(photos, folder / "out", target="sm89", images=folder / "crops")).splitlines()[-1]
@@ -117,9 +120,9 @@ def test_values_too_small_for_fp16_are_named_as_the_cause(world: World) -> None:
     assert world.run(*words[1:], "--save-onnx", folder / "b.onnx").status == 0
     assert world.run("verify", words[2], folder / "b.onnx", "--data", folder / "own.npz", "--min-snr", 15).status == 0
     half = pipeline(recipe, folder / "out", precision="fp16", target="sm89")
-    words = shlex.split(str(half).splitlines()[-1])[1:]
+    words = shlex.split(str(half).splitlines()[-1], comments=True)[1:]
     assert words[:2] == ["trtopt", "build"] and "--fp16" in words and "--data" in words
-    assert world.run(*words[1 : words.index("keeps")]).status == 0
+    assert world.run(*words[1:]).status == 0
 
 
 def test_samples_may_be_given_and_precision_may_be_the_recipes(world: World) -> None:
@@ -143,3 +146,19 @@ def test_unknown_recipes_and_precisions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="efficientnet-lite0"):
         pipeline("no-such-model", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_with_scales_of_its_own_needs_no_samples(world: World) -> None:
+    """From init's own proposal on."""
+    folder = world.model.parent
+    kept = folder / "net.int8.onnx"
+    build(world.model, folder / "n.engine", int8=True, data={"x": samples(16)}, target="sm89", save_onnx=kept)
+    said = world.run("init", kept, "-o", folder / "own.toml")
+    assert said.status == 0 and "scales of its own" in said.out
+    (following,) = [line for line in said.out.splitlines() if "trtopt pipeline" in line]
+    assert "--data" not in following
+    found = pipeline(folder / "own.toml", folder / "out", target="sm89")
+    assert found.build.precision["int8"] > 0 and found.agreement is None
+    np.savez(folder / "own.npz", x=samples(16))
+    compared = pipeline(folder / "own.toml", folder / "out", target="sm89", data=folder / "own.npz")
+    assert compared.agreement is not None and "on 16 samples:" in str(compared)

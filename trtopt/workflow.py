@@ -31,6 +31,7 @@ from trtopt.evaluation.limits import MIN_SNR, Limits
 from trtopt.evaluation.verify import verify
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.linting.checker import check
 from trtopt.recipes.loader import Recipe, load_recipe
 from trtopt.recipes.request import PipelineRequest
@@ -150,13 +151,14 @@ class PipelineResult:
         if self._lost and "calibration" not in self.files and self.samples and half:
             other = ["-o", str(engine.with_suffix(f".safe{engine.suffix}")), *targets]
             line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
-            return f"{line} keeps in FP32 what these samples show to be lost, and names it"
+            return f"{line}  # keeps in FP32 what these samples show to be lost, and names it"
         if not self.ok and "calibration" in self.files and self.limits is not None:
             table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
             words = [model, "-o", str(tuned), "--calib", str(table), *self._data()]
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
             asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            return shlex.join(["trtopt", "tune", *words, *asked]) + " keeps the layers that lose most out of it"
+            line = shlex.join(["trtopt", "tune", *words, *asked, *targets])
+            return f"{line}  # keeps the layers that lose most out of INT8"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
@@ -280,7 +282,11 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     limits = Limits.of(model.min_agreement, model.min_snr)
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
-    if chosen.quantized and not (request.images or request.data or model.images or model.data or model.calibration):
+    scaled = model.onnx is not None and is_quantized(
+        load_model(existing_file(model.onnx, "the recipe's model"), lazy=True).proto
+    )
+    calibrating = chosen.quantized and not scaled  # the model's own scales are built as they are
+    if calibrating and not (request.images or request.data or model.images or model.data or model.calibration):
         raise UsageError(
             f"the recipe {model.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
             "needs none, `precision='fp16'`"
@@ -311,7 +317,7 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         classes=model.classes,
         reporter=reporter,
     )
-    if chosen.quantized:
+    if calibrating:
         wanted = replace(wanted, **samples, method=request.method)
     built = construct(wanted)
     files["manifest"] = built.manifest
@@ -323,7 +329,8 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     manifest = load_manifest(engine)
     kinds = (manifest.output_kinds if manifest else None) or {}
     photos = model.labelled_files()
-    compared_on = "labelled photos" if photos else "samples of those it was calibrated on" if limits else ""
+    given = "samples of those it was calibrated on" if calibrating else "samples"
+    compared_on = "labelled photos" if photos else given if limits else ""
     real: dict[str, Any] = {"images": list(photos), "preprocess": model.preprocess} if photos else dict(samples)
     agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter) if compared_on and real else None
     timing, not_run = _timed(real, clean, engine, request.backend)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import decibels, model, node, photos, points_of, quantized, rapidocr, rendered_text, values
-from onnx import ModelProto, TensorProto, helper, save
+from onnx import ModelProto, TensorProto, helper, numpy_helper, save
 from world import World, has
 
 import trtopt
@@ -276,3 +276,12 @@ def test_an_engine_is_profiled_where_there_is_a_gpu(world: World, crops: Any, mo
     found = trtopt.sensitivity(_net(), data={"x": crops}, samples=2, profile=engine)
     assert asked == [engine]
     assert {source.what: source.ms for source in found.sources}["weights of c1"] == 0.75
+
+
+def test_an_output_that_is_a_constant_has_no_noise(crops: Any) -> None:
+    net = _net()
+    net.graph.initializer.append(numpy_helper.from_array(values(4), "anchors"))
+    net.graph.output.append(helper.make_tensor_value_info("anchors", TensorProto.FLOAT, [4]))
+    found = trtopt.sensitivity(net, data={"x": crops}, method="minmax", samples=4)
+    assert found.left_out == {"anchors": "it is a constant of the model"}
+    assert found.measured.keys() == found.predicted.keys() == {"y"}

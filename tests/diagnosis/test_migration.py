@@ -231,7 +231,6 @@ def test_the_commands_are_ones_that_trtopt_takes(old: str, monkeypatch: pytest.M
 
     for name in ("build", "bench", "run", "check", "inspect", "verify", "tune"):
         monkeypatch.setattr(trtopt, name, call, raising=False)
-    monkeypatch.setattr("trtopt.evaluation.verify.check_reference", call)
     for command in migrated(old).commands:
         program, *words = shlex.split(command)
         result = CliRunner().invoke(cli.app, words)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from compared import compare
-from graphs import photos, rapidocr, rendered_text, typed
+from graphs import model, node, photos, rapidocr, rendered_text, typed, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -102,6 +102,12 @@ def test_samples_are_taken_in_the_forms_that_calibration_takes(digits: Digits, t
     wrong: Any = ["x.npz"]
     with pytest.raises(UsageError, match="batch 0 is str"):
         verify(model, model, wrong)
+    assert verify(model, model, data=tmp_path / "x.npz", limit=20, batch=7).samples == 20
+    for more, why in (({}, "no data"), ({"batches": [], "data": images}, "choose one")):
+        with pytest.raises(UsageError, match=why):
+            verify(model, model, **more)
+    with pytest.raises(UsageError, match="isn't known of a function: give batches"):
+        verify(lambda feed: {"logits": feed["x"]}, model, data=images)
 
 
 def test_figures_are_those_of_the_whole_set_whatever_the_batch(digits: Digits) -> None:
@@ -355,6 +361,8 @@ def test_the_command_names_the_worst_samples_by_their_files(world: World, coarse
     changed = old.argmax(1) != new.argmax(1)
     order = [f"{number + 1}.jpg" for number in np.lexsort([errors, ~changed])]
     assert [item["name"] for item in output["samples"]["worst"]] == order
+    found = world.run("verify", world.model, coarse, *images, "--output-kind", "y=classes", "--per-layer")
+    assert order[0] in found.out and "worst: sample" not in found.out
 
 
 def test_the_command_fails_where_a_limit_is_missed(world: World, coarse: Path) -> None:
@@ -445,3 +453,12 @@ def test_an_encoder_s_sentences_are_compared_by_direction(exported: Callable[[st
     assert states.kind is pooled.kind is Kind.EMBEDDING
     assert min(states.cosine_min or 0, pooled.cosine_min or 0) > 0.9999
     assert found.top1 is None
+
+
+@pytest.mark.parametrize(("op", "shape"), [("Mul", (1,)), ("MatMul", (6, 4))])
+def test_inputs_that_are_no_samples_run_as_they_stand(op: str, shape: tuple[int, ...]) -> None:
+    """A number beside images, a matrix of fixed size beside rows: nothing is cut into samples there."""
+    net = model([node(op, "x other", "y")], inputs={"x": ("n", 6), "other": shape}, outputs={"y": ("n", "m")})
+    x, other = values(8, 6), values(*shape, seed=1)
+    found = OnnxRunner(net, optimize=True)({"x": x, "other": other})["y"]
+    np.testing.assert_allclose(found, x * other if op == "Mul" else x @ other, rtol=1e-5)

@@ -576,3 +576,75 @@ def test_a_sample_of_inputs_that_share_no_first_axis(tmp_path: Path) -> None:
     shapes: dict[str, Any] = {"image": (1, 3, 8, 8), "boxes": ("n", 5)}
     result = export(Picking(), tmp_path / "m.onnx", inputs=shapes, sample=tmp_path / "s.npz")
     assert result.sample.endswith("s.npz") and result.outputs[0].shape[0] == "n"
+
+
+class Chosen(nn.Module):
+    """Control flow by values, as PyTorch has it for export."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda t: self.left(t).relu(), lambda t: self.right(t).sigmoid(), (x,))
+
+
+def test_both_branches_of_torch_cond_are_exported(tmp_path: Path) -> None:
+    net, path = Chosen().eval(), tmp_path / "m.onnx"
+    export(net, path, inputs={"x": ("batch", 8)})
+    session = OnnxSession(path)
+    for sign in (1, -1):
+        x = np.full((2, 8), sign, np.float32)
+        with torch.no_grad():
+            expected = net(torch.from_numpy(x)).numpy()
+        assert np.allclose(session({"x": x})["output"], expected, atol=1e-5)
+
+
+class Messages(nn.Module):
+    """A graph network: the first axis holds nodes, which edges name by their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.near, self.norm = nn.Linear(4, 8), nn.BatchNorm2d(1)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.near(x)[None, None])[0, 0]
+        return torch.zeros_like(h).index_add(0, edges[1], h[edges[0]])
+
+
+def test_a_first_axis_that_no_single_sample_fits(tmp_path: Path) -> None:
+    inputs = {"x": TensorInfo("x", "float32", ("nodes", 4)), "edges": TensorInfo("edges", "int64", (2, "count"))}
+    result = export(Messages(), tmp_path / "m.onnx", inputs=inputs)
+    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [(2, {}), (2, {"count": 16})]
+    (note,) = [note for note in result.notes if "not compared at batch 1" in note]
+    assert "IndexError" in note
+
+
+class Automatic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.conv(x).float()
+
+
+def test_autocast_inside_forward_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"torch\.autocast.*leave that out"):
+        export(Automatic(), tmp_path / "m.onnx", inputs={"x": ("batch", 3, 16, 16)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path: Path) -> None:
+    """As for RAFT, which takes its two images apart again."""
+
+    class Apart(nn.Module):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+            first, second = torch.chunk(torch.cat([left, right]), 2)
+            return first * second
+
+    inputs = dict.fromkeys(("left", "right"), ("batch", 3, 8, 8))
+    with pytest.raises(ModelError, match=r"`inputs='left:1x3x8x8'`"):
+        export(Apart(), tmp_path / "m.onnx", inputs=inputs)
+    assert export(Apart(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified

@@ -631,3 +631,14 @@ def test_pixels_that_are_also_something_else_stay_as_they_are(kind: str) -> None
         proto = pixels(move, cast, *other, node("Add", "f h", "y"))
     folded, _ = fold(proto)
     assert folded.graph.node[0].op_type == "Transpose"
+
+
+def test_a_model_of_other_domains_alone_has_nothing_to_fold() -> None:
+    """As converters of decision trees write it: without ONNX's own operators, of which it asks for no version."""
+    trees = helper.make_node("Normalizer", ["x"], ["y"], domain="ai.onnx.ml", norm="L1")
+    net = model([trees], inputs={"x": ("n", 4)}, outputs={"y": ("n", 4)})
+    del net.opset_import[:]
+    net.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    result, report = fold(net)
+    assert not report.problem and not report.changed
+    assert [node.op_type for node in result.graph.node] == ["Normalizer"]

@@ -351,3 +351,9 @@ def test_weights_that_are_no_inputs_in_an_old_file(tmp_path: Path) -> None:
     onnx.save(proto, tmp_path / "old.onnx")
     loaded = load_model(tmp_path / "old.onnx")
     assert loaded.proto.ir_version == 4 and [info.name for info in loaded.inputs] == ["x"]
+
+
+def test_an_input_without_a_rank_is_named() -> None:
+    net = conv_relu()
+    net.graph.input[0].type.tensor_type.ClearField("shape")
+    refused(net, "the input 'x' has no shape", "export the model with one")

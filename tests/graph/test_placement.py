@@ -401,3 +401,12 @@ def test_a_skip_is_not_quantized_right_behind_a_floating_grouped_convolution() -
 def test_a_dense_convolution_may_give_floats() -> None:
     proto = grouped(node("Sigmoid", "b", "s"), node("Mul", "b s", "r"), group=1)
     assert "grouped" in points_of(proto, conv_borders="no such kernel").quantized
+
+
+def test_a_product_of_values_of_unknown_type_says_so() -> None:
+    """What an operator of another domain makes has no type that ONNX knows."""
+    nodes = [helper.make_node("Scaler", ["x"], ["s"], domain="ai.onnx.ml"), node("MatMul", "s w", "y", "product")]
+    net = model(nodes, weights={"w": values(32, 32)}, inputs={"x": ("n", 32)}, outputs={"y": ("n", 32)})
+    net.opset_import.append(helper.make_opsetid("ai.onnx.ml", 1))
+    (kept,) = points_of(net).kept
+    assert (kept.node, kept.op) == ("product", "MatMul") and "type of what it reads isn't known" in kept.reason

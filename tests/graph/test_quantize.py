@@ -217,6 +217,11 @@ def test_a_scale_that_the_base_cannot_hold_names_its_tensor() -> None:
     with pytest.raises(CalibrationError, match=r"x reaches 1e\+08.*FP16.*`bf16=True`"):
         quantized(proto, points, {"x": 1e8}, base=Precision.FP16)
     assert is_quantized(quantized(proto, points, {"x": 1e8}, base=Precision.BF16))
+    heavy = conv_relu(weights={"w": values(4, 3, 3, 3, scale=1e8)})
+    points = points_of(heavy, overrides=FORCE)
+    with pytest.raises(CalibrationError, match=r"weight w of c reaches .*FP16.*`precision_override='c=fp32'`"):
+        quantized(heavy, points, {"x": 1.0}, base=Precision.FP16)
+    assert is_quantized(quantized(heavy, points, {"x": 1.0}, base=Precision.BF16))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 from graphs import conv_relu, values
 from onnx import TensorProto, helper
@@ -87,3 +90,18 @@ def test_nodes_of_one_name_say_what_to_type() -> None:
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
     with pytest.raises(ModelError, match="check MODEL --fix"):
         OnnxSession(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
+@pytest.mark.parametrize("opset", [17, onnx.defs.onnx_opset_version()])
+def test_what_is_newer_than_onnx_runtime_knows_runs_all_the_same(tmp_path: Path, opset: int) -> None:
+    """`onnx.helper.make_model` writes onnx's newest IR version and opset unless told otherwise."""
+    proto = conv_relu()
+    feed = {"x": values(2, 3, 8, 8)}
+    expected = OnnxSession(proto)(feed)["y"]
+    proto.ir_version, proto.opset_import[0].version = onnx.IR_VERSION, opset
+    onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.bin", size_threshold=0)
+    proto = onnx.load(tmp_path / "m.onnx")
+    for model in (proto, tmp_path / "m.onnx"):
+        np.testing.assert_array_equal(OnnxSession(model)(feed)["y"], expected)
+    assert proto.ir_version == onnx.load(tmp_path / "m.onnx").ir_version == onnx.IR_VERSION
+    assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.bin"}

@@ -91,7 +91,6 @@ def command_of(
     cls: type[TyperCommand] | None = None,
     plain: Callable[[Any], Any] = methodcaller("to_json"),
     judged: bool = True,
-    **instead: type[Any],
 ) -> Callable[[Callable[[Any, Options], Iterator[str]]], None]:
     """Make a command of what says a result in lines: its docstring is the help, the options are a request's and --json.
 
@@ -99,11 +98,8 @@ def command_of(
         call: gives the result; default: the public function of the same name, with the options as keywords.
         plain: the result as JSON.
         judged: exit status 1 where the result has an `ok` that is False.
-        instead: for a field that can't be typed, a request whose options stand in its place.
     """
-    entries: dict[str, tuple[Field[Any], About]] = {}
-    for field_name, entry in options(request).items():
-        entries |= options(instead[field_name]) if field_name in instead else {field_name: entry}
+    entries = options(request)
     shown: dict[str, tuple[Field[Any], About]] = {}
     for field_name, entry in entries.items():
         if entry[1].help:

@@ -19,11 +19,11 @@ from trtopt.cli.application import Options, app, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
-from trtopt.core.options import about, options
+from trtopt.core.options import about
 from trtopt.core.values import x
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
-from trtopt.evaluation.request import BenchRequest, SamplesRequest, VerifyRequest
+from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest
 from trtopt.jobs.request import JobsRequest
 from trtopt.linting.request import CheckRequest
@@ -241,25 +241,10 @@ def inspect(report: Any, values: Options) -> Iterator[str]:
             yield from layer_lines(report.layers)
 
 
-def _verify(values: Options, reporter: Reporter) -> Any:
-    import trtopt
-    from trtopt.data import open_data
-    from trtopt.evaluation.verify import check_reference
-    from trtopt.graph.io import load_model
-
-    reference, source = values["reference"], options(SamplesRequest)
-    check_reference(reference, values["candidate"])
-    batches = open_data(load_model(reference, lazy=True).inputs, **{name: values[name] for name in source})
-    others = {name: value for name, value in values.items() if name not in source}
-    return trtopt.verify(**others, batches=batches, reporter=reporter)
-
-
 @command_of(
     VerifyRequest,
     "trtopt verify model.onnx model.int8.onnx --images photos/ --preprocess imagenet",
-    call=_verify,
     plain=methodcaller("describe"),
-    batches=SamplesRequest,
 )
 def verify(agreement: Any, values: Options) -> Iterator[str]:
     """Compare two ONNX models, or a model and an engine, on the same real inputs, each output by its kind.

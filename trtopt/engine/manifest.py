@@ -24,6 +24,7 @@ from trtopt.trt.compatibility import PlanOrigin
 
 FORMAT = "trtopt.engine/1"
 HEAVY = {"convolution": "convolutions", "deconvolution": "deconvolutions", "matmul": "matrix products"}
+WITHOUT_GRAPH = "take it along where the engine is copied or moved to, or build again with `save_onnx=`"
 
 
 def manifest_path(engine: str | os.PathLike[str]) -> Path:

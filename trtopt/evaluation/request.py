@@ -29,10 +29,15 @@ class VerifyRequest:
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
         metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE", typed=Path)
     )
-    batches: Iterable[Arrays]
+    batches: Iterable[Arrays] | None = None
     labels: Sequence[int] | None = None
     threads: int | None = shared.threads()
     _: KW_ONLY
+    images: Any = shared.images()
+    data: Any = shared.data()
+    preprocess: Any = shared.preprocess()
+    limit: int | None = shared.limit()
+    batch: int = shared.batch()
     output_kind: Given = shared.output_kind()
     min_agreement: str | float | None = option(
         None,
@@ -51,18 +56,6 @@ class VerifyRequest:
         help="Compare tensor by tensor too, and say where it breaks; an engine's by building it with these as outputs.",
     )
     reporter: Reporter = SILENT
-
-
-@dataclass(frozen=True)
-class SamplesRequest:
-    """What `trtopt verify` opens its batches from: arguments of `trtopt.data.open_data`."""
-
-    _: KW_ONLY
-    images: Any = shared.images()
-    data: Any = shared.data()
-    preprocess: Any = shared.preprocess()
-    limit: int | None = shared.limit()
-    batch: int = shared.batch()
 
 
 @dataclass(frozen=True)

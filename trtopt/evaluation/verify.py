@@ -144,6 +144,7 @@ def verify(request: VerifyRequest) -> Agreement:
             what `data` of `calibrate` may be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with
             its preprocessing embedded gets the pixels that they were made of. Where they have `names`
             (`trtopt.data.Batches`), the worst samples are named by these.
+        images, data, preprocess, limit, batch: in place of batches, where the reference is a model: as for `calibrate`.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,
@@ -158,8 +159,9 @@ def verify(request: VerifyRequest) -> Agreement:
         DataError: no samples, inputs that don't fit, or a reference output that isn't finite.
         EngineError, DeviceError: the engine can't run.
         BuildFailed: it can't be built with tensors inside it as outputs.
-        UsageError: the reference is a TensorRT engine, or the candidate one whose graph is needed and wasn't kept; the
-            outputs differ in name or shape, the labels don't fit, or a kind or limit can't be right.
+        UsageError: there are no samples, or two kinds of them; the reference is a TensorRT engine, or the candidate one whose
+            graph is needed and wasn't kept; the outputs differ in name or shape, the labels don't fit, or a kind or limit
+            can't be right.
     """
     judged = Limits.of(request.min_agreement, request.min_snr)
     reference: Any = request.reference
@@ -179,11 +181,13 @@ def verify(request: VerifyRequest) -> Agreement:
         model = load_model(reference, lazy=True)
         kinds = resolve(model.proto, model.outputs, request.output_kind)
         old = OnnxRunner(reference, optimize=True, threads=request.threads, gpu=True)
-        request = replace(request, batches=_batches(request.batches, model.inputs))
+        request = replace(request, batches=_batches(request, model.inputs))
+    if request.batches is None:
+        raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
     if request.per_layer and (callable(reference) or callable(graph)):
         raise UsageError("`per_layer=True` compares graphs: give ONNX models, not functions")
-    kept: list[Arrays] = []
-    batches = _keeping(request.batches, kept) if request.per_layer else request.batches
+    kept = _Keeping(request.batches)
+    batches = kept if request.per_layer else request.batches
     with contextlib.ExitStack() as stack:
         ran, new = "", graph
         if engine is not None and on_gpu:
@@ -200,9 +204,9 @@ def verify(request: VerifyRequest) -> Agreement:
     if request.per_layer:
         protos = load_model(reference).proto, load_model(graph).proto
         if engine is not None and on_gpu:
-            layers = _layers_of(engine, *protos, joined(kept), request.reporter)
+            layers = _layers_of(engine, *protos, joined(kept.first), request.reporter)
         else:
-            layers = compare_layers(*protos, joined(kept))
+            layers = compare_layers(*protos, joined(kept.first))
     return replace(found, limits=judged, ran=ran, layers=layers)
 
 
@@ -226,8 +230,14 @@ def _layers_of(
             return compare_engine_layers(reference, graph, batch, run, min(batches, default=1))
 
 
-def _batches(given: Any, inputs: Sequence[TensorInfo]) -> Any:
+def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
     """Batches as they are; what else `open_data` takes, opened."""
+    given: Any = request.batches
+    if given is not None and (request.images is not None or request.data is not None):
+        raise UsageError("batches are given, and `images=` or `data=` besides: choose one")
+    if given is None:
+        how = {name: getattr(request, name) for name in ("images", "data", "preprocess", "limit", "batch")}
+        return open_data(inputs, **how)
     if isinstance(given, (str, os.PathLike, Mapping)) or hasattr(given, "__array__"):
         return open_data(inputs, data=given)
     return given if hasattr(given, "names") else named_batches(given, inputs)
@@ -244,15 +254,23 @@ def _without_embedding(runner: Runner, graph: Any) -> Runner:
     return runner if embedded is None else lambda batch: runner(embedded.to_pixels(batch))
 
 
-def _keeping(batches: Iterable[Arrays], kept: list[Arrays]) -> Iterator[Arrays]:
-    """The batches; their first samples are kept."""
-    count = 0
-    for batch in batches:
-        first = {name: array[: LAYER_SAMPLES - count] for name, array in batch.items()}
-        if count < LAYER_SAMPLES:
-            kept.append(first)
-            count += len(next(iter(first.values())))
-        yield batch
+class _Keeping:
+    """Batches, of which the first samples are kept."""
+
+    def __init__(self, batches: Iterable[Arrays]) -> None:
+        self.batches, self.first = batches, list[Arrays]()
+
+    @property
+    def names(self) -> Sequence[str]:
+        return getattr(self.batches, "names", ())
+
+    def __iter__(self) -> Iterator[Arrays]:
+        count = 0
+        for batch in self.batches:
+            if count < LAYER_SAMPLES:
+                self.first.append({name: array[: LAYER_SAMPLES - count] for name, array in batch.items()})
+                count += len(next(iter(self.first[-1].values())))
+            yield batch
 
 
 def engine_file(candidate: Any) -> Path | None:

@@ -181,7 +181,7 @@ def export(request: ExportRequest) -> ExportResult:
         stack.enter_context(_evaluating(torch, source.module))
         subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values, operators = _first_run(subject, source.module)
+            values = _first_run(subject, source.module)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -190,7 +190,7 @@ def export(request: ExportRequest) -> ExportResult:
             tensors, request.output_names or source.outputs, [info.name for info in infos], source.text
         )
         with reporter.phase("export to ONNX"):
-            model = _export(subject, names, target, operators)
+            model = _export(subject, names, target)
             _record_training(subject, model)
         comparisons: list[ExportComparison] = []
         if request.verify:
@@ -203,7 +203,17 @@ def export(request: ExportRequest) -> ExportResult:
                     raise ModelError(f"{error}{_types_hint(subject)}") from error
                 for size in subject.batch_sizes:
                     batch = subject.batch(size)
-                    expected = subject.outputs(batch, model)
+                    try:
+                        expected = subject.outputs(batch, model)
+                    except (
+                        Exception
+                    ) as error:  # one sample alone isn't for every model: the axis may hold a graph's nodes
+                        if size == subject.batch_sizes[-1]:  # which has run
+                            raise
+                        noted(
+                            f"not compared at batch {size}, where forward fails: {type(error).__name__}: {essence(error, 1)}"
+                        )
+                        continue
                     gap = difference(expected, session(batch))
                     comparisons.append(ExportComparison(size, gap.absolute, gap.relative, gap.output))
                     phase.detail(f"batch {size}: {gap}")
@@ -211,7 +221,7 @@ def export(request: ExportRequest) -> ExportResult:
                         _disagree(subject, size, expected, f"{gap}; allowed: relative {request.tolerance:g}", sampled)
                     if not gap.scale:
                         notes.append("every output is zero, so that the comparison says little")
-                elsewhere, note = _elsewhere(subject, model, session, request.tolerance)
+                elsewhere, note = _elsewhere(subject, model, session, comparisons[0].batch, request.tolerance)
                 comparisons += elsewhere
                 noted(*note)
         else:
@@ -424,7 +434,7 @@ class _Subject:
 
 
 def _elsewhere(
-    subject: _Subject, model: Model, session: OnnxSession, tolerance: float
+    subject: _Subject, model: Model, session: OnnxSession, samples: int, tolerance: float
 ) -> tuple[list[ExportComparison], list[str]]:
     """The comparison at other sizes of what is open beside the batch, the first that PyTorch takes; or why there is none.
 
@@ -446,7 +456,7 @@ def _elsewhere(
         tried.append(said)
         made = {}
         for info in infos:
-            array = subject.batch(1)[info.name]
+            array = subject.batch(samples)[info.name]
             for axis, name in enumerate(info.shape):
                 if name in sizes:
                     array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)
@@ -467,26 +477,17 @@ def _elsewhere(
                 f"{subject.text}: it was traced with {at}, and its ONNX model is right there alone: PyTorch runs it with "
                 f"{said}, but {problem}. Nothing was written; give sizes instead of names in `inputs=`"
             )
-        return [ExportComparison(1, gap.absolute, gap.relative, gap.output, sizes)], []
+        return [ExportComparison(samples, gap.absolute, gap.relative, gap.output, sizes)], []
     return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
 
 
-def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], Sequence[str]]:
-    """What the user's forward returns, and the operators' names; its faults show here, before the exporter hides them."""
-    torch: Any = subject.torch
+def _first_run(subject: _Subject, user: Any) -> list[tuple[str, Any]]:
+    """What the user's forward returns, by name; its faults show here, before the exporter hides them."""
     batch = subject.batch(subject.batch_sizes[-1])
-    operators: list[str] = []
     results: list[Any] = []
     hook = user.register_forward_hook(lambda _, __, result: results.append(result))
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
-        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-            operators.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     try:
-        with Watch():
-            subject(batch)
+        subject(batch)
     except (Exception, SystemExit) as error:
         given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in subject.infos)
         raise ModelError(
@@ -496,12 +497,27 @@ def _first_run(subject: _Subject, user: Any) -> tuple[list[tuple[str, Any]], Seq
     finally:
         hook.remove()
     values = list(leaves(results[-1]))
-    if not any(isinstance(value, torch.Tensor) for _, value in values):
+    if not any(isinstance(value, subject.torch.Tensor) for _, value in values):
         raise ModelError(f"{subject.text}: forward returns {type(results[-1]).__name__}, which holds no tensor")
-    return values, operators
+    return values
 
 
-def _export(subject: _Subject, names: Sequence[str], target: int, operators: Sequence[str]) -> Model:
+def _operators(subject: _Subject) -> list[str]:
+    """The names of the operators that the module runs, as far as it runs while it is watched (flex_attention doesn't)."""
+    torch: Any = subject.torch
+    operators: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            operators.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    with contextlib.suppress(Exception), Watch():
+        subject(subject.batch(subject.batch_sizes[-1]))
+    return operators
+
+
+def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     torch, infos, first = subject.torch, subject.infos, subject.infos[0].shape[0]
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
     size = first if isinstance(first, int) else max(2, min(map(len, subject.arrays.values())))
@@ -527,13 +543,14 @@ def _export(subject: _Subject, names: Sequence[str], target: int, operators: Seq
             proto = program.model_proto
     except Exception as error:
         raise ModelError(
-            f"{subject.text} can't be exported{_why(error, infos, operators)} (torch: {essence(error, 1)})"
+            f"{subject.text} can't be exported{_why(error, infos, _operators(subject))} (torch: {essence(error, 1)})"
         ) from error
     try:
         model = load_model(proto)
     except ModelError as error:
         if (newer := _unknown_operator(str(error))) is None:
-            raise ModelError(f"{subject.text} can't be exported: {error}{_types_hint(subject)}") from error
+            hint = _types_hint(subject) or _autocast_hint(str(error))
+            raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
         raise ModelError(
             f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: give "
             f"`opset={max(newer[1], 20)}` (TensorRT 8.6 reads 17 and older)"
@@ -577,7 +594,7 @@ def _record_training(subject: _Subject, model: Model) -> None:
     hooks = [item.register_forward_hook(lambda norm, _, output: seen.append((norm, output))) for item in norms]
     try:
         if norms:
-            batch = subject.batch(subject.batch_sizes[0])
+            batch = subject.batch(subject.batch_sizes[-1])  # which has run
             subject(batch)
     finally:
         for hook in hooks:
@@ -667,7 +684,16 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             f": {_at(error)}its control flow depends on values: rewrite that part without Python's if, while, int() or bool() "
             "on tensors (torch.where chooses by value), or leave it out of the exported model"
         )
-    return f": {where}" if (where := _at(error).removesuffix(": ")) else ""
+    where = f": {found}" if (found := _at(error).removesuffix(": ")) else ""
+    for info in infos:
+        if any(isinstance(size, str) for size in info.shape):
+            batch, *rest = (_sizes(infos).get(str(size), size) for size in info.shape)
+            fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
+            return (
+                f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
+                f"`inputs='{info.name}:{fixed_sizes}'`"
+            )
+    return where
 
 
 def _at(error: BaseException) -> str:
@@ -703,6 +729,16 @@ def _types_hint(subject: _Subject) -> str:
     return (
         f". The module's weights are {odd}: give it in float32, which needs no other inputs, as a function that returns "
         "model.float(); precision is chosen by trtopt build"
+    )
+
+
+def _autocast_hint(told: str) -> str:
+    """What to do where FP32 weights meet BF16 values, which older opsets' operators don't take."""
+    if "bfloat16" not in told:
+        return ""
+    return (
+        ". forward itself computes in bfloat16 (torch.autocast, .bfloat16()): leave that out of the exported model; precision "
+        "is chosen by trtopt build"
     )
 
 

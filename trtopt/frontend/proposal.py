@@ -32,6 +32,7 @@ from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
+from trtopt.graph.passes.quantize import is_quantized
 from trtopt.recipes.loader import known_recipes, load_recipe, package_file
 
 SIZES = (224, 32, 28, 64, 96, 128, 256, 299, 384, 512)  # pixels
@@ -77,13 +78,14 @@ class InitResult:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is known of a model; `notes`: comments, by the key that they stand over."""
+    """What is known of a model; `notes`: comments, by the key that they stand over; `scaled`: whether it holds Q/DQ."""
 
     source: str
     description: str
     inputs: tuple[TensorInfo, ...]
     notes: Mapping[str, str]
     preprocess: str | Mapping[str, Any] | None = None
+    scaled: bool = False
 
 
 @taking(InitRequest)
@@ -154,7 +156,8 @@ def _onnx(text: str, folder: Path) -> _Seen:
     if (image := _image(inputs)) is not None:
         prepared, notes["preprocess"] = _trained_with(model, image)
     description = f"{path.name}: opset {model.opset}, {len(model.proto.graph.node)} nodes"
-    return _Seen(_place(path.resolve(), folder), description, tuple(inputs), notes, prepared)
+    scaled = is_quantized(model.proto)
+    return _Seen(_place(path.resolve(), folder), description, tuple(inputs), notes, prepared, scaled)
 
 
 def _place(path: Path, folder: Path) -> str:
@@ -382,7 +385,11 @@ def _runs(torch: Any, module: Any, infos: Sequence[TensorInfo], named: bool) -> 
 def _written(seen: _Seen, request: InitRequest, folder: Path) -> tuple[str, tuple[str, ...]]:
     """The recipe as TOML, and what of it was guessed."""
     notes, image = dict(seen.notes), _image(seen.inputs)
-    notes["precision"] = "The fastest where the model stands it; fp16 needs no samples; fp8 and bf16 are there, too."
+    notes["precision"] = (
+        "The model holds scales of its own, which are built as they are, without samples."
+        if seen.scaled
+        else "The fastest where the model stands it; fp16 needs no samples; fp8 and bf16 are there, too."
+    )
     notes["min_agreement"] = " ".join(
         filter(
             None,
@@ -442,9 +449,10 @@ def _there(path: str | os.PathLike[str] | None) -> Path:
 
 
 def _samples_note(seen: _Seen, image: TensorInfo | None) -> str:
+    what = "compare" if seen.scaled else "calibrate"
     if image is not None:
-        return "To calibrate on: a folder of images like those that the model will see, some hundred; beside this file."
-    return f"To calibrate on: real inputs, some hundred, as arrays of numpy.savez: {_arrays(seen)}; beside this file."
+        return f"To {what} on: a folder of images like those that the model will see, some hundred; beside this file."
+    return f"To {what} on: real inputs, some hundred, as arrays of numpy.savez: {_arrays(seen)}; beside this file."
 
 
 def _arrays(seen: _Seen) -> str:
@@ -494,7 +502,7 @@ def _toml(value: Any) -> str:
 
 def _commands(seen: _Seen, request: InitRequest, output: Path) -> tuple[str, ...]:
     base = ["trtopt", "pipeline", str(output), "-o", f"{output.stem}-out"]
-    if request.images is not None or request.data is not None:
+    if seen.scaled or request.images is not None or request.data is not None:
         return (shlex.join(base),)
     given = ["--images", "DIR"] if _image(seen.inputs) is not None else ["--data", "F.npz"]
     return shlex.join([*base, *given]), shlex.join([*base, "--precision", "fp16"])

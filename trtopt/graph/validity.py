@@ -236,6 +236,12 @@ def _sorted(needs: Sequence[set[int]]) -> list[int]:
 
 def _check_onnx(light: ModelProto, proto: ModelProto, what: str) -> ModelProto:
     """onnx's own checker and strict shape inference; gives the light model with inferred shapes."""
+    for value in light.graph.input:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            raise InvalidModel(
+                f"{what}: the input {value.name!r} has no shape, not even a number of dimensions, which TensorRT needs: export "
+                "the model with one (sizes may be open)"
+            )
     try:
         _complete_outputs(light)
         onnx.checker.check_model(light)

@@ -99,7 +99,7 @@ class JobResult:
         if self.state in ("pending", "running"):
             return ""
         if self.error is not None:
-            return f"{self.error['type']}: {self.error['message']}"
+            return f"{self.error['type']}: {' '.join(self.error['message'].split())}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
         taken = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))

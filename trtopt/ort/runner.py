@@ -74,15 +74,18 @@ class OnnxRunner:
         for name, dtype in self._types.items():
             array = np.asarray(inputs[name])
             feed[name] = converted(array, dtype, f"the input {name!r}", self._what) if dtype else array
+        size = self._session.batch
+        fits = all(
+            feed[name].shape[:1] == (size,) for name in self._session.fixed
+        )  # others may begin with another axis
         try:
-            return self._in_chunks(feed) if self._session.batch else self._session(feed)
+            return self._session(feed) if size is None or fits else self._in_chunks(feed, size)
         except ModelError as error:
             shapes = ", ".join(f"{name} {array.shape}" for name, array in feed.items())
             raise DataError(f"{self._what} can't be run on {shapes}: {error}") from error
 
-    def _in_chunks(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def _in_chunks(self, feed: Mapping[str, NDArray[Any]], size: int) -> dict[str, NDArray[Any]]:
         """Run a model of a fixed batch on any number of samples: the last chunk is filled up, and what that gives dropped."""
-        size = self._session.batch or 1
         return joined(
             {
                 name: array[:real] if array.ndim and len(array) == size else array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,15 @@ from trtopt.core.files import write_bytes
 from trtopt.core.host import cores
 from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
-from trtopt.graph.io import save_model
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.opset import at_opset
+from trtopt.graph.proto import whole_copy
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 # Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
 INLINE = 8 << 20
+_NEWEST_IR = re.compile(r"max supported IR version: (\d+)")
+_NEWEST_OPSET = re.compile(r"support for domain ai\.onnx is till opset (\d+)")
 
 
 CPU = "CPUExecutionProvider"
@@ -89,22 +94,49 @@ def open_session(
             ):  # from 1.21 on: CUDA and cuDNN as packages, which it doesn't find by itself
                 ort.preload_dlls()
         path = folder / "model.onnx"
-        if isinstance(model, ModelProto):
-            save_model(model, path, inline_limit=INLINE)
-        if outputs is not None:
-            light = ModelProto()
-            light.ParseFromString(path.read_bytes())
-            del light.graph.output[:]
-            light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
-            write_bytes(path, light.SerializeToString())
+        while True:
+            if isinstance(model, ModelProto):
+                save_model(model, path, inline_limit=INLINE)
+            if outputs is not None:
+                light = ModelProto()
+                light.ParseFromString(path.read_bytes())
+                del light.graph.output[:]
+                light.graph.output.extend(ValueInfoProto(name=name) for name in outputs)
+                write_bytes(path, light.SerializeToString())
+            try:
+                source = os.fspath(path if isinstance(model, ModelProto) else model)
+                return ort.InferenceSession(source, options, providers=wanted)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                older = _older(model, str(error))
+                if older is None:
+                    twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * (
+                        "same node name" in str(error)
+                    )
+                    raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
+                model = older
+
+
+def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto | None:
+    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why.
+
+    What the onnx package writes unless told otherwise may be newer than any ONNX Runtime there is.
+
+    Raises:
+        ModelError: the older opset can't express it.
+    """
+    opset = _NEWEST_OPSET.search(told)
+    newest = opset or _NEWEST_IR.search(told)
+    if newest is None:
+        return None
+    whole = model if isinstance(model, ModelProto) else load_model(model).proto
+    if opset:
         try:
-            source = os.fspath(path if isinstance(model, ModelProto) else model)
-            return ort.InferenceSession(source, options, providers=wanted)
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            twice = ": trtopt check MODEL --fix OUT.onnx gives each a name of its own" * (
-                "same node name" in str(error)
-            )
-            raise ModelError(f"ONNX Runtime can't load the model: {error}{twice}") from error
+            return at_opset(whole, int(newest[1]))
+        except ModelError as error:
+            raise ModelError(f"ONNX Runtime reads opset {newest[1]} and older: {error}") from error
+    older = whole_copy(whole)
+    older.ir_version = int(newest[1])
+    return older
 
 
 def as_taken(session: Any, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -129,6 +161,7 @@ class OnnxSession:
         on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
+        fixed: inputs whose first axis has a fixed size.
         batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
 
     Raises:
@@ -148,9 +181,10 @@ class OnnxSession:
         self._session = open_session(model, threads=min(threads or most, most), optimize=optimize, gpu=gpu)
         self.on_gpu = self._session.get_providers()[0] == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
-        first = {item.shape[0] for item in self._session.get_inputs() if item.shape}
-        fixed = [size for size in first if isinstance(size, int) and size > 0]
-        self.batch = fixed[0] if len(fixed) == 1 else None
+        first = {item.name: item.shape[0] for item in self._session.get_inputs() if item.shape}
+        self.fixed = tuple(name for name, size in first.items() if isinstance(size, int) and size > 0)
+        sizes = {first[name] for name in self.fixed}
+        self.batch = sizes.pop() if len(sizes) == 1 else None
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

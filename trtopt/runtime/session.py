@@ -33,7 +33,7 @@ from trtopt.cuda.tensors import Shape, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
-from trtopt.engine.manifest import Manifest, embedded_by, load_manifest
+from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.engine.signing import check_signed
 from trtopt.engine.store import Entry
 from trtopt.runtime.background import Background
@@ -275,7 +275,7 @@ class Session:
                     "build with `save_onnx=`, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)
-            graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build")
+            graph = existing_file(graph.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
         from trtopt.runtime.onnx_slot import OnnxSlot  # loads onnx, which a service on a GPU doesn't need
 
         slot = OnnxSlot(graph, self.manifest, threads)

@@ -17,7 +17,7 @@ from trtopt.core.files import existing_file, made_folder, sha256_file, write_byt
 from trtopt.core.options import taking
 from trtopt.core.temporary import folder_in
 from trtopt.core.values import Kind, choice, parse_seconds
-from trtopt.engine.manifest import Manifest, load_manifest, manifest_path
+from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, load_manifest, manifest_path
 from trtopt.runtime.session import BACKENDS as RUNTIMES
 from trtopt.runtime.session import Session
 from trtopt.serving.config import IMAGE, LABELS, python_config, tensorrt_config, text
@@ -186,7 +186,7 @@ class _Model:
                     f"`runtime='onnxruntime'` runs the graph that was kept beside {self.engine.name}; there is none in its "
                     "folder: build with `save_onnx=`, or give an ONNX file"
                 )
-            existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build")
+            existing_file(self.engine.parent / self.manifest.graph_file, "the graph kept at the build", WITHOUT_GRAPH)
         if self.manifest is not None:
             self.manifest.check_plan(self.engine)
         if not self.onnx:

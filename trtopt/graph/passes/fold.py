@@ -149,11 +149,14 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
 def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
     """What to fold and with which libraries; the last attempt, without any, always succeeds."""
     opset = opset_version(proto)
-    if 0 < opset < OLDEST:
+    if not opset:  # it has operators of other domains alone, of which nothing is known
+        yield proto, ()
+        return
+    if opset < OLDEST:
         proto = _raised(proto, OLDEST) or proto
     evaluate = functools.partial(_evaluate, most=max(TOTAL, 2 * _constant_bytes(proto)))
     yield proto, (evaluate, _fuse)
-    if 0 < opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
+    if opset < RULES_OPSET and (raised := _raised(proto, RULES_OPSET)) is not None:
         yield raised, (evaluate, _fuse)
     yield proto, (_fuse,)
     yield proto, (evaluate,)

@@ -29,6 +29,7 @@ BEHIND_FLOATS = (
     "its input comes right from a convolution in floating point that is grouped or has a Clip behind it, and TensorRT 8.6 "
     "quantizes that wrongly"
 )
+UNTYPED = "the type of what it reads isn't known: an operator of another domain made it"
 MIN_CHANNELS = 16  # narrower than one INT8 tensor-core tile: the conversion costs more than the layer saves
 
 
@@ -139,8 +140,12 @@ def _searched(search: _Search) -> _Search:
     search.varying = _varying(search.model.graph)
     first = next((node for node in search.model.graph if node.op_type == "Conv"), None)
     for node in search.model.graph:
-        if node.op_type in WEIGHTED and node.domain == "" and is_float(node.inputs[0]):
+        if node.op_type not in WEIGHTED or node.domain or node.inputs[0] is None:
+            continue
+        if is_float(node.inputs[0]):
             _weighted(search, node, first=node is first)
+        elif node.inputs[0].dtype is None:
+            search.kept.append(Kept(str(node.name), node.op_type, search.base, UNTYPED))
     if search.precision is Precision.INT8:  # TensorRT runs Add, pooling and Concat in INT8 but not in FP8
         _residuals(search)
         _poolings(search)

@@ -97,8 +97,8 @@ def insert_qdq(
         base: the type the scales will later be held in (`graph.passes.typed`); they are rounded to it here.
 
     Raises:
-        CalibrationError: a point has no amax, or one that isn't positive and finite or that `base` can't hold; a weight
-            isn't finite.
+        CalibrationError: a point has no amax, or one that isn't positive and finite; a weight isn't finite; or `base` can't
+            hold a scale.
     """
     check_scales(points, amax)
     writer = Writer(model, points.precision)
@@ -140,6 +140,11 @@ def _dequantized_weight(writer: Writer, value: ir.Value | None, weight: Weight, 
             f"the weight {weight.name} of {weight.node} holds NaN or infinity: export the model again from good weights"
         )
     scale = round_scale(weight_scales(weights, weight.axis, writer.precision), base)
+    if not np.isfinite(scale).all():
+        raise CalibrationError(
+            f"the weight {weight.name} of {weight.node} reaches {np.abs(weights).max():.4g}, whose scale {str(base).upper()} "
+            f"can't hold: build with `bf16=True` besides, or keep it out with `precision_override='{weight.node}=fp32'`"
+        )
     codes = quantize_weight(weights, scale, weight.axis, writer.precision)
     result = writer.dequantize(weight.name, codes, scale, weight.axis)
     producer = result.producer()
