@@ -72,6 +72,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
@@ -79,7 +80,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import typed_already
-from trtopt.graph.proto import fingerprint, network_inputs
+from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
@@ -310,7 +311,7 @@ class _Build:
                 f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing"
             )
             if self.samples is not None:
-                feeds = (feed for feed, _ in single_runs(network_inputs(folded), self.samples))
+                feeds = (run.feed for run in single_runs(network_inputs(folded), self.samples))
                 for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
                     reporter.warn(f"{node} {what}, in the model as it is given")
             return

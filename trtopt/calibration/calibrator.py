@@ -43,12 +43,13 @@ from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.data.convert import single_runs
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
-from trtopt.graph.proto import fingerprint, in_memory, network_inputs
+from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
@@ -383,7 +384,7 @@ def half_ranges(
     reporter: Reporter = SILENT,
 ) -> dict[str, float]:
     """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run."""
-    feeds = (feed for feed, _ in single_runs(network_inputs(proto), probes[:RANGED]))
+    feeds = (run.feed for run in single_runs(network_inputs(proto), probes[:RANGED]))
     try:
         return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
     except ModelError as error:

@@ -24,7 +24,7 @@ from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import rebatched, samples_in
+from trtopt.data.rebatch import moved, rebatched, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
 _Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
@@ -246,8 +246,10 @@ def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str,
 
 
 def _batched(value: Any, inputs: Sequence[TensorInfo], name: str) -> Any:
-    rank = next((len(info.shape) for info in inputs if info.name == name), -1)
-    return value[None] if _is_array(value) and value.ndim == rank - 1 and value.ndim else value
+    for info in inputs:
+        if info.name == name and info.batch_axis is not None and _is_array(value) and value.ndim == len(info.shape) - 1:
+            return value[(slice(None),) * info.batch_axis + (None,)] if value.ndim else value
+    return value
 
 
 def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
@@ -332,11 +334,16 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
-    if array.ndim != len(info.shape):
+    counted = (
+        info.batch_axis is None and array.ndim == len(info.shape) + 1
+    )  # samples, each an array as the model takes it
+    if array.ndim != len(info.shape) + counted:
         raise UsageError(shapes)
-    for axis, size in enumerate(info.shape[1:], start=1):  # the first axis counts samples
-        if isinstance(size, int) and size >= 0 and array.shape[axis] != size:
+    for axis, size in enumerate(info.shape, start=counted):
+        if axis != info.batch_axis and isinstance(size, int) and size >= 0 and array.shape[axis] != size:
             raise UsageError(f"{shapes}: dimension {axis} must be {size}")
+    if info.batch_axis != 0 and not counted:
+        array = moved(array.whole() if isinstance(array, StoredArray) else array, info.batch_axis)
     if 0 in array.shape[1:]:
         raise UsageError(f"{what} has shape {x(array.shape)}: there is no value in its samples")
     check_kind(array.dtype, info.dtype, what)

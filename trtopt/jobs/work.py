@@ -27,7 +27,7 @@ from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import alone, joined
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
@@ -57,6 +57,8 @@ class OpenModel(Prepared):
     @property
     def fixed_batch(self) -> int:
         """Samples that the model takes at once; 1 where it takes any number."""
+        if alone(self.inputs):
+            return 1
         return max((info.shape[0] for info in self.inputs if info.shape and isinstance(info.shape[0], int)), default=1)
 
 
