@@ -16,6 +16,7 @@ from onnx import ModelProto
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, import_table
+from trtopt.calibration.mixing import mixing
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
@@ -42,7 +43,9 @@ from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
+from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
+from trtopt.data.rebatch import alone
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
@@ -204,6 +207,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             lazy=True,
         )
         check_enough(batches, loaded.inputs)
+        if alone(loaded.inputs):
+            reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
     prepared = prepare(loaded, overrides, reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
@@ -362,6 +367,7 @@ def _measured(
                 lambda: {} if first is None else half_ranges(prepared.proto, survey.feeds, request.threads, reporter)
             )
             examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
             table = prepared.table(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )
@@ -396,7 +402,7 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
     """Raise DataError where there are too few samples to calibrate on at all."""
     if batches.samples < LEAST:
         shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
-        more = f" (the first axis of an array counts samples{shapes})"
+        more = f" ({where_counted(inputs)}{'' if alone(inputs) else shapes})"
         if isinstance(batches, ImageBatches):
             left_out = [f"{item.name} {item.reason}" for item in batches.skipped[:3]]
             more = f"; {len(batches.skipped)} were left out, such as {'; '.join(left_out)}" if left_out else ""

@@ -36,9 +36,10 @@ def open_data(
     Args:
         inputs: the network's inputs.
         images: a folder (searched deep) or a list of image files, for a model with one image input.
-        data: .npz (one array per input name, samples along its `batch_axis`), .npy, a folder of them, or in memory: an array or tensor,
-            arrays by input name, or an iterable of these, such as a DataLoader or a data set; of tuples the first ones are
-            the inputs, in order, and labels behind them aren't read.
+        data: .npz (one array per input name, as the model takes it: samples along its `batch_axis`, and where that is None one
+            sample, or samples along an axis before it), .npy, a folder of them, or in memory: an array or tensor, arrays by
+            input name, or an iterable of these, such as a DataLoader or a data set; of tuples the first ones are the inputs, in
+            order, and labels behind them aren't read.
         preprocess: preset, TOML file, mapping or `Preprocess`; needed with images.
         limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.

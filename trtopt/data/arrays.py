@@ -68,7 +68,7 @@ class ArrayBatches:
         self._named = [_short(where, source) for where, _ in self._parts]
         found = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
         if not found:
-            raise DataError("`data=` holds no samples (the first axis counts them)")
+            raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if found > _MOST:
             raise DataError(f"`data=` holds {found} samples; up to {_MOST} are read, and some hundred are enough")
         self.samples = found if limit is None else min(found, limit)
@@ -137,6 +137,19 @@ class ArrayBatches:
                     info.name: converted(arrays[info.name][pick], info.dtype, f"{where}: {info.name}")
                     for info in self._inputs
                 }
+
+
+def where_counted(inputs: Sequence[TensorInfo]) -> str:
+    """Where samples lie in the arrays of a model's inputs, in words."""
+    if all(info.batch_axis == 0 for info in inputs):
+        return "the first axis of an array counts samples"
+    if all(info.batch_axis is not None or not info.shape for info in inputs):
+        said = [f"axis {info.batch_axis or 0} of {info.name} {info.dims}" for info in inputs]
+        return f"samples are counted on {', '.join(said)}"
+    shapes = " and ".join(f"{info.name} {info.dims}" for info in inputs)
+    return (
+        f"an array of {shapes} is one sample as a whole: give several in files of a folder, or along an axis before it"
+    )
 
 
 def _short(where: str, source: Any) -> str:
@@ -318,8 +331,8 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
         return ""
     return (
         f". Samples are counted on the first axis of every input, and the model's {odd.name} is {x(odd.shape)} beside "
-        f"{inputs[0].name} {x(inputs[0].shape)}: export it with the batch first in all (state.transpose(0, 1) in forward), or "
-        "build it in floating point, which needs no data"
+        f"{inputs[0].name} {x(inputs[0].shape)}: export it with that axis called batch in all, wherever it is "
+        f"(`inputs=['{odd.name}:2,batch,64']`), or build it in floating point, which needs no data"
     )
 
 
@@ -329,7 +342,7 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
         array = array if isinstance(array, StoredArray) else np.asanyarray(array)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
-    if not info.shape:
+    if not info.shape and info.batch_axis is not None:
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )

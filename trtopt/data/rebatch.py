@@ -43,7 +43,7 @@ def alone(infos: Iterable[TensorInfo]) -> bool:
 
 
 def laid_out(batch: Batch, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
-    """A batch as a model takes it, where samples lie on other axes or, one sample, are an array as a whole."""
+    """A batch as a model takes it: with samples on other axes; of what is one sample as a whole, the first one."""
     axes = {info.name: info.batch_axis for info in infos}
     return {name: _laid_out(array, axes.get(name, 0)) for name, array in batch.items()}
 
@@ -63,8 +63,8 @@ def _laid_out(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
     if axis == 0:
         return array
     if axis is None:
-        [array] = array
-        return array
+        sample: NDArray[Any] = np.asarray(array[0])
+        return sample
     return np.ascontiguousarray(np.moveaxis(array, 0, axis))
 
 

@@ -200,12 +200,11 @@ def _tuned(session: Session) -> tuple[int, ...]:
     """The batch sizes that the profiles are tuned for."""
     if not session.inputs:
         return (1,)
-    first = session.inputs[0]
-    axis = first.batch_axis
+    first, axis = next(((info, info.batch_axis) for info in session.inputs if info.shape), (session.inputs[0], None))
     if axis is None:
         return (1,)
     tuned = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
-    size = first.shape[axis] if first.shape else 1
+    size = first.shape[axis]
     return tuple(sorted(tuned)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
@@ -225,7 +224,7 @@ class Sampled(Protocol):
 def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
     """Batch size → arrays, and where they came from."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
-    whole = next((info for info in session.inputs if info.batch_axis is None), None)
+    whole = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
     if whole is not None and sizes != (1,):
         raise UsageError(f"`batch={list(sizes)}`: input {whole.name!r} {whole.dims} has no batch; 1 is all it takes")
     if request.data is None and images is None:

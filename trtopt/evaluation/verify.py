@@ -243,7 +243,11 @@ def _batches(given: Any, inputs: Sequence[TensorInfo]) -> Any:
 
 def session_runner(session: Session) -> Runner:
     """The engine, of the model's own inputs, with samples first in all."""
-    return by_samples(lambda batch: session.run_batches(session.taken(batch)), session.inputs, session.outputs)
+
+    def run(batch: Arrays) -> Arrays:
+        return session.run_batches(session.taken(batch))
+
+    return by_samples(run, session.inputs, session.outputs) if alone(session.inputs) else run
 
 
 def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Runner:

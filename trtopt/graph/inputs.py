@@ -1,8 +1,9 @@
 """What a network takes and gives: names, types, shapes, and the axis of each on which samples lie.
 
 Samples lie on the first axis unless the graph says otherwise: by a dimension that is called batch, by recurrent layers, which
-go along one axis of what they read and keep the samples on another, or by a size that all inputs share. Where some sample's
-axis isn't known then, or isn't open, an array of each input is one sample as a whole: that is right for every model.
+go along one axis of what they read and keep the samples on another, or by a size that all inputs share. Where that
+isn't known of some input then, or isn't an open size, an array of each input is one sample as a whole: that is right for every
+model. An input that is a single number has one for each sample.
 """
 
 from __future__ import annotations
@@ -20,16 +21,15 @@ from trtopt.graph.proto import LARGE, STANDARD, attribute, infer_shapes, skeleto
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
 _RECURRENT = ("LSTM", "GRU", "RNN")
-_STATES = slice(
-    5, 7
-)  # of a recurrent node's inputs: states × samples × values, as what it reads is steps × samples × values
+_STATES = slice(5, 7)  # of a recurrent node's inputs: states × samples × values; the first is steps × samples × values
 
 
 def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
     """By name, without those that are weights."""
     weights = {tensor.name for tensor in proto.graph.initializer}
     infos = {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
-    return {name: replace(infos[name], batch_axis=axis) for name, axis in _batch_axes(proto, infos).items()}
+    axes = _batch_axes(proto, {name: info for name, info in infos.items() if info.shape})
+    return {name: replace(info, batch_axis=axes.get(name)) for name, info in infos.items()}
 
 
 def network_outputs(values: Iterable[ValueInfoProto], inputs: Mapping[str, TensorInfo]) -> tuple[TensorInfo, ...]:
@@ -42,13 +42,13 @@ def network_outputs(values: Iterable[ValueInfoProto], inputs: Mapping[str, Tenso
     infos = tuple(map(tensor_info, values))
     if all(info.batch_axis == 0 for info in inputs.values()):
         return infos
-    sizes = {info.shape[info.batch_axis] for info in inputs.values() if info.batch_axis is not None and info.shape}
+    sizes = {info.shape[info.batch_axis] for info in inputs.values() if info.batch_axis is not None}
     return tuple(replace(info, batch_axis=_only(info.shape, sizes)) for info in infos)
 
 
 def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
     """Write into a model's metadata what its original says, unless samples are first there: a changed graph may say less."""
-    axes = {name: info.batch_axis for name, info in network_inputs(original).items()}
+    axes = {name: info.batch_axis for name, info in network_inputs(original).items() if info.shape}
     if any(axis != 0 for axis in axes.values()) and not any(item.key == _KEY for item in proto.metadata_props):
         proto.metadata_props.add(key=_KEY, value=json.dumps(axes))
 
@@ -69,26 +69,25 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
     recorded = _recorded(proto, inputs)
     if recorded is not None:
         return recorded
-    infos = {name: info for name, info in inputs.items() if info.shape}
-    known = _by_recurrent_layers(proto, infos)
-    for name, info in infos.items():
+    known = _by_recurrent_layers(proto, inputs)
+    for name, info in inputs.items():
         named = {size for size in info.shape if isinstance(size, str) and size.lower().startswith("batch")}
         if (axis := _only(info.shape, named)) is not None:
             known[name] = axis
-    sizes = {infos[name].shape[axis] for name, axis in known.items() if axis is not None}
-    if not known and len(infos) > 1:
-        shared = set.intersection(*(set(info.shape) for info in infos.values()))
+    sizes = {inputs[name].shape[axis] for name, axis in known.items() if axis is not None}
+    if not known and len(inputs) > 1:
+        shared = set.intersection(*(set(info.shape) for info in inputs.values()))
         shared = {size for size in shared if isinstance(size, str)}
         # A size that no input begins with may be any: the length of texts of a fixed batch, for one.
-        sizes = {size for size in shared if len(shared) == 1 and any(info.shape[0] == size for info in infos.values())}
-    for name, info in infos.items():
+        sizes = {size for size in shared if len(shared) == 1 and any(info.shape[0] == size for info in inputs.values())}
+    for name, info in inputs.items():
         if name not in known and (axis := _only(info.shape, sizes)) is not None:
             known[name] = axis
-    first = dict.fromkeys(inputs, 0)
     if all(axis == 0 for axis in known.values()):
-        return {**first}
-    open_ = [known.get(name) in info.open_axes for name, info in infos.items()]
-    return {**first, **{name: known[name] if all(open_) else None for name in infos}}
+        return dict.fromkeys(inputs, 0)
+    if all(known.get(name) in info.open_axes for name, info in inputs.items()):
+        return known
+    return dict.fromkeys(inputs)
 
 
 def _only(shape: tuple[int | str, ...], names: Iterable[int | str]) -> int | None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
 from trtopt.calibration.expected import examine
+from trtopt.calibration.mixing import mixing
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import PROBES, Sample, Survey
@@ -227,6 +228,7 @@ def make_tables(
     whole = combined(prepared.proto, observations)
     probes = _probes(model, data, survey.samples)
     examined = examine(load_model(wanted[0][0], lazy=True).proto, probes.images)
+    quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
     ranges = half_ranges(prepared.proto, probes.feeds)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:

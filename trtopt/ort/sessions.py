@@ -129,7 +129,7 @@ class OnnxSession:
         on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
-        batch: the size that all inputs' first axes are fixed to; None: there is none.
+        batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
 
     Raises:
         MissingDependency: ONNX Runtime isn't installed.
@@ -149,7 +149,8 @@ class OnnxSession:
         self.on_gpu = self._session.get_providers()[0] == GPU
         self.inputs = {item.name: str(item.type) for item in self._session.get_inputs()}
         first = {item.shape[0] for item in self._session.get_inputs() if item.shape}
-        self.batch = next((size for size in first if len(first) == 1 and isinstance(size, int) and size > 0), None)
+        fixed = [size for size in first if isinstance(size, int) and size > 0]
+        self.batch = fixed[0] if len(fixed) == 1 else None
         self.outputs = tuple(item.name for item in self._session.get_outputs())
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
