@@ -236,9 +236,6 @@ class Judge:
             missed = (self._missed(described, error) if whole else goal.limits.missed(described)) or missed
         samples = agreement.samples
         figures = [text for output in described["outputs"].values() if (text := measure(output, samples))]
-        if goal.limits is not None and goal.limits.min_snr is not None:
-            silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
-            figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
         numbers = TunedFigures(*(_least(described, name) for name in ("agreement", "cosine_min")))
         if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
