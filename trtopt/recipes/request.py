@@ -16,7 +16,9 @@ from trtopt.core.progress import SILENT, Reporter
 class PipelineRequest:
     """The arguments of `trtopt.pipeline`, which describes them."""
 
-    recipe: str | os.PathLike[str] = field(metadata=about(help="A model recipe: its name, or a file.", typed=str))
+    recipe: str | os.PathLike[str] = field(
+        metadata=about(help="A model recipe: its name, or a file.", typed=str, takes=())
+    )
     output: str | os.PathLike[str] = field(
         metadata=about(help="Folder for everything it makes.", typed=Path, short="-o")
     )
