@@ -41,8 +41,7 @@ def without_loops(torch: Any) -> Iterator[None]:
                 member = member & (place < offsets[-1])
         if mode == "max":
             # All bags have a copy of all rows where offsets cut them: a maximum can't be taken by a product.
-            lowest = torch.finfo(rows.dtype).min
-            largest = torch.where(member.unsqueeze(-1), rows, lowest).amax(-2)
+            largest = torch.where(member.unsqueeze(-1), rows, -65504.0).amax(-2)  # FP16's lowest
             return torch.where(member.any(-1, keepdim=True), largest, 0.0)
         shares = member.to(rows.dtype)
         if per_sample_weights is not None:
