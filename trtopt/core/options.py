@@ -147,11 +147,11 @@ def _fitting(request: R) -> R:
 
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
     """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
-    known = {kind.__name__ for kind in type(value).__mro__}
-    if not known.isdisjoint(takes) or ("function" in takes and callable(value)):
+    known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
+    if not known.isdisjoint(names) or ("function" in takes and callable(value)):
         return
     held = getattr(value, "__dict__", {}).items()
-    inside = [key for key, item in held if type(item).__name__ in takes or isinstance(item, os.PathLike)]
+    inside = [key for key, item in held if type(item).__name__ in names or isinstance(item, os.PathLike)]
     hint = f": its .{inside[0]} is one" if inside else ""
     if "Module" in known:
         hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"

@@ -447,7 +447,7 @@ def _elsewhere(
         tried.append(said)
         made = {}
         for info in infos:
-            array = subject.batch(1)[info.name]
+            array = subject.batch(subject.batch_sizes[0])[info.name]
             for axis, name in enumerate(info.shape):
                 if name in sizes:
                     array = array.take(np.arange(sizes[str(name)]) % array.shape[axis], axis)

@@ -58,7 +58,7 @@ class ExportRequest:
         metadata=about(
             help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe.",
             typed=str,
-            takes=("Module",),
+            takes=("torch.nn.Module",),
         )
     )
     output: str | os.PathLike[str] = field(metadata=about(help="The ONNX file to write.", typed=Path, short="-o"))
