@@ -136,9 +136,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
         output: where to write the table (`*.calib.json`); None: it is only returned.
         images: a folder of images, or a list of files; needs `preprocess`.
-        data: arrays, whose first axis counts samples: .npz with one per input, .npy, a folder of them, or in memory: an array
-            or tensor, arrays by input name, or an iterable of these, such as a DataLoader. Of tuples the first ones are the
-            inputs, in order, and labels behind them aren't read; with a `limit` an iterator is read that far.
+        data: arrays as the model takes them, any number of samples: .npz with one per input, .npy, a folder of them, or in
+            memory: an array or tensor, arrays by input name, or an iterable of these, such as a DataLoader. Of tuples the
+            first ones are the inputs, in order, and labels behind them aren't read; with a `limit` an iterator is read that
+            far.
         preprocess: "imagenet", "efficientnet-lite", "yolo", a TOML file, a mapping or a `Preprocess`.
         calib: a table of an earlier call for this model, instead of images or data: `method` chooses again from what was
             counted then.

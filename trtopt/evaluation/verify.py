@@ -140,10 +140,11 @@ def verify(request: VerifyRequest) -> Agreement:
         candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array, the first axis counting samples; each batch is run once through both. Of a model also
-            what `data` of `calibrate` may be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with
-            its preprocessing embedded gets the pixels that they were made of. Where they have `names`
-            (`trtopt.data.Batches`), the worst samples are named by these.
+        batches: input name → array as the model takes it; each batch is run once through both, and where samples aren't on
+            first axes, each sample. `trtopt.data.Batches` have samples first. Of a model also what `data` of `calibrate` may
+            be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with its preprocessing embedded gets
+            the pixels that they were made of. Where they have `names` (`trtopt.data.Batches`), the worst samples are named
+            by these.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
         output_kind: {"NAME": "embedding"} or ["NAME=embedding"]; the others are guessed from the reference's graph, or,

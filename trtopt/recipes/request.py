@@ -28,7 +28,7 @@ class PipelineRequest:
     )
     images: str | os.PathLike[str] | None = shared.images(help="Folder of real images, instead of the recipe's.")
     data: str | os.PathLike[str] | None = shared.data(
-        help="Arrays instead of the recipe's: one per input name, first axis = samples."
+        help="Arrays instead of the recipe's, as the model takes them: one per input name."
     )
     method: str = shared.method()
     target: Sequence[str] | str = shared.target()
