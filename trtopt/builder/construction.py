@@ -647,8 +647,8 @@ class _Build:
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
-                inputs=plain(inputs),
-                outputs=plain(self.model.outputs),
+                inputs=list(map(_tensor, inputs)),
+                outputs=list(map(_tensor, self.model.outputs)),
                 profiles=replace(self.spec, profiles=profiles).describe()["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
@@ -823,3 +823,11 @@ def with_profiles(
         what = "the size that images are prepared in"
     reporter.note(f"no `shapes=` given: {what} ({shapes_option([profile])})")
     return replace(spec, profiles=(profile,))
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    """As the manifest has it: where samples lie stands there if they don't lie first."""
+    described: dict[str, Any] = plain(info)
+    if info.batch_axis != 0:
+        return described
+    return {name: value for name, value in described.items() if name != "batch_axis"}
