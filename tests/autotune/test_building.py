@@ -236,7 +236,7 @@ def test_fp16_is_built_with_the_same_options_but_those_of_int8(
         limit=20,
     )
     _, other = given
-    assert other.shapes == "x:1x3x32x32,4x3x32x32,4x3x32x32"
+    assert other.shapes == ("x:1x3x32x32,4x3x32x32,4x3x32x32",)
     assert (other.workspace, other.optimization_level, other.fp16) == ("1GiB", 1, True)
     assert other.precision_override == ["conv1=fp32", "Relu=fp16"]
     assert (other.int8, other.data, other.limit) == (False, None, None)

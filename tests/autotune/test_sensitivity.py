@@ -285,3 +285,33 @@ def test_an_output_that_is_a_constant_has_no_noise(crops: Any) -> None:
     found = trtopt.sensitivity(net, data={"x": crops}, method="minmax", samples=4)
     assert found.left_out == {"anchors": "it is a constant of the model"}
     assert found.measured.keys() == found.predicted.keys() == {"y"}
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_transposed_convolution_is_ranked_by_its_own_axis(group: int, crops: Any, tmp_path: Path) -> None:
+    """Its weights are inputs × outputs of a group: a scale for each output where there is one group, else one for all."""
+    weights = {
+        "w0": values(16, 3, 3, 3, scale=0.3),
+        "up": values(16, 32 // group, 2, 2, seed=1)
+        * np.logspace(-2, 0, 32 // group)[None, :, None, None].astype(np.float32),
+        "w1": values(4, 32, 1, 1, seed=2),
+    }
+    nodes = [
+        node("Conv", "x w0", "a", "c0", pads=[1, 1, 1, 1]),
+        node("Relu", "a", "ra", "r0"),
+        node("ConvTranspose", "ra up", "b", "up0", strides=[2, 2], group=group),
+        node("Conv", "b w1", "y", "c1"),
+    ]
+    net = model(nodes, weights=weights, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": None})
+    found = trtopt.sensitivity(net, data=crops, samples=len(crops))
+    [source] = [item for item in found.sources if item.name == "up"]
+    largest = np.abs(weights["up"]).max((0, 2, 3), keepdims=True) if group == 1 else np.abs(weights["up"]).max()
+    scale = largest / 127
+    rounded = {**weights, "up": (np.round(weights["up"] / scale) * scale).astype(np.float32)}
+    coarse = model(nodes, weights=rounded, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": None})
+    expected, given = (OnnxRunner(proto, optimize=False)({"x": crops})["y"] for proto in (net, coarse))
+    assert snr_db(source.noise["y"]) == pytest.approx(decibels(given, expected), abs=0.05)
+    repairs = trtopt.calibrate(net, data=crops, repair=True, cache=False).repairs
+    assert repairs is not None
+    assert repairs.left["up0"] == "it is a transposed convolution, whose weights keep the nearest codes"
+    assert repairs.after <= repairs.before

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from graphs import typed
+from graphs import conv_relu, typed
 from onnx import TensorProto, helper, numpy_helper
 from world import Heard, unnumbered
 
@@ -503,3 +503,11 @@ def test_lite0_in_fp16_bf16_and_int8(exported: Callable[[str], Path], tmp_path: 
     named = {node for layer in manifest.layers if layer["precision"] == "int8" for node in layer["nodes"]}
     graph, _ = fold(load_model(model).proto)
     assert {node.name for node in graph.graph.node if node.op_type in ("Conv", "Gemm")} <= named
+
+
+def test_the_manifest_says_where_samples_lie_that_do_not_lie_first(tmp_path: Path) -> None:
+    net = conv_relu(inputs={"x": [16, 3, "batch", 16]}, outputs={"y": [16, 4, "batch", 16]})
+    build(net, tmp_path / "n.engine", fp16=True, shapes="x:16x3x1x16,16x3x4x16,16x3x8x16", target=TARGET)
+    manifest = load_manifest(tmp_path / "n.engine")
+    assert manifest is not None
+    assert [item["batch_axis"] for item in (*manifest.inputs, *manifest.outputs)] == [2, 2]

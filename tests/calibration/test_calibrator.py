@@ -29,6 +29,7 @@ from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import Points
 from trtopt.graph.proto import fingerprint
+from trtopt.ort.runner import OnnxRunner
 from trtopt.recipes.loader import load_recipe
 
 PRESET = "efficientnet-lite"
@@ -362,3 +363,59 @@ def test_bad_data_and_places_leave_nothing(
     assert not output.exists()
     assert not list(own_cache.rglob("*.json"))
     assert not list(tmp_path.glob(".*"))
+
+
+def _steps_first(folder: Path, batch: int | str) -> Path:
+    """An LSTM on steps × samples × values, and a layer of weights behind it."""
+    rng = np.random.default_rng(3)
+    shapes = {"w": (1, 128, 16), "r": (1, 128, 32), "m": (32, 32)}
+    weights = {name: rng.standard_normal(shape).astype(np.float32) / 4 for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("LSTM", ["x", "w", "r", "", "", "h0"], ["s", "h"], "lstm", hidden_size=32),
+        helper.make_node("Squeeze", ["s", "one"], ["q"], "squeeze"),
+        helper.make_node("MatMul", ["q", "m"], ["y"], "head"),
+    ]
+    inputs = {"x": ["T", batch, 16] if batch == "N" else [9, batch, 16], "h0": [1, batch, 32]}
+    graph = helper.make_graph(
+        nodes,
+        "steps",
+        [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, 1, None) for name in ("y", "h")],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()]
+        + [numpy_helper.from_array(np.array([1], np.int64), "one")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    save_model(proto, folder / f"steps{batch}.onnx")
+    return folder / f"steps{batch}.onnx"
+
+
+@pytest.mark.parametrize("batch", ["N", 3])
+def test_steps_of_a_recurrent_layer_are_no_samples(tmp_path: Path, batch: int | str) -> None:
+    """Its state is carried through all steps of each sample: what is counted is what one run of the whole gives."""
+    path, rng = _steps_first(tmp_path, batch), np.random.default_rng(4)
+    x = rng.standard_normal((9, 12, 16)).astype(np.float32).cumsum(0)
+    h0 = rng.standard_normal((1, 12, 32)).astype(np.float32)
+    runner = OnnxRunner(_cut_at(path, "q"), optimize=True)
+    if batch == "N":
+        given, samples, largest = {"x": x, "h0": h0}, 12, np.abs(runner({"x": x, "h0": h0})["q"]).max()
+    else:  # three sequences are one sample
+        parts = [{"x": x[:, at : at + 3], "h0": h0[:, at : at + 3]} for at in range(0, 12, 3)]
+        given, samples = {name: np.stack([part[name] for part in parts]) for name in ("x", "h0")}, 4
+        largest = max(np.abs(runner(part)["q"]).max() for part in parts)
+    heard = Heard()
+    found = calibrate(path, data=given, cache=False, repair=True, reporter=heard).table
+    assert found.samples == samples
+    assert found.tensors["q"].histogram is not None
+    assert found.tensors["q"].histogram.absmax == pytest.approx(largest, rel=1e-5)
+    said = {"N": "samples are counted on axis 1 of x (T, N, 16), axis 1 of h0 (1, N, 32); 12 are read"}
+    assert said.get(str(batch), "is one sample as a whole") in " ".join(heard.notes)
+    agreement = verify(path, path, given)
+    assert (agreement.samples, agreement.snr_db > 100) == (samples, True)
+    assert {output.name: output.rows for output in agreement.outputs} == {"y": samples, "h": samples}
+
+
+def _cut_at(path: Path, name: str) -> ModelProto:
+    proto = load_model(path).proto
+    del proto.graph.output[:]
+    proto.graph.output.append(helper.make_empty_tensor_value_info(name))
+    return proto

@@ -145,9 +145,10 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Paths:
-    model: str | os.PathLike[str]
+    model: str | os.PathLike[str] = field(metadata=about(typed=Path))
     _: KW_ONLY
-    calib: str | os.PathLike[str] | Table | None = None
+    calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about(takes=("Table",)))
+    run: Any = field(default=None, metadata=about(takes=("function",)))
     images: str | os.PathLike[str] | None = None
     names: Sequence[str] = ()
 
@@ -164,6 +165,7 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
         ([None], {}, "`model=` is None; a path is needed"),
         ([b"m"], {}, "`model=` is bytes; a path is needed"),
         ([torch.nn.ReLU()], {}, r"`model=` is ReLU; a path is needed: trtopt.export\(module"),
+        (["m"], {"run": 3}, "`run=` is int; a path or function is needed"),
         (["m"], {"calib": Calibrated()}, r"`calib=` is Calibrated; a path or Table is needed: its \.table is one"),
     ):
         with pytest.raises(UsageError, match=words):
@@ -173,8 +175,10 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
 def test_an_option_may_take_more_than_its_path() -> None:
     images: Any = ["a.png", "b.png"]
     assert look("m", images=images).images == images
+    assert look("m", run=len).run is len
 
 
 def test_one_text_is_a_list_of_it() -> None:
     assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
+    assert look("m", names=Path("a")).names == (Path("a"),)  # type: ignore[arg-type]
     assert look("m", names=["a", "b"]).names == ["a", "b"]

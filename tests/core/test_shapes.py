@@ -180,6 +180,8 @@ def test_the_option_to_type_is_whole_and_says_what_to_adapt(
 
 
 def test_values_that_decide_shapes_stand_in_the_same_option() -> None:
+    steps_first = [TensorInfo("x", "float32", ("time", "n", 3), 1)]
+    assert suggested_shapes(steps_first).option == "--shapes x:8x1x3,128x1x3,512x8x3"
     said = suggested_shapes([TensorInfo("x", "float32", ("n", 3))], values={"size": 2})
     assert said.option == "--shapes 'x:1x3,8x3,32x3;size:NxN,NxN,NxN'"
     assert "the 2 values N of size" in said.guesses

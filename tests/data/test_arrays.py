@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -410,7 +411,7 @@ def test_an_iterator_is_read_as_far_as_the_limit() -> None:
 def test_samples_on_another_axis_say_what_to_do() -> None:
     inputs = [TensorInfo("x", "float32", ("n", 5)), TensorInfo("state", "float32", (2, "n", 4))]
     arrays = {"x": np.ones((6, 5), np.float32), "state": np.ones((2, 6, 4), np.float32)}
-    with pytest.raises(DataError, match=r"state is 2xnx4 beside x nx5: export it with the batch first"):
+    with pytest.raises(DataError, match=r"state is 2xnx4 beside x nx5: export it with that axis called batch in all"):
         open_data(inputs, data=arrays)
 
 
@@ -418,3 +419,57 @@ def test_a_file_of_another_kind_says_how_arrays_are_written(tmp_path: Path) -> N
     (tmp_path / "x.csv").write_text("1,2")
     with pytest.raises(UsageError, match=r"np\.savez\('samples.npz', ids=array, mask=array\)"):
         open_data(TEXT, data=tmp_path / "x.csv")
+
+
+SEQUENCES = np.arange(5 * 6 * 3, dtype=np.float32).reshape(5, 6, 3)  # steps × samples × values
+STEPS_FIRST = [TensorInfo("x", "float32", ("t", "n", 3), 1), TensorInfo("state", "float32", (2, "n", 4), 1)]
+STATES = np.arange(2 * 6 * 4, dtype=np.float32).reshape(2, 6, 4)
+
+
+def test_samples_are_taken_from_the_axis_where_the_model_has_them(tmp_path: Path) -> None:
+    np.savez(tmp_path / "plain.npz", x=SEQUENCES, state=STATES)
+    np.savez_compressed(tmp_path / "packed.npz", x=SEQUENCES, state=np.asfortranarray(STATES))
+    pairs = [(SEQUENCES[:, :4], STATES[:, :4]), (SEQUENCES[:, 4], STATES[:, 4]), (SEQUENCES[:, 5:], STATES[:, 5:])]
+    forms: dict[str, Any] = {name: tmp_path / name for name in ("plain.npz", "packed.npz")}
+    digests = set()
+    for form, source in {**forms, "mapping": {"x": SEQUENCES, "state": STATES}, "tuples": pairs}.items():
+        batches = open_data(STEPS_FIRST, data=source, batch=4)
+        digests.add(batches.describe()["digest"])
+        assert batches.samples == 6, form
+        for _ in range(2):
+            assert np.array_equal(together(batches, "x"), SEQUENCES.transpose(1, 0, 2)), form
+            assert np.array_equal(together(batches, "state"), STATES.transpose(1, 0, 2)), form
+    assert len(digests) == 1
+    part = open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES}, limit=2)
+    assert part.samples == 2
+
+
+def test_other_axes_than_the_samples_must_fit() -> None:
+    with pytest.raises(
+        UsageError, match=re.escape("state has shape 6x2x4, the model takes 2xnx4: dimension 0 must be 2")
+    ):
+        open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES.transpose(1, 0, 2)})
+    with pytest.raises(DataError, match=re.escape("different numbers of samples: {'x': 6, 'state': 5}")):
+        open_data(STEPS_FIRST, data={"x": SEQUENCES, "state": STATES[:, :5]})
+
+
+def test_where_an_array_is_one_sample_several_lie_in_files_or_along_an_axis_before_it(tmp_path: Path) -> None:
+    whole = [TensorInfo("x", "float32", ("t", 1, 3), None), TensorInfo("rate", "int64", (), None)]
+    single = {"x": SEQUENCES[:, :1], "rate": np.int64(8)}
+    several = {"x": SEQUENCES[None, :, :1].repeat(4, 0), "rate": np.arange(4)}
+    assert [part["x"].shape for part in open_data(whole, data=single)] == [(1, 5, 1, 3)]
+    assert [part["rate"].tolist() for part in open_data(whole, data=several)] == [[0, 1, 2, 3]]
+    for steps in (5, 3, 3):
+        np.savez(tmp_path / f"{len(list(tmp_path.iterdir()))}.npz", x=SEQUENCES[:steps, :1], rate=np.int64(8))
+    batches = open_data(whole, data=tmp_path)
+    assert batches.samples == 3
+    assert [part["x"].shape for part in batches] == [(1, 5, 1, 3), (2, 3, 1, 3)]
+    with pytest.raises(UsageError, match=re.escape("x has shape 5x2x3, the model takes tx1x3: dimension 1 must be 1")):
+        open_data(whole, data={"x": SEQUENCES[:, :2], "rate": np.int64(8)})
+
+
+def test_images_are_refused_where_samples_are_not_first(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=re.escape("`images=` fits a model whose inputs count samples on their first axis")
+    ):
+        open_data(STEPS_FIRST, images=tmp_path, preprocess="imagenet")

@@ -79,9 +79,20 @@ def test_decibels_that_are_asked_for_hold_for_every_output_with_signal() -> None
     assert missed(Kind.CLASSES, SCORES, noisy, Limits(0)) == []
     assert missed(Kind.CLASSES, SCORES, noisy, Limits(0, 20)) == ["y: 14.0 dB, at least 20 is asked for"]
     assert missed(Kind.TOKENS, WORDS, OTHERS, Limits(0.9, 90)) == []  # of whole numbers dB say nothing
+
+
+@pytest.mark.parametrize("kind", [Kind.OTHER, Kind.EMBEDDING, Kind.CLASSES])
+def test_decibels_that_are_asked_for_hold_where_the_reference_is_next_to_zero(kind: Kind) -> None:
+    """Nothing of it is right, and the difference is as small as the reference: that isn't what was asked for."""
     nothing = np.full((4, 8), 1e-9)
     nothing[:, 3] *= 2
-    assert missed(Kind.CLASSES, nothing, nothing * 1.5, Limits(0, 20)) == []
+    (said,) = missed(kind, nothing, nothing * 0, Limits(0, 20))
+    assert said == (
+        "y: 0.0 dB, at least 20 is asked for; the reference is next to zero: give samples where it isn't, or only "
+        "`min_agreement=`"
+    )
+    assert missed(kind, nothing, nothing * 1.05, Limits(0, 20)) == []
+    assert missed(kind, nothing, nothing * 0, Limits(0)) == []
 
 
 def test_without_signal_the_difference_decides() -> None:

@@ -79,6 +79,24 @@ class PixelSession(FakeSession):
         return super().run(self.embedded.from_pixels(inputs))
 
 
+class StepsSession(FakeSession):
+    """y = 2 x, of steps × samples, for 8 steps of up to 8 samples."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.inputs = (TensorInfo("x", "float32", (-1, -1), 1),)
+        self.profiles = ({"x": ShapeRange((8, 1), (8, 4), (8, 8))},)
+
+
+class WholeSession(FakeSession):
+    """y = 2 x, of one sample alone."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.inputs = (TensorInfo("x", "float32", (8, 4), None),)
+        self.profiles = ()
+
+
 class FakeBaseline:
     same_plan = False
 
@@ -146,6 +164,21 @@ def test_a_row_for_each_batch(engine: Path) -> None:
 
 def test_without_a_batch_it_takes_what_the_profile_is_tuned_for(engine: Path) -> None:
     assert [row.batch for row in bench(engine, iterations=1).rows] == [4]
+
+
+def test_a_batch_lies_where_the_engine_has_its_samples(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "Session", StepsSession)
+    data = np.arange(24, dtype=np.float32).reshape(8, 3)
+    for options, shapes in (({}, {(8, 4)}), ({"batch": (2, 5)}, {(8, 2), (8, 5)}), ({"data": data}, {(8, 4)})):
+        report = bench(engine, iterations=1, **options)
+        assert {array.shape for array in FakeSession.made[-1].given} == shapes
+        assert [row.batch for row in report.rows] == [shape[1] for shape in sorted(shapes)]
+    assert np.array_equal(FakeSession.made[-1].given[0], data[:, [0, 1, 2, 0]])
+    monkeypatch.setattr(benchmark, "Session", WholeSession)
+    bench(engine, iterations=1)
+    assert {array.shape for array in FakeSession.made[-1].given} == {(8, 4)}
+    with pytest.raises(UsageError, match=r"input 'x' \(8, 4\) has no batch; 1 is all it takes"):
+        bench(engine, batch=(2,), iterations=1)
 
 
 def test_threads_get_contexts(engine: Path) -> None:

@@ -566,6 +566,20 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_batch_behind_a_fixed_number_of_steps_is_compared_at_another_size(tmp_path: Path) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = nn.LSTM(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.steps(x)[0][-1]  # type: ignore[no-any-return]
+
+    result = export(Head(), tmp_path / "m.onnx", inputs=["x:5,batch,6"])
+    assert [dict(item.sizes) for item in result.comparisons] == [{}, {"batch": 4}]
+    assert load_model(tmp_path / "m.onnx").inputs[0].batch_axis == 1
+
+
 def test_an_operator_of_a_newer_opset_is_exported_with_it(tmp_path: Path) -> None:
     assert export(Deformed(), tmp_path / "m.onnx", inputs={"x": (1, 3, 8, 8)}, opset=20).opset == 20
 

@@ -239,6 +239,14 @@ def test_whether_an_output_follows_the_batch_is_tried_where_names_do_not_say() -
     assert find_batching(interface, detects) == (0, "output 'y' has shape 0x4 for a batch of 1")
 
 
+def test_samples_elsewhere_than_on_the_first_axis_are_no_batch() -> None:
+    state = TensorInfo("state", "float32", ("n", "batch"), 1)
+    assert find_batching(Interface((state,), (TensorInfo("y", "float32", ("n", 4)),), ()), dict) == (
+        0,
+        "the first dimension of input 'state' doesn't count samples",
+    )
+
+
 def test_types_are_those_of_the_plan(deployed: Callable[..., Any]) -> None:
     ids = {"ids": ("int64", ("batch", 8)), "x": ("float32", ("batch", 4))}
     ranges = ({"ids": "1x8,2x8,4x8", "x": "1x4,2x4,4x4"},)

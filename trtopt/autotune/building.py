@@ -54,7 +54,7 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis import page
 from trtopt.engine.manifest import beside, load_manifest, manifest_path
 from trtopt.evaluation.limits import Limits
-from trtopt.evaluation.verify import Runner
+from trtopt.evaluation.verify import Runner, by_samples, session_runner
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.output_kinds import Kind, resolve
 from trtopt.ort.runner import OnnxRunner
@@ -382,7 +382,8 @@ class _Best:
         try:
             runner = OnnxRunner(self.model.path or self.model.proto, optimize=True, gpu=True)
             version = ort_version("the reference")
-            return runner, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
+            run = by_samples(runner, self.model.inputs, self.model.outputs)
+            return run, f"the FP32 model in ONNX Runtime {version} on the {'GPU' if runner.on_gpu else 'CPU'}"
         except (MissingDependency, ModelError) as error:
             self.reporter.note(f"an FP32 engine is what the others are judged against: {error}")
         plain = floating(self.request, Precision.FP32, None)
@@ -391,7 +392,7 @@ class _Best:
         session = stack.enter_context(
             Session(made.engine, device=self.request.device, contexts=1, trust_host_code=True)
         )
-        return session.run_batches, "an FP32 engine without TF32"
+        return session_runner(session), "an FP32 engine without TF32"
 
     def _install(self, best: BuildResult, quantized: BuildResult | None, comparison: Comparison) -> None:
         """Move the engine that is kept to the output: plan and manifest, and what else is to be kept."""

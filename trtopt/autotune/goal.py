@@ -26,12 +26,13 @@ from trtopt.core.files import existing_file
 from trtopt.core.values import read_share
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
+from trtopt.data.rebatch import samples_first
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import measure
 from trtopt.evaluation.verify import Agreement, verify_all
 from trtopt.graph.half import widened
+from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.output_kinds import Kind
-from trtopt.graph.proto import network_inputs
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "tuning"
@@ -195,11 +196,12 @@ class Judge:
         whole: bool = False,
     ) -> None:
         self.goal, self.kinds, self.threads = goal, kinds, threads
+        inputs = network_inputs(proto)
         self.outputs = [value.name for value in proto.graph.output]
-        self.feeds: list[tuple[Arrays, int]] = list(single_runs(network_inputs(proto), batches))
-        self.real = [_cut(feed, len(next(iter(feed.values()))), real) for feed, real in self.feeds]
-        self.samples = sum(real for _, real in self.feeds)
-        self.order = sorted(range(len(self.feeds)), key=lambda number: checksum(self.feeds[number][0]))
+        self.infos = network_outputs(proto.graph.output, inputs)
+        self.runs = list(single_runs(inputs, batches))
+        self.samples = sum(run.real for run in self.runs)
+        self.order = sorted(range(len(self.runs)), key=lambda number: checksum(self.runs[number].feed))
         count = len(self.order)
         self.rounds = [count] if whole else sorted({*(math.ceil(count / part) for part in ROUNDS), count})
         if goal.labels is not None and len(goal.labels) != self.samples:
@@ -234,9 +236,6 @@ class Judge:
             missed = (self._missed(described, error) if whole else goal.limits.missed(described)) or missed
         samples = agreement.samples
         figures = [text for output in described["outputs"].values() if (text := measure(output, samples))]
-        if goal.limits is not None and goal.limits.min_snr is not None:
-            silent = [name for name, item in described["outputs"].items() if item["near_zero"] == item["rows"] > 0]
-            figures += [f"{name} is next to zero, so that its dB aren't judged" for name in silent]
         numbers = TunedFigures(*(_least(described, name) for name in ("agreement", "cosine_min")))
         if agreement.reference_accuracy and agreement.candidate_accuracy and goal.max_drop is not None:
             before, after = agreement.reference_accuracy.top1, agreement.candidate_accuracy.top1
@@ -261,12 +260,12 @@ class Judge:
     ) -> Agreement:
         """Of these runs with floating point."""
         old, new = (iter(arrays) for arrays in ([self.expected[number] for number in numbers], found))
-        feeds = [self.real[number] for number in numbers]
+        feeds = [self.runs[number].samples for number in numbers]
         return verify_all(lambda _: next(old), {"": lambda _: next(new)}, feeds, labels, kinds=self.kinds)[""]
 
     def _doubt(self) -> str:
         """What speaks against the labels: the float model is right as often as guessing is, within two standard errors."""
-        same = self._agreement(range(len(self.feeds)), self.expected, self.goal.labels)
+        same = self._agreement(range(len(self.runs)), self.expected, self.goal.labels)
         scored = [item.name for item in same.outputs if item.kind is Kind.CLASSES]
         if same.reference_accuracy is None or not scored:
             return ""
@@ -304,7 +303,7 @@ class Judge:
                 continue
             ratio = noise.sum() / signal.sum()
             spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
-            spread *= math.sqrt(count / len(self.feeds))
+            spread *= math.sqrt(count / len(self.runs))
             largest = max(largest, 10 * math.log10(1 + spread / ratio))
         return largest
 
@@ -335,10 +334,10 @@ class Judge:
         session = open_session(proto, threads=1, optimize=optimize, memory_pattern=False, purpose=PURPOSE)
 
         def run(number: int) -> Arrays:
-            feed, real = self.feeds[number]
+            part = self.runs[number]
             try:
-                found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, feed))))
-                return _cut(found, len(next(iter(feed.values()))), real)
+                found = dict(zip(self.outputs, session.run(self.outputs, as_taken(session, part.feed))))
+                return samples_first(part.cut(found), self.infos)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise DataError(f"ONNX Runtime can't run the model on these samples: {error}") from error
 
@@ -366,11 +365,6 @@ def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:
         alike = len({part.shape[1:] for part in parts}) == 1
         found[name] = np.concatenate(parts) if alike else [sample for part in parts for sample in part]
     return found
-
-
-def _cut(arrays: Arrays, size: int, real: int) -> Arrays:
-    """Without the samples that a fixed batch was filled up with."""
-    return {name: item[:real] if item.ndim and len(item) == size else item for name, item in arrays.items()}
 
 
 def _least(described: Mapping[str, Any], name: str) -> float | None:

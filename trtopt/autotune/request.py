@@ -40,13 +40,13 @@ class SensitivityRequest:
     """The arguments of `trtopt.sensitivity`, which describes them."""
 
     model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
     )
     _: KW_ONLY
     images: Any = shared.images()
     data: Any = shared.data()
     calib: str | os.PathLike[str] | Table | None = option(
-        None, help="Scales; default: measured on all the data.", metavar="T.calib.json", typed=Path
+        None, help="Scales; default: measured on all the data.", metavar="T.calib.json", typed=Path, takes=("Table",)
     )
     preprocess: Any = shared.preprocess()
     method: str = shared.method()

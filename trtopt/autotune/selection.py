@@ -24,7 +24,7 @@ from trtopt.core.progress import Reporter
 from trtopt.core.values import Profile, TensorInfo, x
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
-from trtopt.data.rebatch import filled, rebatched
+from trtopt.data.rebatch import filled, laid_out, rebatched, samples_first
 from trtopt.engine.manifest import load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import decibels, measure
@@ -296,9 +296,12 @@ def at_opt(
         known = profile[info.name].opt if info.name in profile else info.shape
         shapes[info.name] = tuple(size if isinstance(size, int) and size >= 0 else 1 for size in known)
     if shapes and all(shapes.values()):
-        fitting = (item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in shapes.items()))
-        batch = next(rebatched(fitting, max(1, *(shape[0] for shape in shapes.values()))), None)
+        empty = {name: np.broadcast_to(0, shape) for name, shape in shapes.items()}
+        wanted = {name: array.shape for name, array in samples_first(empty, inputs).items()}
+        fitting = (item for item in samples if all(item[name].shape[1:] == size[1:] for name, size in wanted.items()))
+        batch = next(rebatched(fitting, max(1, *(shape[0] for shape in wanted.values()))), None)
         if batch is not None:
-            return {name: filled({name: batch[name]}, size[0])[name] for name, size in shapes.items()}, "real samples"
+            whole = {name: filled({name: batch[name]}, size[0])[name] for name, size in wanted.items()}
+            return laid_out(whole, inputs), "real samples"
     shaped = [replace(info, shape=shapes[info.name]) for info in inputs]
     return synthetic_inputs(shaped, {}), "made-up inputs, good for speed only"

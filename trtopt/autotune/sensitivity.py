@@ -211,7 +211,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     ledger = NoiseLedger(folded, points, table.amax, request.threads or cores())
     whole = ledger.quantized(table.repairs)
     ledger.read(batches)
-    sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].feed.items()})
+    sizes = sizes_in(ledger.proto, {name: array.shape for name, array in ledger.samples[0].of.feed.items()})
     work = macs(ledger.proto, sizes)
     timed = None if times is None else profiled_by_node(times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
@@ -256,6 +256,6 @@ def _result(
     output = max(measured, key=lambda name: measured[name])
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in measured}
-    count = sum(sample.real for sample in ledger.samples)
+    count = sum(sample.of.real for sample in ledger.samples)
     said = "" if timed is None else timed[1]
     return Sensitivity(model, count, output, tuple(sources), predicted, measured, dict(left_out), said)

@@ -513,7 +513,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     if before.missed:
         table, noise = _repaired(request, model, prepared, key, table)
     proto = smoothed(original, table.smoothed)
-    sizes = sizes_in(proto, {name: array.shape for name, array in judge.feeds[0][0].items()})
+    sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
     costs = Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes)))
     deadline = time.monotonic() + (math.inf if budget is None else budget)
     points = partial(points_of, to_ir(proto))

@@ -67,6 +67,7 @@ from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
 from trtopt.engine.manifest import Manifest, beside, kept_graph, load_manifest, manifest_path, precision_summary
 from trtopt.engine.store import GRAPH, PLAN, Entry, Store, digest_of, named_store
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import external_files, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
@@ -74,7 +75,7 @@ from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import typed_already
-from trtopt.graph.proto import fingerprint, network_inputs
+from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
 from trtopt.graph.work import macs, sizes_in
 from trtopt.linting.rules import damaged, fp16_hazards
@@ -304,7 +305,7 @@ class _Build:
                 f"the model is {own.upper()} already, and its types stay as they are: {option} changes nothing"
             )
             if self.samples is not None:
-                feeds = (feed for feed, _ in single_runs(network_inputs(folded), self.samples))
+                feeds = (run.feed for run in single_runs(network_inputs(folded), self.samples))
                 for node, what in not_finite(folded, measure_ranges(folded, feeds)).items():
                     reporter.warn(f"{node} {what}, in the model as it is given")
             return
@@ -607,8 +608,8 @@ class _Build:
                 coverage={str(item): round(share, 4) for item, share in report.coverage.items()},
                 layers=plain(built.layers),
                 kept=plain(lowered.kept),
-                inputs=plain(inputs),
-                outputs=plain(self.model.outputs),
+                inputs=list(map(_tensor, inputs)),
+                outputs=list(map(_tensor, self.model.outputs)),
                 profiles=replace(self.spec, profiles=profiles).describe()["profiles"],
                 source={"path": str(self.model.path) if self.model.path else None, "sha256": self.model.fingerprint},
                 plan={"sha256": hashlib.sha256(built.plan).hexdigest(), "bytes": memoryview(built.plan).nbytes},
@@ -692,3 +693,11 @@ def tell_cut_off(request: BuildRequest) -> None:
 
 def _summary(table: Table | None) -> dict[str, Any] | None:
     return None if table is None else {"method": table.method, "samples": table.samples, "digest": table.digest}
+
+
+def _tensor(info: TensorInfo) -> dict[str, Any]:
+    """As the manifest has it: where samples lie stands there if they don't lie first."""
+    described: dict[str, Any] = plain(info)
+    if info.batch_axis != 0:
+        return described
+    return {name: value for name, value in described.items() if name != "batch_axis"}

@@ -29,7 +29,7 @@ class BuildRequest:
     """
 
     model: str | os.PathLike[str] | onnx.ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
     )
     output: str | os.PathLike[str] = field(
         metadata=about(help="The engine to write; its manifest lies beside it.", typed=Path, short="-o")
@@ -71,7 +71,11 @@ class BuildRequest:
     images: Any = shared.images()
     data: Any = shared.data()
     calib: str | os.PathLike[str] | Table | None = option(
-        None, help="A table from trtopt calibrate, or a TensorRT cache.", metavar="T.calib.json", typed=Path
+        None,
+        help="A table from trtopt calibrate, or a TensorRT cache.",
+        metavar="T.calib.json",
+        typed=Path,
+        takes=("Table",),
     )
     preprocess: Any = shared.preprocess()
     method: str = shared.method()

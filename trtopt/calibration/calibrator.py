@@ -16,6 +16,7 @@ from onnx import ModelProto
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.importing import MISSING, Coverage, import_table
+from trtopt.calibration.mixing import mixing
 from trtopt.calibration.observe import observe
 from trtopt.calibration.prepared import Prepared, prepare, refuse_quantized
 from trtopt.calibration.quality import Survey
@@ -42,13 +43,16 @@ from trtopt.core.options import named, taking
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import METHODS, Override, Precision, TensorInfo, check_overrides, choice
 from trtopt.data import Batches, ImageBatches, Skipped, open_data
+from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
+from trtopt.data.rebatch import alone
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
-from trtopt.graph.proto import fingerprint, in_memory, network_inputs
+from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
@@ -132,9 +136,10 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         model: an FP32 ONNX file or model. It is folded first, as `build` folds it.
         output: where to write the table (`*.calib.json`); None: it is only returned.
         images: a folder of images, or a list of files; needs `preprocess`.
-        data: arrays, whose first axis counts samples: .npz with one per input, .npy, a folder of them, or in memory: an array
-            or tensor, arrays by input name, or an iterable of these, such as a DataLoader. Of tuples the first ones are the
-            inputs, in order, and labels behind them aren't read; with a `limit` an iterator is read that far.
+        data: arrays as the model takes them, any number of samples: .npz with one per input, .npy, a folder of them, or in
+            memory: an array or tensor, arrays by input name, or an iterable of these, such as a DataLoader. Of tuples the
+            first ones are the inputs, in order, and labels behind them aren't read; with a `limit` an iterator is read that
+            far.
         preprocess: "imagenet", "efficientnet-lite", "yolo", a TOML file, a mapping or a `Preprocess`.
         calib: a table of an earlier call for this model, instead of images or data: `method` chooses again from what was
             counted then.
@@ -203,6 +208,8 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
             lazy=True,
         )
         check_enough(batches, loaded.inputs)
+        if alone(loaded.inputs):
+            reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
     prepared = prepare(loaded, overrides, reporter=reporter)
     check_overrides(overrides, prepared.proto.graph.node)
@@ -361,6 +368,7 @@ def _measured(
                 lambda: {} if first is None else half_ranges(prepared.proto, survey.feeds, request.threads, reporter)
             )
             examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
             table = prepared.table(
                 seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
             )
@@ -383,7 +391,7 @@ def half_ranges(
     reporter: Reporter = SILENT,
 ) -> dict[str, float]:
     """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run."""
-    feeds = (feed for feed, _ in single_runs(network_inputs(proto), probes[:RANGED]))
+    feeds = (run.feed for run in single_runs(network_inputs(proto), probes[:RANGED]))
     try:
         return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
     except ModelError as error:
@@ -395,7 +403,7 @@ def check_enough(batches: Batches, inputs: Sequence[TensorInfo] = ()) -> None:
     """Raise DataError where there are too few samples to calibrate on at all."""
     if batches.samples < LEAST:
         shapes = "".join(f"; {info.name} is {'x'.join(map(str, info.shape))}" for info in inputs[:4])
-        more = f" (the first axis of an array counts samples{shapes})"
+        more = f" ({where_counted(inputs)}{'' if alone(inputs) else shapes})"
         if isinstance(batches, ImageBatches):
             left_out = [f"{item.name} {item.reason}" for item in batches.skipped[:3]]
             more = f"; {len(batches.skipped)} were left out, such as {'; '.join(left_out)}" if left_out else ""

@@ -20,11 +20,12 @@ from onnx import ModelProto
 
 from trtopt.core.errors import ModelError
 from trtopt.core.values import Precision
-from trtopt.data.convert import single_runs
+from trtopt.data.convert import Run, single_runs
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.quantize import LARGEST, insert_qdq, round_scale
 from trtopt.graph.passes.repair import BIAS, Repair, repair_weights, repaired
-from trtopt.graph.proto import attribute, network_inputs, to_array, whole_copy
+from trtopt.graph.proto import attribute, to_array, whole_copy
 from trtopt.graph.segments import Segment, Slot, divided, joined
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
@@ -37,14 +38,9 @@ MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger 
 
 @dataclass
 class Sample:
-    """What is known of one run: tensors that later segments read, and the outputs of floating point.
+    """What is known of one run: tensors that later segments read, and the outputs of floating point."""
 
-    Attributes:
-        real: samples of a fixed batch that aren't filled in.
-    """
-
-    feed: Arrays
-    real: int
+    of: Run
     values: dict[str, NDArray[Any]]
     expected: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -101,8 +97,7 @@ class Parts:
         Raises:
             ModelError: no output is floating.
         """
-        feeds = single_runs(network_inputs(self.proto), batches)
-        self.samples = [Sample(feed, real, dict(feed)) for feed, real in feeds]
+        self.samples = [Sample(run, dict(run.feed)) for run in single_runs(network_inputs(self.proto), batches)]
 
         def run(sample: Sample) -> None:
             sample.expected = self.run(sample.values, 0)
@@ -124,7 +119,7 @@ class Parts:
     def of_whole(self, proto: ModelProto, samples: Sequence[Sample] | None = None) -> dict[str, float]:
         """The noise at each output of a model that takes the same samples."""
         session = open_session(proto, threads=1, optimize=False, memory_pattern=False, purpose=PURPOSE)
-        return self.noise(lambda sample: run_session(session, self.outputs, sample.feed), samples)
+        return self.noise(lambda sample: run_session(session, self.outputs, sample.of.feed), samples)
 
     def of_sessions(
         self, first: int, sessions: Mapping[int, Any], samples: Sequence[Sample] | None = None
@@ -173,10 +168,7 @@ class Parts:
         if expected.shape != found.shape:
             self.left_out[name] = "its shape depends on the values"
             return 0.0, 0.0
-        if expected.ndim and len(expected) == len(
-            next(iter(sample.feed.values()))
-        ):  # else it isn't samples x something
-            expected, found = expected[: sample.real], found[: sample.real]
+        expected, found = (sample.of.cut({name: array})[name] for array in (expected, found))
         counted = np.isfinite(expected)
         signal = expected[counted].astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):

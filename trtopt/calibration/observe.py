@@ -28,8 +28,9 @@ from trtopt.core.host import cores
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import TensorInfo
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import filled, rebatched, samples_in
-from trtopt.graph.proto import node_label, tensor_info
+from trtopt.data.rebatch import alone, filled, laid_out, rebatched, samples_in
+from trtopt.graph.inputs import network_inputs
+from trtopt.graph.proto import node_label
 from trtopt.ort import sessions
 
 Feed = dict[str, NDArray[Any]]
@@ -68,7 +69,7 @@ def observe(
     """Histograms of `tensors` over all samples of `batches`, in one pass.
 
     Args:
-        proto: FP32 graph; inputs have the samples first. A fixed batch size is filled across the batches given.
+        proto: FP32 graph. A fixed batch size is filled across the batches given.
         tensors: network inputs or node outputs, of floating type.
         batches: input name → array, first axis = samples; read once, a few samples ahead.
         threads: samples run at the same time; None: one per core. The result doesn't depend on it.
@@ -81,7 +82,7 @@ def observe(
         DataError, UsageError: no samples, or they don't fit the inputs.
         MissingDependency: ONNX Runtime isn't installed.
     """
-    inputs, sources = _inputs(proto), _sources(proto)
+    inputs, sources = network_inputs(proto), _sources(proto)
     if halves := [name for name, info in inputs.items() if info.dtype == "bfloat16"]:
         raise CalibrationError(
             f"the input {halves[0]} is bfloat16, which ONNX Runtime takes from no array: export the model with float32 inputs"
@@ -231,12 +232,7 @@ _INPUT = "a network input"
 def _sources(proto: ModelProto) -> dict[str, str]:
     """Where each tensor comes from, for messages."""
     computed = {name: f"from {node_label(node)}" for node in proto.graph.node for name in node.output if name}
-    return dict.fromkeys(_inputs(proto), _INPUT) | computed
-
-
-def _inputs(proto: ModelProto) -> dict[str, TensorInfo]:
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    return {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
+    return dict.fromkeys(network_inputs(proto), _INPUT) | computed
 
 
 def open_session(proto: ModelProto, outputs: Sequence[str]) -> Any:
@@ -258,7 +254,8 @@ def _feeds(
     come; those left over are run in numbers that divide it, each repeated to fill it, so that their counts can be divided
     exactly.
     """
-    fixed = {item.shape[0] for item in inputs.values() if item.shape and isinstance(item.shape[0], int)}
+    infos = tuple(inputs.values())
+    fixed = {1} if alone(infos) else {item.shape[0] for item in infos if item.shape and isinstance(item.shape[0], int)}
     sizes = sorted(size for size in fixed if isinstance(size, int) and size > 0)
     if len(sizes) > 1:
         raise CalibrationError(f"the inputs have different fixed batch sizes {sizes}; one is needed")
@@ -268,7 +265,7 @@ def _feeds(
         while start < count:
             fresh = max(divisor for divisor in range(1, count - start + 1) if size % divisor == 0)
             some = {name: array[start : start + fresh] for name, array in batch.items()}
-            yield filled(some, size), fresh, size // fresh
+            yield laid_out(filled(some, size), infos), fresh, size // fresh
             start += fresh
 
 

@@ -22,9 +22,10 @@ from trtopt.core.documents import plain
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.repair import BIAS, Repair
-from trtopt.graph.proto import network_inputs, to_array
+from trtopt.graph.proto import to_array
 from trtopt.ort.sessions import open_session
 
 SAMPLES = 24  # in all
@@ -156,7 +157,7 @@ def find_repairs(
     output = max(before, key=lambda name: before[name])
     if max(after.values()) > WORSE * max(before.values()):
         found, scales, after = {}, {}, before
-    held_apart = sum(sample.real for sample in judge)
+    held_apart = sum(sample.of.real for sample in judge)
     tried = len(points.weights) - len(left)
     noise = NoiseByPlace(of_activations, of_weights)
     replaced = {name: float(amax[name]) for name in scales}
@@ -188,7 +189,7 @@ def noise_now(proto: ModelProto, points: Points, amax: Mapping[str, float], batc
 
 def _halves(ledger: NoiseLedger) -> tuple[list[Sample], list[Sample]]:
     """The samples to fit to and those that judge: the same ones in any order."""
-    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.feed))
+    samples = sorted(ledger.samples, key=lambda sample: checksum(sample.of.feed))
     return samples[::2], samples[1::2] or samples
 
 
@@ -197,8 +198,8 @@ def channels(proto: ModelProto, axes: Mapping[str, int], batches: Batches) -> di
     wanted = list(axes)
     session = open_session(proto, outputs=wanted, threads=1, memory_pattern=False, purpose=PURPOSE)
     largest: dict[str, NDArray[np.float32]] = {}
-    for feed, _ in single_runs(network_inputs(proto), batches):
-        for name, array in run_session(session, wanted, feed).items():
+    for run in single_runs(network_inputs(proto), batches):
+        for name, array in run_session(session, wanted, run.feed).items():
             seen = np.abs(np.moveaxis(array, axes[name], -1)).reshape(-1, array.shape[axes[name]]).max(0)
             largest[name] = np.maximum(largest[name], seen) if name in largest else seen
     return largest

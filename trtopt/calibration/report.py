@@ -111,6 +111,7 @@ def warnings(table: Table) -> tuple[str, ...]:
         )
     said.append(_monotonous(table, found))
     said.append((found.get("preprocessing") or {}).get("warning", ""))
+    said.append(found.get("mixing", ""))
     said.append(_moving(table, found))
     said.append(costly_entropy(table))
     return tuple(filter(None, said))

@@ -23,7 +23,7 @@ class CalibrateRequest:
     """The arguments of `trtopt.calibrate`, which describes them."""
 
     model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
     )
     output: str | os.PathLike[str] | None = option(
         None, help="The table to write (*.calib.json).", typed=Path, short="-o", needed=True
@@ -32,7 +32,7 @@ class CalibrateRequest:
     images: Any = shared.images()
     data: Any = shared.data()
     calib: str | os.PathLike[str] | Table | None = option(
-        None, help="Choose again from an earlier table; no data.", metavar="T.calib.json", typed=Path
+        None, help="Choose again from an earlier table; no data.", metavar="T.calib.json", typed=Path, takes=("Table",)
     )
     preprocess: Any = shared.preprocess()
     method: str = shared.method()

@@ -49,6 +49,8 @@ def unsupported(node: NodeProto, slot: int, weight: NDArray[np.float32]) -> str:
     """Why the weights of a node can't be rounded here; empty: they can."""
     if node.op_type == "Conv":
         return "it pads by auto_pad" if attribute(node, "auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b"") else ""
+    if node.op_type == "ConvTranspose":
+        return "it is a transposed convolution, whose weights keep the nearest codes"
     if node.op_type not in ("Gemm", "MatMul") or slot != 1 or weight.ndim != 2:
         return "only convolutions, and matrix products with a matrix on the right, are rounded"
     if attribute(node, "transA", 0) or attribute(node, "alpha", 1.0) != 1.0 or attribute(node, "beta", 1.0) != 1.0:

@@ -25,9 +25,10 @@ from trtopt.core.values import Override, Precision
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.half import widened
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.typed import overflowing, to_typed, typed_opset
-from trtopt.graph.proto import in_memory, network_inputs
+from trtopt.graph.proto import in_memory
 from trtopt.graph.segments import Segment
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import FP16_NORMAL, TensorRange, beyond_fp16, measure_ranges
@@ -131,10 +132,10 @@ def find_unsafe(
     inputs, judges, threads = network_inputs(proto), list[Mapping[str, Any]](), threads or cores()
 
     def feeds() -> Iterator[Mapping[str, Any]]:
-        for feed, real in single_runs(inputs, batches):
-            if len(judges) * real < JUDGES:
-                judges.append({name: array[:real] for name, array in feed.items()})
-            yield feed
+        for run in single_runs(inputs, batches):
+            if len(judges) * run.real < JUDGES:
+                judges.append(run.samples)
+            yield run.feed
 
     try:
         with reporter.phase("measuring ranges"):
@@ -239,7 +240,7 @@ class _Search:
         """The graph in blocks of consecutive nodes, with what each alone in the reduced type does to the outputs."""
         names = {name for node in self.proto.graph.node for name in node.output if name}
         parts = Parts(self.proto, names, self.threads)
-        parts.read([sample.feed for sample in self.parts.samples[:RANKING]])
+        parts.read([sample.of.samples for sample in self.parts.samples[:RANKING]])
         parts.left_out |= self.parts.left_out
         reduced, _ = self._typed(measured)
         labels = [segment.proto.graph.node[-1].name for segment in parts.segments]

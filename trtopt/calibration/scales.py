@@ -12,12 +12,13 @@ from trtopt.calibration.calibrator import calibrate, check_enough
 from trtopt.calibration.report import costly_entropy, fading
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache, read_cache
-from trtopt.core.errors import UsageError
+from trtopt.core.errors import UnsupportedRequest, UsageError
 from trtopt.core.options import named
 from trtopt.core.progress import Reporter
 from trtopt.core.values import BuildSpec, Precision
 from trtopt.data import Batches, open_data
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import alone
 from trtopt.graph.io import Model
 
 
@@ -120,6 +121,11 @@ class Scales:
         """The batches for TensorRT's own calibrator, where it is asked for."""
         if spec.calibrator != "native" or self.calib is not None:
             return None
+        if alone(model.inputs):
+            raise UnsupportedRequest(
+                "`calibrator='native'` puts samples together on the first axis of each input, where this model's aren't: leave "
+                "it out, so that trtopt calibrates"
+            )
         batches = open_data(
             model.inputs,
             images=self.images,

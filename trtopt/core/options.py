@@ -25,6 +25,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -46,6 +47,8 @@ class About:
         short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
+        takes: names of the types that the function takes besides a path (function: whatever can be called); others are
+            refused. None: they aren't, unless it is a path without a default, which takes nothing else.
     """
 
     help: str = ""
@@ -55,6 +58,7 @@ class About:
     short: str = ""
     needed: bool = False
     positional: bool = False
+    takes: tuple[str, ...] | None = None
 
 
 def about(**given: Any) -> dict[str, About]:
@@ -122,47 +126,39 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
     return made
 
 
-_PATH = "os.PathLike[str]"
-_LISTS = ("Sequence[str]", "Iterable[str]")
-
-
 def _fitting(request: R) -> R:
-    """The request, one text in place of a list of texts made a list of it.
+    """The request, one text or path in place of what may be repeated made a list of it.
 
     Raises:
         UsageError: something else stands where a path is needed.
     """
     changes = {}
-    for item in fields(request):  # type: ignore[arg-type]
-        value, kinds = getattr(request, item.name), [part.strip() for part in str(item.type).split("|")]
-        if isinstance(value, str):
-            if len(kinds) == 1 and kinds[0] in _LISTS:
-                changes[item.name] = (value,)
+    for name, (item, said) in options(request).items():  # type: ignore[arg-type]
+        value = getattr(request, name)
+        if isinstance(value, (str, os.PathLike)):
+            if item.default == ():
+                changes[name] = (value,)
             continue
-        # An option that may be left out may also take more than it is said to.
-        told = item.default is MISSING or len(kinds) > 3
-        if told and _PATH in kinds and not isinstance(value, os.PathLike):
-            _refuse_unless(kinds, item.name, value)
+        takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
+        if takes is not None and (value is not None or item.default is not None):
+            _refuse_unless(takes, name, value)
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 
-def _refuse_unless(kinds: list[str], name: str, value: Any) -> None:
-    """Raise UsageError where the value is none of the kinds; types behind names of more than one word aren't looked into."""
-    others = [kind.rpartition(".")[2] for kind in kinds if kind not in ("str", _PATH, "None")]
+def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
+    """Raise UsageError unless the value's type, or one that it inherits from, has one of these names."""
+    known, names = {kind.__name__ for kind in type(value).__mro__}, [kind.rpartition(".")[2] for kind in takes]
+    if not known.isdisjoint(names) or ("function" in takes and callable(value)):
+        return
+    held = getattr(value, "__dict__", {}).items()
+    inside = [key for key, item in held if type(item).__name__ in names or isinstance(item, os.PathLike)]
+    hint = f": its .{inside[0]} is one" if inside else ""
+    if "Module" in known:
+        hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
+    given = None if value is None else type(value).__name__
     from trtopt.core.errors import UsageError  # which speaks by this module
 
-    known = {kind.__name__ for kind in type(value).__mro__}
-    if (value is None and "None" in kinds) or not known.isdisjoint(others):
-        return
-    if (callable(value) and "Runner" in others) or any("[" in kind or kind == "Any" for kind in others):
-        return
-    needed = " or ".join(["a path", *(kind for kind in kinds if kind not in ("str", _PATH, "None", "Runner"))])
-    held = getattr(value, "__dict__", {}).items()
-    inside = [key for key, item in held if type(item).__name__ in others or isinstance(item, os.PathLike)]
-    hint = f": its .{inside[0]} is one" if inside else ""
-    if "Module" in known and "Module" not in others:
-        hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
-    raise UsageError(f"{named(name)} is {value if value is None else type(value).__name__}; {needed} is needed{hint}")
+    raise UsageError(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
 
 
 # In messages -------------------------------------------------------------------------------------------------------------

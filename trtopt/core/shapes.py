@@ -212,7 +212,7 @@ def suggested_shapes(
             key = _dimension(info, axis)
             if key not in ranges:
                 ranges[key] = guess = default_range(info, axis, alone)
-                unnamed = f"dimension {axis} of {info.name}" if axis else "batch"
+                unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
                 label = str(size) if str(size).isidentifier() else unnamed
                 guesses.append(f"{label} {','.join(map(str, guess))}")
             places.append(ranges[key])
@@ -234,7 +234,7 @@ def _dimension(info: TensorInfo, axis: int) -> tuple[str, int] | str:
 
 def default_range(info: TensorInfo, axis: int, alone: bool) -> tuple[int, int, int]:
     """A range for an open size: samples, an image's side, its channels, or the length of a sequence."""
-    if axis == 0:
+    if axis == info.batch_axis:
         return DEFAULT_BATCH if alone else (1, 1, 8)
     if len(info.shape) == 4:
         channels = 3 if info.shape[3] in (1, 3, 4) else 1

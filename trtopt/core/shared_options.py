@@ -8,7 +8,9 @@ from pathlib import Path
 from trtopt.core.options import option
 
 images = partial(option, None, help="Folder of real images.", metavar="DIR", typed=Path)
-data = partial(option, None, help="Arrays: one per input name, first axis = samples.", metavar="F.npz|DIR", typed=Path)
+data = partial(
+    option, None, help="Arrays as the model takes them: one per input name.", metavar="F.npz|DIR", typed=Path
+)
 preprocess = partial(
     option, None, help="imagenet, efficientnet-lite, yolo, or a file.", metavar="PRESET|FILE.toml", typed=str
 )

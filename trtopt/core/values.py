@@ -348,11 +348,16 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it."""
+    """A network input or output: shape with -1 (or the dimension's name) where dynamic, dtype as NumPy names it.
+
+    Attributes:
+        batch_axis: where samples lie; None: nowhere, the whole array is of one sample.
+    """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...] = field(default=())
+    batch_axis: int | None = 0
 
     @property
     def open_axes(self) -> tuple[int, ...]:

@@ -40,10 +40,11 @@ class Tensor:
     dtype: np.dtype[Any]
     shape: Shape
     on_host: bool = False
+    batch_axis: int | None = 0
 
     @property
     def info(self) -> TensorInfo:
-        return TensorInfo(self.name, self.dtype.name, self.shape)
+        return TensorInfo(self.name, self.dtype.name, self.shape, self.batch_axis)
 
     def nbytes(self, shape: Shape) -> int:
         return math.prod(shape) * self.dtype.itemsize

@@ -12,6 +12,7 @@ from trtopt.data.arrays import ArrayBatches, named_batches
 from trtopt.data.batches import Batches, Skipped
 from trtopt.data.images import ImageBatches
 from trtopt.data.preprocess import PAGE, PRESETS, Preprocess
+from trtopt.data.rebatch import alone
 
 __all__ = ["SAMPLES", "ArrayBatches", "Batches", "ImageBatches", "Preprocess", "Skipped", "named_batches", "open_data"]
 
@@ -35,9 +36,10 @@ def open_data(
     Args:
         inputs: the network's inputs.
         images: a folder (searched deep) or a list of image files, for a model with one image input.
-        data: .npz (one array per input name, first axis = samples), .npy, a folder of them, or in memory: an array or tensor,
-            arrays by input name, or an iterable of these, such as a DataLoader or a data set; of tuples the first ones are
-            the inputs, in order, and labels behind them aren't read.
+        data: .npz (one array per input name, as the model takes it: samples along its `batch_axis`, and where that is None one
+            sample, or samples along an axis before it), .npy, a folder of them, or in memory: an array or tensor, arrays by
+            input name, or an iterable of these, such as a DataLoader or a data set; of tuples the first ones are the inputs, in
+            order, and labels behind them aren't read.
         preprocess: preset, TOML file, mapping or `Preprocess`; needed with images.
         limit: use at most so many samples, chosen by content; of an iterator, which isn't read further, the first ones.
         batch: samples at a time.
@@ -65,6 +67,11 @@ def open_data(
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: arrays in `data=` are used as they are; drop one")
         return ArrayBatches(data, inputs, limit=limit, batch=batch, lazy=lazy, unpack=unpack)
+    if alone(inputs):
+        raise UsageError(
+            "`images=` fits a model whose inputs count samples on their first axis, as images are put together there: give "
+            f"`data='F.npz'` for {', '.join(f'{info.name} {info.dims}' for info in inputs)}"
+        )
     if len(inputs) != 1:
         names = ", ".join(info.name for info in inputs)
         raise UsageError(

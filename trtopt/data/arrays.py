@@ -24,7 +24,7 @@ from trtopt.data.batches import Skipped
 from trtopt.data.convert import check_kind, converted
 from trtopt.data.images import EXTENSIONS
 from trtopt.data.preprocess import Preprocess
-from trtopt.data.rebatch import rebatched, samples_in
+from trtopt.data.rebatch import moved, rebatched, samples_in
 
 _Part = tuple[str, Path | Mapping[str, Any]]  # name for messages; a file, or arrays (or their .npy files) by input
 _Taken = tuple[tuple[str, int, int], ...]  # digest, part and place of each sample
@@ -68,7 +68,7 @@ class ArrayBatches:
         self._named = [_short(where, source) for where, _ in self._parts]
         found = sum(samples_in(_matched(part, self._inputs, where)) for where, part in self._parts)
         if not found:
-            raise DataError("`data=` holds no samples (the first axis counts them)")
+            raise DataError(f"`data=` holds no samples ({where_counted(self._inputs)})")
         if found > _MOST:
             raise DataError(f"`data=` holds {found} samples; up to {_MOST} are read, and some hundred are enough")
         self.samples = found if limit is None else min(found, limit)
@@ -137,6 +137,19 @@ class ArrayBatches:
                     info.name: converted(arrays[info.name][pick], info.dtype, f"{where}: {info.name}")
                     for info in self._inputs
                 }
+
+
+def where_counted(inputs: Sequence[TensorInfo]) -> str:
+    """Where samples lie in the arrays of a model's inputs, in words."""
+    if all(info.batch_axis == 0 for info in inputs):
+        return "the first axis of an array counts samples"
+    if all(info.batch_axis is not None or not info.shape for info in inputs):
+        said = [f"axis {info.batch_axis or 0} of {info.name} {info.dims}" for info in inputs]
+        return f"samples are counted on {', '.join(said)}"
+    shapes = " and ".join(f"{info.name} {info.dims}" for info in inputs)
+    return (
+        f"an array of {shapes} is one sample as a whole: give several in files of a folder, or along an axis before it"
+    )
 
 
 def _short(where: str, source: Any) -> str:
@@ -246,8 +259,10 @@ def _named(item: Any, inputs: Sequence[TensorInfo], number: int) -> Mapping[str,
 
 
 def _batched(value: Any, inputs: Sequence[TensorInfo], name: str) -> Any:
-    rank = next((len(info.shape) for info in inputs if info.name == name), -1)
-    return value[None] if _is_array(value) and value.ndim == rank - 1 and value.ndim else value
+    for info in inputs:
+        if info.name == name and info.batch_axis is not None and _is_array(value) and value.ndim == len(info.shape) - 1:
+            return value[(slice(None),) * info.batch_axis + (None,)] if value.ndim else value
+    return value
 
 
 def _only(inputs: Sequence[TensorInfo], what: str) -> TensorInfo:
@@ -316,8 +331,8 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
         return ""
     return (
         f". Samples are counted on the first axis of every input, and the model's {odd.name} is {x(odd.shape)} beside "
-        f"{inputs[0].name} {x(inputs[0].shape)}: export it with the batch first in all (state.transpose(0, 1) in forward), or "
-        "build it in floating point, which needs no data"
+        f"{inputs[0].name} {x(inputs[0].shape)}: export it with that axis called batch in all, wherever it is "
+        f"(`inputs=['{odd.name}:2,batch,64']`), or build it in floating point, which needs no data"
     )
 
 
@@ -327,16 +342,21 @@ def _fitting(values: Any, info: TensorInfo, what: str) -> NDArray[Any] | StoredA
         array = array if isinstance(array, StoredArray) else np.asanyarray(array)
     except ValueError as error:  # nested lists of different lengths
         raise UsageError(f"{what} is no array ({error}); give samples of one size, or one mapping per size") from None
-    if not info.shape:
+    if not info.shape and info.batch_axis is not None:
         raise UsageError(
             f"the input {info.name} is a single number, with no axis to count samples: make it a constant of the model"
         )
     shapes = f"{what} has shape {x(array.shape)}, the model takes {x(info.shape)}"
-    if array.ndim != len(info.shape):
+    counted = (
+        info.batch_axis is None and array.ndim == len(info.shape) + 1
+    )  # samples, each an array as the model takes it
+    if array.ndim != len(info.shape) + counted:
         raise UsageError(shapes)
-    for axis, size in enumerate(info.shape[1:], start=1):  # the first axis counts samples
-        if isinstance(size, int) and size >= 0 and array.shape[axis] != size:
+    for axis, size in enumerate(info.shape, start=counted):
+        if axis != info.batch_axis and isinstance(size, int) and size >= 0 and array.shape[axis] != size:
             raise UsageError(f"{shapes}: dimension {axis} must be {size}")
+    if info.batch_axis != 0 and not counted:
+        array = moved(array.whole() if isinstance(array, StoredArray) else array, info.batch_axis)
     if 0 in array.shape[1:]:
         raise UsageError(f"{what} has shape {x(array.shape)}: there is no value in its samples")
     check_kind(array.dtype, info.dtype, what)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError, UsageError
 from trtopt.core.values import TensorInfo
-from trtopt.data.rebatch import Batch, chunks
+from trtopt.data.rebatch import Batch, alone, chunks, laid_out, samples_in
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -82,15 +83,39 @@ def _nameless(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
     return raw and given.itemsize == wanted.itemsize and wanted.isbuiltin != 1
 
 
-def single_runs(
-    inputs: Mapping[str, TensorInfo], batches: Iterable[Batch]
-) -> Iterator[tuple[dict[str, NDArray[Any]], int]]:
-    """Samples as a model takes them, one at a time: a run, and how many of its samples are real.
+@dataclass(frozen=True)
+class Run:
+    """Arrays as a model takes them.
+
+    Attributes:
+        samples: what is real of it, with the samples along the first axes.
+        size: samples that `feed` holds: more than those where a fixed batch is filled up.
+    """
+
+    feed: dict[str, NDArray[Any]]
+    samples: dict[str, NDArray[Any]]
+    size: int
+
+    @property
+    def real(self) -> int:
+        return samples_in(self.samples)
+
+    def cut(self, outputs: Batch) -> dict[str, NDArray[Any]]:
+        """What the model gives for `feed`, without the samples that a fixed batch was filled up with."""
+        real, size = self.real, self.size
+        filled = {name for name, array in outputs.items() if real < size and array.ndim and len(array) == size}
+        return {name: array[:real] if name in filled else array for name, array in outputs.items()}
+
+
+def single_runs(inputs: Mapping[str, TensorInfo], batches: Iterable[Batch]) -> Iterator[Run]:
+    """Samples as a model takes them, one at a time.
 
     Of a model whose inputs share a fixed batch, as many at a time as that holds, the last ones filled up.
     """
-    fixed = {info.shape[0] for info in inputs.values() if info.shape}
+    infos = tuple(inputs.values())
+    fixed = set() if alone(infos) else {info.shape[0] for info in infos if info.shape}
     size = next((item for item in fixed if isinstance(item, int) and item > 0), 1) if len(fixed) == 1 else 1
     for batch in batches:
-        arrays = {name: converted(batch[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
-        yield from chunks(arrays, size, size)
+        arrays = {info.name: converted(batch[info.name], info.dtype, f"the input {info.name!r}") for info in infos}
+        for chunk, real in chunks(arrays, size, size):
+            yield Run(laid_out(chunk, infos), {name: array[:real] for name, array in chunk.items()}, size)

@@ -1,6 +1,7 @@
 """Samples along the first axes of arrays, cut into batches and put together again: here and nowhere else.
 
-A batch maps input names to arrays whose first axes have the same length, one entry a sample.
+A batch maps input names to arrays whose first axes have the same length, one entry a sample. Models whose samples lie elsewhere
+(`TensorInfo.batch_axis`) get what `laid_out` makes of a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trtopt.core.errors import DataError
+from trtopt.core.values import TensorInfo
 
 Batch = Mapping[str, NDArray[Any]]
 
@@ -33,6 +35,37 @@ def samples_in(batch: Mapping[str, Any], where: str = "") -> int:
     if len({*counts.values()}) > 1:
         raise DataError(f"{where}the inputs have different numbers of samples: {counts}")
     return next(iter(counts.values()), 0)
+
+
+def alone(infos: Iterable[TensorInfo]) -> bool:
+    """Whether a model with these inputs is run on one sample at a time, as samples aren't on the first axis of each."""
+    return any(info.batch_axis != 0 for info in infos)
+
+
+def laid_out(batch: Batch, infos: Iterable[TensorInfo]) -> dict[str, NDArray[Any]]:
+    """A batch as a model takes it: with samples on other axes; of what is one sample as a whole, the first one."""
+    axes = {info.name: info.batch_axis for info in infos}
+    return {name: _laid_out(array, axes.get(name, 0)) for name, array in batch.items()}
+
+
+def samples_first(arrays: Mapping[str, Any], infos: Iterable[TensorInfo]) -> dict[str, Any]:
+    """The opposite of `laid_out`, of what a model takes or gives."""
+    axes = {info.name: info.batch_axis for info in infos}
+    return {name: moved(array, axes.get(name, 0)) for name, array in arrays.items()}
+
+
+def moved(array: Any, axis: int | None) -> Any:
+    """An array whose samples lie on `axis` with them on the first axis; None: it is one sample."""
+    return array if axis == 0 else array[None] if axis is None else np.moveaxis(array, axis, 0)
+
+
+def _laid_out(array: NDArray[Any], axis: int | None) -> NDArray[Any]:
+    if axis == 0:
+        return array
+    if axis is None:
+        sample: NDArray[Any] = np.asarray(array[0])
+        return sample
+    return np.ascontiguousarray(np.moveaxis(array, 0, axis))
 
 
 def joined(batches: Iterable[Batch]) -> dict[str, NDArray[Any]]:

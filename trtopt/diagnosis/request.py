@@ -76,7 +76,11 @@ class ReportRequest:
         metavar="F.json",
     )
     calib: str | os.PathLike[str] | Table | None = option(
-        None, help="The calibration table: histograms and thresholds.", metavar="T.calib.json", typed=Path
+        None,
+        help="The calibration table: histograms and thresholds.",
+        metavar="T.calib.json",
+        typed=Path,
+        takes=("Table",),
     )
     model: str | os.PathLike[str] | None = option(
         None,

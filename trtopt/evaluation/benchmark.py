@@ -28,7 +28,7 @@ from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
 from trtopt.data import open_data
-from trtopt.data.rebatch import filled, joined, samples_in
+from trtopt.data.rebatch import filled, joined, laid_out, samples_in
 from trtopt.engine.manifest import Manifest
 from trtopt.evaluation.baselines import BASELINES, Baseline, open_baselines
 from trtopt.evaluation.request import BenchRequest
@@ -200,9 +200,11 @@ def _tuned(session: Session) -> tuple[int, ...]:
     """The batch sizes that the profiles are tuned for."""
     if not session.inputs:
         return (1,)
-    first = session.inputs[0]
-    tuned = {profile[first.name].opt[0] for profile in session.profiles if profile[first.name].opt}
-    size = first.shape[0] if first.shape else 1
+    first, axis = next(((info, info.batch_axis) for info in session.inputs if info.shape), (session.inputs[0], None))
+    if axis is None:
+        return (1,)
+    tuned = {profile[first.name].opt[axis] for profile in session.profiles if profile[first.name].opt}
+    size = first.shape[axis]
     return tuple(sorted(tuned)) or (size if isinstance(size, int) and size > 0 else 1,)
 
 
@@ -222,6 +224,9 @@ class Sampled(Protocol):
 def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, NDArray[Any]]], str]:
     """Batch size → arrays, and where they came from."""
     sizes, images, preprocess = tuple(request.batch) or _tuned(session), request.images, request.preprocess
+    whole = next((info for info in session.inputs if info.shape and info.batch_axis is None), None)
+    if whole is not None and sizes != (1,):
+        raise UsageError(f"`batch={list(sizes)}`: input {whole.name!r} {whole.dims} has no batch; 1 is all it takes")
     if request.data is None and images is None:
         if preprocess is not None:
             raise UsageError("`preprocess=` is for `images=`: give both, or neither for synthetic inputs")
@@ -235,7 +240,7 @@ def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, 
     )
     samples = joined(batches)
     count = samples_in(samples)
-    cut = {size: filled(samples, size) for size in sizes}
+    cut = {size: laid_out(filled(samples, size), session.inputs) for size in sizes}
     again = f", repeated to fill batches of up to {max(sizes)}" if count < max(sizes) else ""
     return cut, f"{count} real samples from {request.data if images is None else images}{again}"
 
@@ -243,17 +248,25 @@ def inputs_for(session: Session, request: Sampled) -> tuple[dict[int, dict[str, 
 def _shaped(session: Session, size: int) -> list[TensorInfo]:
     """The inputs with every dimension known: `size` samples, the rest as the profile for that is tuned."""
     ranges = [[profile[info.name] for info in session.inputs] for profile in session.profiles]
-    fits = [all(not each.min or each.min[0] <= size <= each.max[0] for each in shapes) for shapes in ranges]
+    axes = [info.batch_axis for info in session.inputs]
+    fits = [
+        all(
+            axis is None or not each.min or each.min[axis] <= size <= each.max[axis] for axis, each in zip(axes, shapes)
+        )
+        for shapes in ranges
+    ]
     profile = session.profiles[fits.index(True) if any(fits) else 0] if fits else {}
     shaped = []
-    for info in session.inputs:
-        first = info.shape[0] if info.shape else size
+    for info, axis in zip(session.inputs, axes):
+        first = size if axis is None or not info.shape else info.shape[axis]
         if isinstance(first, int) and first > 0 and first != size:
             raise UsageError(
                 f"`batch=[{size}]`: input {info.name!r} has a fixed batch of {first}; build with `shapes=`"
             )
         shape: tuple[int | str, ...] = profile[info.name].opt if info.name in profile else info.shape
-        shaped.append(replace(info, shape=(size, *shape[1:]) if shape else shape))
+        if axis is not None and shape:
+            shape = (*shape[:axis], size, *shape[axis + 1 :])
+        shaped.append(replace(info, shape=shape))
     return shaped
 
 

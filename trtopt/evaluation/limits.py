@@ -34,8 +34,9 @@ class Limits:
     Attributes:
         min_agreement: for classes, tokens and masks: share of the samples, values or positions, and pixels that are the
             same; a mask's overlap must be `MIN_OVERLAP`, or this where it is less.
-        min_snr: dB, for every floating output that has signal (of boxes, for each channel); None: 20 for embeddings,
-            boxes and others, where embeddings also need a cosine of `MIN_COSINE`.
+        min_snr: dB, for every floating output, of boxes for each channel that has signal; of an output that is zero the
+            difference decides. None: 20 for embeddings, boxes and others, where the difference decides of all that are next
+            to zero, and embeddings also need a cosine of `MIN_COSINE`.
     """
 
     min_agreement: float = MIN_AGREEMENT
@@ -81,9 +82,12 @@ class Limits:
         least_snr = MIN_SNR if self.min_snr is None and not by_agreement else self.min_snr
         if least_snr is None or output["integers"]:
             return
-        if output["near_zero"] == output["rows"]:  # without signal there is nothing to be relative to
+        silent = output["near_zero"] == output["rows"]
+        if silent and (
+            self.min_snr is None or float(output["snr_db"]) == -math.inf
+        ):  # there is nothing to be relative to
             worst = float(output["max_abs"])
-            if worst >= NEAR_ZERO and not by_agreement:
+            if worst >= NEAR_ZERO:
                 yield f"the reference is next to zero, the difference up to {worst:.3g}"
             return
         channels = output["channels"]
@@ -91,7 +95,10 @@ class Limits:
         snr = float(output["snr_db"] if lowest is None else channels["snr_db"][lowest])
         if snr < least_snr:
             where = "" if lowest is None else f" in channel {lowest}"
-            yield f"{decibels(snr)}{where}, at least {least_snr:g} is asked for"
+            text = f"{decibels(snr)}{where}, at least {least_snr:g} is asked for"
+            yield (
+                text + "; the reference is next to zero: give samples where it isn't, or only `min_agreement=`" * silent
+            )
         nearest = output["cosine_min"]
         if nearest is not None and self.min_snr is None and float(nearest) < MIN_COSINE:
             yield f"cosine {cosine(nearest)} at the lowest, at least {MIN_COSINE:g} is asked for"

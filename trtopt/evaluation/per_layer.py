@@ -21,11 +21,12 @@ from onnx import ModelProto, TensorProto, helper
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import DataError, UsageError
-from trtopt.data.rebatch import chunks
+from trtopt.data.rebatch import alone, chunks, laid_out
 from trtopt.evaluation.outputs import decibels
 from trtopt.graph.half import has_half, widen
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.embed import embedded_in
-from trtopt.graph.proto import infer_shapes, tensor_info, whole_copy
+from trtopt.graph.proto import infer_shapes, whole_copy
 from trtopt.ort.sessions import as_taken, open_session
 
 SAMPLES = 8
@@ -204,13 +205,13 @@ def _opened(proto: ModelProto, names: Iterable[str]) -> Any:
 
 def _chunks(reference: ModelProto, batch: Arrays, size: int) -> Iterator[dict[str, Array]]:
     """The samples, so many at a time as the reference says, or `size`."""
-    infos = [tensor_info(item) for item in reference.graph.input if item.name in batch]
+    infos = [info for name, info in network_inputs(reference).items() if name in batch]
     fixed = (
         int(info.shape[0]) for info in infos if info.shape and isinstance(info.shape[0], int) and info.shape[0] > 0
     )
-    size = next(fixed, size)
+    size = 1 if alone(infos) else next(fixed, size)
     for chunk, _ in chunks({info.name: batch[info.name] for info in infos}, size, size):
-        yield chunk
+        yield laid_out(chunk, infos)
 
 
 def _kinds(proto: ModelProto) -> dict[str, int]:

@@ -24,10 +24,17 @@ class VerifyRequest:
     """The arguments of `trtopt.verify`, which describes them."""
 
     reference: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path)
+        metadata=about(
+            help="Usually the FP32 model.", metavar="REFERENCE.onnx", typed=Path, takes=("ModelProto", "function")
+        )
     )
     candidate: str | os.PathLike[str] | ModelProto | Runner = field(
-        metadata=about(help="What build --save-onnx wrote, or an engine.", metavar="CANDIDATE", typed=Path)
+        metadata=about(
+            help="What build --save-onnx wrote, or an engine.",
+            metavar="CANDIDATE",
+            typed=Path,
+            takes=("ModelProto", "function"),
+        )
     )
     batches: Iterable[Arrays] | None = None
     labels: Sequence[int] | None = None

@@ -26,7 +26,7 @@ from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo
 from trtopt.cuda.device import probe
 from trtopt.data import named_batches, open_data
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import alone, chunks, joined, laid_out, samples_first
 from trtopt.engine.manifest import kept_graph, load_manifest
 from trtopt.evaluation.limits import Limits
 from trtopt.evaluation.outputs import OutputAgreement, OutputSums, sentence, spread
@@ -140,10 +140,11 @@ def verify(request: VerifyRequest) -> Agreement:
         candidate: usually its Q/DQ, FP16 or BF16 model, run on the CPU, node by node without graph optimizations; or an
             engine, which runs on this machine's GPU, and without one its graph that `build --save-onnx` kept (`ran` says
             which); or a function from inputs to outputs, such as `Session.run`.
-        batches: input name → array, the first axis counting samples; each batch is run once through both. Of a model also
-            what `data` of `calibrate` may be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with
-            its preprocessing embedded gets the pixels that they were made of. Where they have `names`
-            (`trtopt.data.Batches`), the worst samples are named by these.
+        batches: input name → array as the model takes it; each batch is run once through both, and where samples aren't on
+            first axes, each sample. `trtopt.data.Batches` have samples first. Of a model also what `data` of `calibrate` may
+            be: a path, an array, a DataLoader. Inputs are the reference's; a candidate with its preprocessing embedded gets
+            the pixels that they were made of. Where they have `names` (`trtopt.data.Batches`), the worst samples are named
+            by these.
         images, data, preprocess, limit, batch: in place of batches, where the reference is a model: as for `calibrate`.
         labels: the true class of each sample, in order.
         threads: ONNX Runtime's threads within an operator; None: one per core.
@@ -174,14 +175,17 @@ def verify(request: VerifyRequest) -> Agreement:
             why = "to compare tensors" if on_gpu else f"here, where it can't run ({probe().reason})"
             raise _refused(engine, reference, engine, why)
     check_reference(reference, request.candidate)
+    inputs: Sequence[TensorInfo] = ()
+    outputs: Sequence[TensorInfo] = ()
     old: Any = reference
     if callable(reference):
         kinds = parse(request.output_kind)
     else:
         model = load_model(reference, lazy=True)
-        kinds = resolve(model.proto, model.outputs, request.output_kind)
-        old = OnnxRunner(reference, optimize=True, threads=request.threads, gpu=True)
-        request = replace(request, batches=_batches(request, model.inputs))
+        inputs, outputs = model.inputs, model.outputs
+        kinds = resolve(model.proto, outputs, request.output_kind)
+        old = by_samples(OnnxRunner(reference, optimize=True, threads=request.threads, gpu=True), inputs, outputs)
+        request = replace(request, batches=_batches(request, inputs))
     if request.batches is None:
         raise UsageError("what `images=` and `data=` are for isn't known of a function: give batches")
     if request.per_layer and (callable(reference) or callable(graph)):
@@ -195,8 +199,11 @@ def verify(request: VerifyRequest) -> Agreement:
             new, ran = session_runner(session), f"{engine} on {probe().devices[0]}"
             if request.per_layer:
                 ran += f"; its tensors: another build of {graph}, with these as outputs"
-        elif not callable(graph):
-            new = _without_embedding(OnnxRunner(graph, optimize=False, threads=request.threads), graph)
+        elif callable(graph):
+            new = by_samples(graph, inputs, outputs)
+        else:
+            run = OnnxRunner(graph, optimize=False, threads=request.threads)
+            new = by_samples(_without_embedding(run, graph), inputs, outputs)
             if engine is not None:
                 ran = f"{graph}, the graph that {engine} was built from, in ONNX Runtime: {probe().reason}"
         found = verify_all(old, {"candidate": new}, batches, request.labels, kinds=kinds)["candidate"]
@@ -240,12 +247,25 @@ def _batches(request: VerifyRequest, inputs: Sequence[TensorInfo]) -> Any:
         return open_data(inputs, **how)
     if isinstance(given, (str, os.PathLike, Mapping)) or hasattr(given, "__array__"):
         return open_data(inputs, data=given)
-    return given if hasattr(given, "names") else named_batches(given, inputs)
+    if hasattr(given, "names"):
+        return given
+    return (samples_first(batch, inputs) if alone(inputs) else batch for batch in named_batches(given, inputs))
 
 
 def session_runner(session: Session) -> Runner:
-    """The engine, of the model's own inputs."""
-    return lambda batch: session.run_batches(session.taken(batch))
+    """The engine, of the model's own inputs, with samples first in all."""
+
+    def run(batch: Arrays) -> Arrays:
+        return session.run_batches(session.taken(batch))
+
+    return by_samples(run, session.inputs, session.outputs) if alone(session.inputs) else run
+
+
+def by_samples(run: Runner, inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo]) -> Runner:
+    """`run`, which has these inputs and outputs, with samples along all first axes: one at a time where they lie elsewhere."""
+    if not alone(inputs):
+        return run
+    return lambda batch: joined(samples_first(run(laid_out(sample, inputs)), outputs) for sample, _ in chunks(batch, 1))
 
 
 def _without_embedding(runner: Runner, graph: Any) -> Runner:

@@ -42,6 +42,7 @@ from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import ExportRequest
+from trtopt.frontend.rewrites import without_loops
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
@@ -71,7 +72,7 @@ _TORCH = {
 SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
 
-InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo]
+InputSpec = Mapping[str, TensorInfo | Sequence[int | str]] | Sequence[TensorInfo | str]
 Sample = str | os.PathLike[str] | Mapping[str, NDArray[Any]] | NDArray[Any]
 
 
@@ -135,8 +136,8 @@ def export(request: ExportRequest) -> ExportResult:
         factory_arg: keyword arguments of the factory (of torchvision's, too); before a recipe's own options.
         inputs: input name → shape (or TensorInfo); names of forward's arguments, in any order, or new names for all of them,
             in forward's order; optional arguments may be left out. A name in place of a size makes that dimension dynamic,
-            equal names are equal sizes: {"input": ("batch", 3, "H", "W")}. Default: the recipe's, or batch×3×H×W float32 for
-            torchvision with the size its own preprocessing gives.
+            equal names are equal sizes: {"input": ("batch", 3, "H", "W")}; as the command takes it, ["ids:batch,16:int64"].
+            Default: the recipe's, or batch×3×H×W float32 for torchvision with the size its own preprocessing gives.
         dynamic: input name → {axis: dimension name}, on top of `inputs`.
         input_names, output_names: names in the ONNX file, in the order of forward's arguments and results. Default of the
             outputs': the keys or fields of what forward returns, else "output", or "output_0", "output_1", ….
@@ -283,7 +284,7 @@ def _inputs(
             for name, shape in inputs.items()
         ]
     else:
-        infos = list(inputs or source.inputs)
+        infos = [parse_input(item) if isinstance(item, str) else item for item in inputs or source.inputs]
     if not infos:
         typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
         raise UsageError(
@@ -528,7 +529,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, quiet(), torch.no_grad():
+        with rewriting, quiet(), torch.no_grad(), without_loops(torch):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),

@@ -25,7 +25,7 @@ class InitRequest:
     """The arguments of `trtopt.init`, which describes them."""
 
     source: str | os.PathLike[str] = field(
-        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str)
+        metadata=about(help="An ONNX file, FILE.py:CLASS, module:factory or torchvision:NAME.", typed=str, takes=())
     )
     output: str | os.PathLike[str] | None = option(
         None,
@@ -58,6 +58,7 @@ class ExportRequest:
         metadata=about(
             help="torchvision:NAME, FILE.py:CLASS or module:factory (in this folder or installed), or a recipe.",
             typed=str,
+            takes=("torch.nn.Module",),
         )
     )
     output: str | os.PathLike[str] = field(metadata=about(help="The ONNX file to write.", typed=Path, short="-o"))

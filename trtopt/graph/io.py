@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto
 from trtopt.core.errors import InvalidModel, UsageError
 from trtopt.core.files import existing_file, writing, writing_together
 from trtopt.core.values import TensorInfo
+from trtopt.graph.inputs import network_inputs, network_outputs
 from trtopt.graph.lazy_weights import make_lazy, parse_light, read_in, set_external
 from trtopt.graph.proto import (
     LARGE,
@@ -22,11 +23,9 @@ from trtopt.graph.proto import (
     fingerprint,
     in_memory,
     model_size,
-    network_inputs,
     opset_version,
     skeleton,
     tensor_chunks,
-    tensor_info,
     tensor_size,
 )
 from trtopt.graph.validity import check_text, check_versions, validate
@@ -104,12 +103,12 @@ def load_model(source: str | os.PathLike[str] | ModelProto, *, lazy: bool = Fals
     }:
         proto.ir_version = 4  # the first in which weights needn't be inputs; tools that took them out left the number
     inferred = validate(proto, what)
-    types = {value.name: value for value in inferred.graph.output}
+    types, inputs = {value.name: value for value in inferred.graph.output}, network_inputs(proto)
     return Model(
         proto,
         path,
-        tuple(network_inputs(proto).values()),
-        tuple(tensor_info(types.get(value.name, value)) for value in proto.graph.output),
+        tuple(inputs.values()),
+        network_outputs((types.get(value.name, value) for value in proto.graph.output), inputs),
         opset_version(proto),
     )
 

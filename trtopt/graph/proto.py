@@ -219,12 +219,6 @@ def dtype_name(data_type: int) -> str:
         return "undefined"
 
 
-def network_inputs(proto: ModelProto) -> dict[str, TensorInfo]:
-    """By name, without those that are weights."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    return {value.name: tensor_info(value) for value in proto.graph.input if value.name not in weights}
-
-
 def tensor_info(value: ValueInfoProto) -> TensorInfo:
     """Name, dtype and shape of a network input or output; dtype "sequence", "optional"… where it isn't a tensor."""
     kind = value.type.WhichOneof("value")

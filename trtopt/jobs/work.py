@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trtopt.calibration.calibrator import check_enough, data_notes, half_ranges
 from trtopt.calibration.expected import examine
+from trtopt.calibration.mixing import mixing
 from trtopt.calibration.observe import combined, observe
 from trtopt.calibration.prepared import Prepared, prepare
 from trtopt.calibration.quality import PROBES, Sample, Survey
@@ -27,7 +28,7 @@ from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.values import Override, TensorInfo
 from trtopt.core.version import __version__
 from trtopt.data import ArrayBatches, ImageBatches, open_data
-from trtopt.data.rebatch import joined
+from trtopt.data.rebatch import alone, joined
 from trtopt.graph.io import load_model, save_model
 from trtopt.jobs.gpus import torch_engine
 from trtopt.jobs.joblist import DataSet
@@ -57,6 +58,8 @@ class OpenModel(Prepared):
     @property
     def fixed_batch(self) -> int:
         """Samples that the model takes at once; 1 where it takes any number."""
+        if alone(self.inputs):
+            return 1
         return max((info.shape[0] for info in self.inputs if info.shape and isinstance(info.shape[0], int)), default=1)
 
 
@@ -225,6 +228,7 @@ def make_tables(
     whole = combined(prepared.proto, observations)
     probes = _probes(model, data, survey.samples)
     examined = examine(load_model(wanted[0][0], lazy=True).proto, probes.images)
+    quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
     ranges = half_ranges(prepared.proto, probes.feeds)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:

@@ -27,6 +27,7 @@ from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.origin import Origins
 from trtopt.graph.passes.expand import written_out
@@ -34,7 +35,7 @@ from trtopt.graph.passes.fold import FoldReport, fold
 from trtopt.graph.passes.listing import ListedNode, listed
 from trtopt.graph.passes.old_parser import readable_model
 from trtopt.graph.passes.typed import overflowing
-from trtopt.graph.proto import Links, network_inputs, whole_copy
+from trtopt.graph.proto import Links, whole_copy
 from trtopt.graph.view import to_ir
 from trtopt.linting.request import CheckRequest
 from trtopt.linting.rules import INT32_MAX, LEVELS, Finding, find, opset_findings, such
@@ -275,7 +276,7 @@ def _ranges(request: CheckRequest, model: Model, folded: ModelProto, profiles: S
         limit=SAMPLES if request.limit is None else request.limit,
     )
     try:
-        ranges = measure_ranges(folded, (feed for feed, _ in single_runs(network_inputs(folded), samples)))
+        ranges = measure_ranges(folded, (run.feed for run in single_runs(network_inputs(folded), samples)))
     except ModelError as error:
         yield Finding("warning", "not-run", "", "", f"the model can't be run on the samples: {error}")
         return

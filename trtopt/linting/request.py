@@ -23,7 +23,7 @@ class CheckRequest:
     """The arguments of `trtopt.check`, which describes them."""
 
     model: str | os.PathLike[str] | ModelProto = field(
-        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path)
+        metadata=about(help="An ONNX model.", metavar="MODEL.onnx", typed=Path, takes=("ModelProto",))
     )
     _: KW_ONLY
     fix: str | os.PathLike[str] | None = option(

@@ -19,8 +19,9 @@ from onnx import ModelProto, TensorProto
 from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
 from trtopt.graph.half import EXACT, widened
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.passes.typed import FP16_MAX, MASK, SENTINEL, near_fp16_end
-from trtopt.graph.proto import infer_shapes, network_inputs, to_array
+from trtopt.graph.proto import infer_shapes, to_array
 from trtopt.ort.sessions import as_taken, open_session
 
 PURPOSE = "measuring ranges"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from onnx import ModelProto
 from trtopt.core.errors import DataError, ModelError
 from trtopt.core.files import existing_file
 from trtopt.data.convert import converted
-from trtopt.data.rebatch import chunks, joined
+from trtopt.data.rebatch import alone, chunks, joined
 from trtopt.graph.half import has_half, widened
+from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
 
@@ -56,7 +56,13 @@ class OnnxRunner:
         gpu: bool = False,
     ) -> None:
         self._what = _name(model)
-        self._session = OnnxSession(_widened(model), threads=threads, optimize=optimize, gpu=gpu)
+        # load_model says what is wrong with a file by name, which ONNX Runtime often doesn't.
+        proto = model if isinstance(model, ModelProto) else load_model(model).proto
+        ready = (
+            widened(proto) if isinstance(model, ModelProto) or has_half(proto) else existing_file(model, "the model")
+        )
+        self._session = OnnxSession(ready, threads=threads, optimize=optimize, gpu=gpu)
+        self._batch = None if alone(network_inputs(proto).values()) else self._session.batch
         self.on_gpu = self._session.on_gpu
         self._types = {name: _DTYPES.get(kind) for name, kind in self._session.inputs.items()}
         self.inputs, self.outputs = tuple(self._types), self._session.outputs
@@ -74,10 +80,8 @@ class OnnxRunner:
         for name, dtype in self._types.items():
             array = np.asarray(inputs[name])
             feed[name] = converted(array, dtype, f"the input {name!r}", self._what) if dtype else array
-        size = self._session.batch
-        fits = all(
-            feed[name].shape[:1] == (size,) for name in self._session.fixed
-        )  # others may begin with another axis
+        size = self._batch
+        fits = all(feed[name].shape[:1] == (size,) for name in self._session.fixed)  # others may begin otherwise
         try:
             return self._session(feed) if size is None or fits else self._in_chunks(feed, size)
         except ModelError as error:
@@ -97,13 +101,3 @@ class OnnxRunner:
 
 def _name(model: str | os.PathLike[str] | ModelProto) -> str:
     return f"the model {model.graph.name!r}" if isinstance(model, ModelProto) else str(model)
-
-
-def _widened(model: str | os.PathLike[str] | ModelProto) -> Path | ModelProto:
-    """`model` without FP16 and BF16; its path where it has none."""
-    if not isinstance(model, ModelProto):
-        loaded = load_model(model)  # says what is wrong with a file by name, which ONNX Runtime often doesn't
-        if not has_half(loaded.proto):
-            return existing_file(model, "the model")
-        model = loaded.proto
-    return widened(model)

@@ -16,7 +16,9 @@ from trtopt.core.progress import SILENT, Reporter
 class PipelineRequest:
     """The arguments of `trtopt.pipeline`, which describes them."""
 
-    recipe: str | os.PathLike[str] = field(metadata=about(help="A model recipe: its name, or a file.", typed=str))
+    recipe: str | os.PathLike[str] = field(
+        metadata=about(help="A model recipe: its name, or a file.", typed=str, takes=())
+    )
     output: str | os.PathLike[str] = field(
         metadata=about(help="Folder for everything it makes.", typed=Path, short="-o")
     )
@@ -26,7 +28,7 @@ class PipelineRequest:
     )
     images: str | os.PathLike[str] | None = shared.images(help="Folder of real images, instead of the recipe's.")
     data: str | os.PathLike[str] | None = shared.data(
-        help="Arrays instead of the recipe's: one per input name, first axis = samples."
+        help="Arrays instead of the recipe's, as the model takes them: one per input name."
     )
     method: str = shared.method()
     target: Sequence[str] | str = shared.target()

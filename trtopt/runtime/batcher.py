@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
@@ -83,7 +83,8 @@ class Batcher:
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs
         self._names = tuple(tensor.name for tensor in self._inputs)
-        _check_axes(self._inputs, session._signature.outputs)
+        elsewhere = {info.name for info in (*session.inputs, *session.outputs) if info.batch_axis != 0}
+        _check_axes(self._inputs, session._signature.outputs, elsewhere)
         self.max_delay = delay
         self.max_batch = self._largest(max_batch)
         self._groups: dict[Shapes, Group] = {}
@@ -259,14 +260,14 @@ class Batcher:
         return group
 
 
-def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-    """Raise UsageError unless the first axis of every tensor can be the batch."""
+def _check_axes(inputs: Sequence[Tensor], outputs: Sequence[Tensor], elsewhere: Collection[str]) -> None:
+    """Raise UsageError unless the first axis of every tensor can be the batch; `elsewhere` are those that have it elsewhere."""
     if not inputs:
         raise UsageError("the engine has no inputs: there is nothing to put together; call Session.run")
     batch = inputs[0].shape[0] if inputs[0].shape else -1
     for role, tensors in (("input", inputs), ("output", outputs)):
         for tensor in tensors:
-            if tensor.on_host or tensor.shape[:1] != (batch,):
+            if tensor.on_host or tensor.name in elsewhere or tensor.shape[:1] != (batch,):
                 raise UsageError(
                     f"{role} {tensor.name!r} has shape {x(tensor.shape)}, and its first axis isn't a batch of "
                     f"{'any size' if batch == -1 else batch}: requests can't be put together; call Session.run"

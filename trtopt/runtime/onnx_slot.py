@@ -92,7 +92,7 @@ class OnnxSlot:
 
 def _tensor(info: TensorInfo) -> Tensor:
     shape = tuple(size if isinstance(size, int) else -1 for size in info.shape)
-    return Tensor(info.name, numpy_dtype(info.dtype), shape)
+    return Tensor(info.name, numpy_dtype(info.dtype), shape, batch_axis=info.batch_axis)
 
 
 def _profile(texts: Mapping[str, str], inputs: Sequence[Tensor]) -> Profile:

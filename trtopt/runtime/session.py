@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,10 +29,11 @@ from trtopt.core.files import existing_file
 from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
-from trtopt.cuda.tensors import Shape, check_array, check_mapping
+from trtopt.cuda.tensors import Shape, Tensor, check_array, check_mapping
 from trtopt.data.decoding import pixels
 from trtopt.data.embedded import Embedded
 from trtopt.data.preprocess import Preprocess
+from trtopt.data.rebatch import alone
 from trtopt.engine.manifest import WITHOUT_GRAPH, Manifest, embedded_by, load_manifest
 from trtopt.engine.signing import check_signed
 from trtopt.engine.store import Entry
@@ -184,8 +185,7 @@ class Session:
         # Collected without `close`, perhaps while this thread captures a CUDA graph: contexts and engines, which free GPU
         # memory themselves, must not go there.
         weakref.finalize(self, after_capture, [self._slots, self._gpus].clear)
-        self.inputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.inputs)
-        self.outputs: tuple[TensorInfo, ...] = tuple(item.info for item in self._signature.outputs)
+        self.inputs, self.outputs = self._infos(self._signature.inputs), self._infos(self._signature.outputs)
         self.profiles: tuple[Profile, ...] = self._signature.profiles
         stored = self.manifest.preprocess if self.manifest else None
         self.preprocess: Preprocess | None = Preprocess.load(stored) if stored else None
@@ -565,10 +565,13 @@ class Session:
         return [self.best(row, top) for row in scores]
 
     def run_batches(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """`run` on any number of samples (first axes), in batches as large as the engine takes.
+        """`run` on any number of samples (first axes), in batches as large as the engine takes; `run` alone where an input has
+        samples elsewhere (`batch_axis` in `inputs`).
 
         Raises: as `run`; UsageError also where the samples can't be divided into batches that the engine takes.
         """
+        if alone(self.inputs):
+            return self.run(inputs)
         parts = [
             {
                 name: result if size == len(next(iter(batch.values()))) else result[:size]
@@ -584,8 +587,14 @@ class Session:
         The last ones may be too few for the engine: then the last sample is repeated, whose further results mean nothing.
 
         Raises:
-            UsageError: the inputs don't have one and the same number of samples.
+            UsageError: the inputs don't have one and the same number of samples, or the samples of one lie on another axis.
         """
+        odd = next((info for info in self.inputs if info.batch_axis != 0), None)
+        if odd is not None:
+            raise UsageError(
+                f"the first axis of input {odd.name!r} {odd.dims} doesn't count samples, so that they can't be cut into "
+                "batches there: call run"
+            )
         return self._signature.batches(inputs)
 
     def scores_classes(self, name: str, output: NDArray[Any]) -> bool:
@@ -601,6 +610,12 @@ class Session:
             EngineError: a score is NaN or plus infinity, so that none is the best.
         """
         return best(scores, top, self.classes, self.engine.name)
+
+    def _infos(self, tensors: Sequence[Tensor]) -> tuple[TensorInfo, ...]:
+        """As the engine has them; where samples lie the manifest knows."""
+        known = () if self.manifest is None else (*self.manifest.inputs, *self.manifest.outputs)
+        axes = {item["name"]: item.get("batch_axis", 0) for item in known}
+        return tuple(replace(item.info, batch_axis=axes.get(item.name, item.batch_axis)) for item in tensors)
 
     # What it holds -------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ _KEY = "trtopt-control"  # a header
 _STUB = "triton_python_backend_stub"
 _EACH = 0.5  # seconds between looks at the models' processes
 _LOADING = 600.0  # seconds
+_FIRST, _LONGEST = 1.0, 60.0  # seconds before a model is loaded that ended soon after it was; then it doubles
 
 
 def opener() -> urllib.request.OpenerDirector:
@@ -85,12 +86,17 @@ class Watch:
     """Loads a model again whose process died, until `end` or `unload`.
 
     Triton (release 24.10) doesn't: it says that the model is ready, and answers each request with 500. A process dies of what a
-    runtime or a driver does, for want of memory, and of a shape whose number of bytes overflows 64 bits.
+    runtime or a driver does, for want of memory, and of a shape whose number of bytes overflows 64 bits. Where it dies soon
+    after it was loaded, or can't be loaded, the next try waits twice as long as the last one, up to a minute: loading takes
+    what the other models need.
     """
 
     def __init__(self, server: subprocess.Popen[bytes], control: Control) -> None:
         self._server, self._control, self._ended = server, control, threading.Event()
         self._known = _processes(server.pid)
+        self._due: dict[str, float] = {}  # model → when it is to be loaded
+        self._last: dict[str, tuple[float, float]] = {}  # model → when it was loaded, and the wait before that
+        self._told: dict[str, str] = {}
         threading.Thread(target=self._look, name="trtopt-models", daemon=True).start()
 
     def end(self) -> None:
@@ -103,17 +109,45 @@ class Watch:
 
     def _look(self) -> None:
         while not self._ended.wait(_EACH):
-            lost = {name for process, name in self._known.items() if not _words(process)}
-            for name in sorted(lost):
+            dead = {process: name for process, name in self._known.items() if not _words(process)}
+            for process, name in dead.items():
+                del self._known[process]
+                if name not in self._due:
+                    self._plan(name, f"a process of model {name!r} ended")
+            for name in sorted(name for name, when in self._due.items() if when <= time.monotonic()):
                 if self._ended.is_set() or self._server.poll() is not None:
                     return
-                _say(f"a process of model {name!r} ended; loading it again")
-                try:
-                    self._control.reload(name)
-                except (OSError, ValueError) as error:
-                    _say(f"model {name!r} can't be loaded again, and isn't served any more: {error}")
-            if lost:
-                self._known = _processes(self._server.pid)
+                self._load(name)
+
+    def _plan(self, name: str, what: str) -> None:
+        """Decide when to load a model, and say it, unless that was the last that was said of it."""
+        now = time.monotonic()
+        loaded, waited = self._last.get(name, (-_LONGEST, 0.0))
+        wait = min(max(2 * waited, _FIRST), _LONGEST) if now - loaded < _LONGEST else 0.0
+        self._due[name], self._last[name] = now + wait, (loaded, wait)
+        after = f"; from now on it is loaded after growing waits, of up to {_LONGEST:g} s each"
+        text = what + (after if wait else "; loading it again")
+        if not wait or text != self._told.get(name):
+            _say(text)
+        self._told[name] = text
+
+    def _load(self, name: str) -> None:
+        del self._due[name]
+        # Processes of other models stay, dead ones, too, of which nothing was said yet; this one's others end now.
+        before, self._known = self._known, {process: model for process, model in self._known.items() if model != name}
+        problem = ""
+        try:
+            self._control.reload(name)
+        except (OSError, ValueError) as error:
+            problem = str(error)
+        self._last[name] = time.monotonic(), self._last[name][1]
+        if problem:
+            self._plan(name, f"model {name!r} can't be loaded again: {problem}")
+            return
+        found = _processes(self._server.pid).items()
+        self._known |= {process: model for process, model in found if process not in before}
+        if name not in self._known.values():  # it lived too shortly to be seen
+            self._plan(name, f"a process of model {name!r} ended")
 
 
 def _say(text: str) -> None:

@@ -82,7 +82,7 @@ def _as_built(info: TensorInfo, manifest: Manifest) -> TensorInfo:
         asked = Precision(spec["precision"])
         base = Precision(spec.get("remainder", "fp16")) if asked.quantized else asked
         dtype = _NUMPY.get(base, dtype)
-    return TensorInfo(info.name, dtype, tuple(info.shape))
+    return TensorInfo(info.name, dtype, tuple(info.shape), info.batch_axis)
 
 
 def _ranged(inputs: Sequence[TensorInfo], outputs: Sequence[TensorInfo], manifest: Manifest | None) -> Interface:
@@ -135,6 +135,8 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
         for info in infos:
             if not info.shape:
                 return Batching(0, f"{what} {info.name!r} is a scalar")
+            if info.batch_axis != 0:
+                return Batching(0, f"the first dimension of {what} {info.name!r} doesn't count samples")
             if 0 not in info.open_axes:
                 return Batching(0, f"the first dimension of {what} {info.name!r} is always {info.shape[0]}")
     if interface.values:

@@ -37,6 +37,7 @@ from trtopt.core.progress import SILENT, Phase, Reporter
 from trtopt.graph.budget import NOT_FOLDED, PARTS, TOTAL, Budget, joins_much
 from trtopt.graph.carried import carries_little
 from trtopt.graph.guard import fault
+from trtopt.graph.inputs import record_batch_axes
 from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.proto import (
@@ -116,7 +117,8 @@ class FoldReport:
 def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto, FoldReport]:
     """Fold constants, BatchNormalization and Pad into Conv, and drop what does nothing.
 
-    Input and output names, their dimension names, and the model's own metadata stay. Nodes keep their names where they
+    Input and output names, their dimension names, and the model's own metadata stay; where samples aren't on the inputs' first
+    axes, that is added to it. Nodes keep their names where they
     live on (a fused Conv keeps the Conv's), and every node ends up with a unique one. The result is deterministic, the
     same in every process, and folding it again gives the same bytes. Where a library fails on the model, or changes it,
     less is folded, down to nothing, and the report says why.
@@ -143,6 +145,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
             problem = problem or found
     if result is None:
         raise ModelError(f"the model can't be read as a graph: {problem}")
+    record_batch_axes(result, proto)
     return result, FoldReport(_count(proto), _count(result), fingerprint(result), problem if len(steps) < 2 else "")
 
 

@@ -1,0 +1,128 @@
+"""On which axes a model's samples lie, by what its graph says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto, numpy_helper
+
+from trtopt.graph.inputs import network_inputs
+from trtopt.graph.io import load_model
+from trtopt.graph.passes.fold import fold
+
+N, H = 8, 16
+
+
+def recurrent(
+    op: str = "LSTM", x: Any = ("T", "N", N), *, before: Any = (), state: Any = None, read: str = "x", **attributes: Any
+) -> ModelProto:
+    """x → recurrent layer → y, h; with a state where its shape is given."""
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op]
+    inputs = {"x": list(x)} | ({} if state is None else {"h0": list(state)})
+    layer = node(op, f"{read} w r", "y h", hidden_size=H, **attributes)
+    if state is not None:
+        layer.input.extend(["", "", "h0"])
+    weights = {"w": values(1, gates * H, N), "r": values(1, gates * H, H, seed=1)}
+    return model([*before, layer], inputs=inputs, outputs={"y": None, "h": None}, weights=weights)
+
+
+def axes(proto: ModelProto) -> dict[str, int | None]:
+    return {name: info.batch_axis for name, info in network_inputs(proto).items()}
+
+
+@pytest.mark.parametrize("op", ["LSTM", "GRU", "RNN"])
+def test_a_recurrent_layer_keeps_samples_on_its_second_axis(op: str) -> None:
+    assert axes(recurrent(op)) == {"x": 1}
+
+
+def test_samples_first_stay_first_where_the_graph_transposes_them() -> None:
+    before = [node("Transpose", "x", "t", perm=[1, 0, 2])]
+    assert axes(recurrent(x=("N", "T", N), before=before, read="t")) == {"x": 0}
+    assert axes(recurrent(x=(4, 7, N), before=before, read="t")) == {"x": 0}
+
+
+def test_a_state_has_them_behind_its_layers() -> None:
+    assert axes(recurrent(x=("T", "N", N), state=(1, "N", H))) == {"x": 1, "h0": 1}
+    before = [node("Transpose", "x", "t", perm=[1, 0, 2])]
+    assert axes(recurrent(x=("N", "T", N), state=(1, "N", H), before=before, read="t")) == {"x": 0, "h0": 1}
+
+
+def test_the_layer_is_reached_through_other_layers() -> None:
+    before = [node("MatMul", "x m", "a"), node("Relu", "a", "b")]
+    proto = recurrent(before=before, read="b")
+    proto.graph.initializer.extend(model([], weights={"m": values(N, N)}).graph.initializer)
+    assert axes(proto) == {"x": 1}
+
+
+@pytest.mark.parametrize("x", [(7, 4, N), ("T", 1, N), ("T", 4, N)])
+def test_a_batch_that_is_fixed_behind_the_first_axis_makes_an_array_one_sample(x: Any) -> None:
+    assert axes(recurrent(x=x)) == {"x": None}
+    assert axes(recurrent(x=x, state=(1, x[1], H))) == {"x": None, "h0": None}
+
+
+def test_steps_of_one_sample_alone_are_one_sample() -> None:
+    before = [node("Unsqueeze", "x one", "u")]
+    proto = recurrent(x=("T", N), before=before, read="u")
+    proto.graph.initializer.append(numpy_helper.from_array(np.array([1], np.int64), "one"))
+    assert axes(proto) == {"x": None}
+
+
+def test_layers_that_go_along_both_axes_say_nothing() -> None:
+    layers = [
+        node("LSTM", "x w r", "y h", hidden_size=H),
+        node("Transpose", "x", "t", perm=[1, 0, 2]),
+        node("LSTM", "t w r", "z g", hidden_size=H),
+    ]
+    weights = {"w": values(1, 4 * H, N), "r": values(1, 4 * H, H, seed=1)}
+    proto = model(layers, inputs={"x": ["A", "B", N]}, outputs={"h": None, "g": None}, weights=weights)
+    assert axes(proto) == {"x": 0}
+
+
+def two(x: Any, y: Any, *, z: Any = None) -> ModelProto:
+    inputs = {"x": list(x), "y": list(y)} | ({} if z is None else {"z": list(z)})
+    nodes = [node("Identity", name, f"{name}_out") for name in inputs]
+    return model(nodes, inputs=inputs, outputs={f"{name}_out": None for name in inputs})
+
+
+def test_a_dimension_called_batch_says_it() -> None:
+    assert axes(two(("T", "batch", N), ("T", "batch"))) == {"x": 1, "y": 1}
+    assert axes(two(("batch_size", 3), (2, "batch_size", H))) == {"x": 0, "y": 1}
+    assert axes(two(("batch", 3), (5, H))) == {"x": 0, "y": 0}
+    assert axes(two(("T", "batch"), (5, H))) == {"x": None, "y": None}
+
+
+def test_a_size_that_all_inputs_share_says_it_where_one_begins_with_it() -> None:
+    assert axes(two(("n", "t"), (2, "n", H))) == {"x": 0, "y": 1}
+    assert axes(two((1, "t"), (1, "t", H))) == {"x": 0, "y": 0}
+    assert axes(two(("n", "t"), ("n", "t"))) == {"x": 0, "y": 0}
+    assert axes(two(("n", "t"), (2, "m", H))) == {"x": 0, "y": 0}
+
+
+def test_a_single_number_is_one_for_each_sample() -> None:
+    assert axes(two(("batch", "t"), (2, "batch", H), z=())) == {"x": 0, "y": 1, "z": None}
+
+
+def test_outputs_have_them_where_the_name_of_the_size_is() -> None:
+    outputs = load_model(recurrent(x=("T", "batch", N))).outputs
+    assert [(info.name, info.batch_axis) for info in outputs] == [("y", 2), ("h", 1)]
+    assert [info.batch_axis for info in load_model(recurrent(x=(7, 4, N))).outputs] == [None, None]
+
+
+def test_folding_keeps_what_the_graph_said() -> None:
+    proto = recurrent(x=(7, 4, N))
+    folded, _ = fold(proto)
+    again, _ = fold(folded)
+    assert again.SerializeToString(deterministic=True) == folded.SerializeToString(deterministic=True)
+    del folded.graph.node[:], folded.graph.output[:]
+    assert axes(folded) == {"x": None}
+    assert not fold(two(("batch", 3), (5, H)))[0].metadata_props
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"x": 7}', '{"x": "1"}', '{"z": 1}', "{"])
+def test_a_record_that_cannot_be_right_is_not_believed(text: str) -> None:
+    proto = recurrent()
+    proto.metadata_props.add(key="trtopt.batch_axes", value=text)
+    assert axes(proto) == {"x": 1}
