@@ -452,6 +452,8 @@ def test_code_that_a_plan_carries_runs_only_by_request(
         classes=None,
         check_plan=lambda *_: None,
         built_for=(),
+        inputs=(),
+        outputs=(),
     )
     monkeypatch.setattr("trtopt.runtime.gpu_engine.plan_loader", lambda *_: FakeLoader(load, "8.6.1"))
     monkeypatch.setattr("trtopt.runtime.session.load_manifest", lambda path: manifest)
