@@ -326,6 +326,8 @@ class FakeEngine:
     values.
     """
 
+    device_memory_size = 4096
+
     def __init__(
         self,
         cuda: FakeCuda,
@@ -344,7 +346,7 @@ class FakeEngine:
         self.names = list(tensors)
         self.num_io_tensors, self.num_optimization_profiles = len(tensors), len(profiles)
         self.contexts: list[FakeContext] = []
-        self.shares, self.device_memory_size, self.layout = shares, 4096, "LINEAR"
+        self.shares, self.layout = shares, "LINEAR"
         self.lean = False  # whether its bindings lack the types of layouts and places
 
     def get_tensor_name(self, index: int) -> str:

@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,12 @@ def test_a_plan_of_86_gets_its_scratch_memory_on_lean_10(stand_in: Install, lean
     plan = plan_of("8.6.0", stand_in, tmp_path, version_compatible=True)
     _, found = lean("lean-10.16.1")
     loaded = found.load(plan, "m.engine", host_code=True)
-    assert loaded.scratch_bytes == SCRATCH
-    context = loaded.context(0x7F00_0000, SCRATCH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the older calls are deprecated
+        before = list(warnings.filters)
+        assert loaded.scratch_bytes == SCRATCH
+        context = loaded.context(0x7F00_0000, SCRATCH)
+        assert warnings.filters == before
     assert context.device_memory == 0x7F00_0000
     assert not loaded.aliases("x", "y")
 
