@@ -15,6 +15,7 @@ import enum
 import json
 import re
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ VERSIONS = ("8.6.0", "10.16.1", "11.4.0")
 LEAN_VERSIONS = tuple(f"lean-{version}" for version in VERSIONS)
 SCRATCH = 4096  # bytes a context needs; one more by the v2 name, to tell them apart
 UNSUPPORTED = {"Det", "Frobnicate"}  # operators that the simulated parsers refuse
+# Deprecated in 10 (python/src/infer/pyCore.cpp in NVIDIA/TensorRT), with what the bindings say is to be used.
+_DEPRECATED = {
+    "device_memory_size": "Deprecated in TensorRT 10.1. Superseded by get_device_memory_size_v2",
+    "create_execution_context_without_device_memory": "create_execution_context",
+}
 # What Python may override though the class doesn't list it (its C++ trampoline looks it up), and trtopt's own additions.
 _OVERRIDES = {"IOutputAllocator": {"reallocate_output", "reallocate_output_async", "notify_shape", "check"}}
 _HEAVY = {
@@ -374,6 +380,14 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         self._logger = logger
         self._set["engine_host_code_allowed"] = False
 
+    def deprecated(name: str) -> None:
+        """As 10's bindings warn: they make the call even where the warning is an error, which then is left set."""
+        if sim.major == 10:
+            try:
+                warnings.warn(f"Use {_DEPRECATED[name]} instead.", DeprecationWarning, stacklevel=3)
+            except DeprecationWarning as error:
+                raise SystemError(f"{name} returned a result with an exception set") from error
+
     def deserialize(self: Any, plan: Any) -> Any:
         text, elf, _ = bytes(plan).partition(b"\x7fELF")
         if elf and not self.engine_host_code_allowed:
@@ -385,15 +399,27 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
             return None
         engine = sim.module.ICudaEngine()
         engine._report, engine._logger = text[64:].decode(), self._logger
-        sizes = ("device_memory_size", "device_memory_size_v2")
-        engine._set.update({name: SCRATCH + number for number, name in enumerate(sizes)})
+        # A runtime before 10.1, to which calls are handed on.
         engine._early = carried and not text.startswith(_header(sim.version))
-        if engine._early:
-            engine._set["device_memory_size_v2"] = 0  # "only supported from TensorRT 10.1 onwards", it logs
         return engine
+
+    def scratch(self: Any) -> int:
+        deprecated("device_memory_size")
+        return SCRATCH
+
+    def aliased(self: Any, name: str) -> None:
+        assert not self._early, "it isn't handed on to a runtime before 10.15: the process ends"
+
+    def without_memory(self: Any) -> Any:
+        deprecated("create_execution_context_without_device_memory")
+        return new_context(self, "without")
 
     def context(self: Any, how: Any = None) -> Any:
         """One with its own memory, or as `how` says: a strategy, or an IRuntimeConfig."""
+        assert how is None or not self._early, "it isn't handed on to a runtime before 10.0"
+        return new_context(self, how)
+
+    def new_context(self: Any, how: Any) -> Any:
         if sim.no_context is not None:
             log(self._logger, "ERROR", sim.no_context)
             return None
@@ -500,7 +526,11 @@ def _simulated(sim: Simulation) -> dict[str, dict[str, Any]]:
         "ICudaEngine": {
             "create_engine_inspector": inspector,
             "create_execution_context": context,
-            "create_execution_context_without_device_memory": lambda self: context(self, "without"),
+            "create_execution_context_without_device_memory": without_memory,
+            "device_memory_size": property(scratch),
+            # 0: "only supported from TensorRT 10.1 onwards", it logs
+            "device_memory_size_v2": property(lambda self: 0 if self._early else SCRATCH + 1),
+            "get_aliased_input_tensor": aliased,
             "create_runtime_config": lambda self: sim.module.IRuntimeConfig(),
             "num_io_tensors": property(lambda self: 1),
             "get_tensor_name": lambda self, index: "x",

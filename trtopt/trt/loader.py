@@ -95,8 +95,8 @@ class Loader:
                 runtime.engine_host_code_allowed = True
             engine = plans.deserialize(runtime, plan, self, name, messages)
             settings = self._runtime_settings(engine, runtime, runtime_cache, capture)
-        early = header is not None and header.product == "TensorRT" and numbers(header.version) < (10, 1)
-        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, early)
+        made = numbers(header.version) if header is not None and header.product == "TensorRT" else ()
+        return LoadedEngine(self.module, engine, runtime, messages, settings, self._collector.collecting, made)
 
     def _runtime_settings(
         self, engine: Any, runtime: Any, cached: bytes | None, capture: bool

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +25,7 @@ _HOST_CODE = re.compile(rb"\x7fELF.{14}[\x3e\xb7]\0", re.DOTALL)
 _SIZE_AT = 16  # TensorRT-RTX: the plan's length, eight bytes; not known to hold for TensorRT
 _TARGETS_AT = 32  # TensorRT-RTX: a bit for each compute capability, eight bytes; as seen in plans of 1.7
 _TARGETS = (75, 80, 86, 89, 120, 121)
+_FILTERS = threading.Lock()  # Python's filters of warnings are the whole process's
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,9 @@ class LoadedEngine:
         messages: TensorRT's messages while loading.
         settings: TensorRT-RTX's runtime configuration and cache; None elsewhere.
         collecting: gathers TensorRT's messages while it is entered.
-        early: a plan of TensorRT before 10.1. A later runtime hands calls on to the runtime that such a plan carries; what that
-            doesn't know gives 0 (the size of scratch memory) or ends the process (lean 10.16 with plans of 8.6, on an H200).
+        made: the version of TensorRT that made the plan; empty: not known, or TensorRT-RTX, which runs its very own only.
+            A later runtime hands calls on to the runtime that the plan carries; what that doesn't know gives 0 (the size of
+            scratch memory) or ends the process (lean 10.16 with plans of 8.6, on an H200).
 
     Contexts must be let go before this.
     """
@@ -104,15 +109,20 @@ class LoadedEngine:
     collecting: Callable[[], AbstractContextManager[Messages]] = field(
         default=lambda: nullcontext(Messages()), repr=False, compare=False
     )
-    early: bool = False
+    made: tuple[int, ...] = ()
 
-    @property
+    @functools.cached_property
     def scratch_bytes(self) -> int:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
         engine = self.engine
-        if (self.early and _has(engine, "device_memory_size")) or not _has(engine, "device_memory_size_v2"):
+        if (self._answers((10, 1)) and _has(engine, "device_memory_size_v2")) or not _has(engine, "device_memory_size"):
+            return int(engine.device_memory_size_v2)
+        with _deprecated():
             return int(engine.device_memory_size)
-        return int(engine.device_memory_size_v2)
+
+    def _answers(self, since: tuple[int, ...]) -> bool:
+        """Whether a call that came with that version of TensorRT may be made of this plan."""
+        return not self.made or self.made >= since
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -139,18 +149,19 @@ class LoadedEngine:
         with self.collecting() as messages:
             if self.settings is not None:
                 context = self.engine.create_execution_context(self.settings.config)
-            elif _has(self.engine, "create_execution_context_without_device_memory"):
-                context = self.engine.create_execution_context_without_device_memory()
-            else:
+            elif self._answers((10, 0)) and hasattr(self.module, "ExecutionContextAllocationStrategy"):
                 context = self.engine.create_execution_context(
                     self.module.ExecutionContextAllocationStrategy.USER_MANAGED
                 )
+            else:
+                with _deprecated():
+                    context = self.engine.create_execution_context_without_device_memory()
             if context is None:
                 said = "; ".join(" ".join(text.split()) for text in messages.errors[:6])
                 raise EngineError(
                     f"TensorRT gives no execution context for this engine: {said or 'it gave no message'}"
                 )
-            if _has(context, "set_device_memory") and not self.early:
+            if self._answers((10, 1)) and _has(context, "set_device_memory"):
                 context.set_device_memory(scratch, nbytes)
             else:
                 context.device_memory = scratch
@@ -158,7 +169,7 @@ class LoadedEngine:
 
     def aliases(self, source: str, result: str) -> bool:
         """Whether that output is that input, written in place (caches of keys and values; TensorRT 10.15 and later)."""
-        known = _has(self.engine, "get_aliased_input_tensor") and not self.early
+        known = self._answers((10, 15)) and _has(self.engine, "get_aliased_input_tensor")
         return known and bool(self.engine.get_aliased_input_tensor(result) == source)
 
     @staticmethod
@@ -260,6 +271,15 @@ class LoadedEngine:
 def _has(thing: Any, name: str) -> bool:
     """Whether TensorRT's class of `thing` has the name; asked of the class, where properties aren't read."""
     return hasattr(type(thing), name)
+
+
+@contextmanager
+def _deprecated() -> Iterator[None]:
+    """For calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), TensorRT's bindings make
+    the call, give its result and leave the error set, which Python takes for a fault of its own (SystemError)."""
+    with _FILTERS, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def check_maker(plan: bytes | memoryview, product: str, version: str, name: str) -> PlanHeader | None:
