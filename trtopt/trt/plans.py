@@ -115,7 +115,8 @@ class LoadedEngine:
     def scratch_bytes(self) -> int:
         """Device memory that one context needs for activations, in bytes, whatever its profile and shapes."""
         engine = self.engine
-        if (self._answers((10, 1)) and _has(engine, "device_memory_size_v2")) or not _has(engine, "device_memory_size"):
+        newer = self._answers((10, 1)) or not _has(engine, "device_memory_size")
+        if newer and _has(engine, "device_memory_size_v2"):
             return int(engine.device_memory_size_v2)
         with _deprecated():
             return int(engine.device_memory_size)
