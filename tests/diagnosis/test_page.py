@@ -23,6 +23,8 @@ from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table, TableEntry
 from trtopt.core.errors import EngineError, MissingDependency, OutputError, UsageError
 from trtopt.core.values import Precision
+from trtopt.data.embedded import Embedded
+from trtopt.data.preprocess import Preprocess
 from trtopt.diagnosis import charts, page
 from trtopt.diagnosis.contents import rounding
 from trtopt.diagnosis.profiling import EngineProfile
@@ -267,6 +269,17 @@ def test_all_that_is_known_is_said(engine: Path) -> None:
     assert said["fusion"]["nodes"]["q"] == [4] and said["fusion"]["products_without_layer"] is None
     assert said["memory"]["session"]["slots"] == 2 and said["memory"]["workspace_limit"] == 1 << 30
     assert said["provenance"]["model"] == "net.onnx"
+
+
+def test_what_an_engine_does_of_the_preprocessing_is_said(tmp_path: Path) -> None:
+    pixels = Preprocess.load({"size": [4, 4], "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]})
+    embedded = Embedded("image", pixels)
+    tensor = {"name": "image", "dtype": "uint8", "shape": ["n", 4, 4, 3]}
+    rows = [{"image": "1x4x4x3,8x4x4x3,32x4x4x3"}]
+    path = made(tmp_path / "m.engine", inputs=[tensor], profiles=rows, embedded=embedded.describe())
+    told = everything(path)["provenance"]
+    assert told["inputs"] == {"image": "uint8 nx4x4x3"}
+    assert told["preprocessing embedded"] == f"image takes pixels (0 to 255), of which the engine makes {embedded}"
 
 
 def test_damage_is_the_noise_of_the_layer_that_does_a_nodes_arithmetic(engine: Path) -> None:

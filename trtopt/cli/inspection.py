@@ -94,7 +94,7 @@ def engine_lines(report: Any) -> Iterator[str]:
                 holds = (manifest.output_kinds or {}).get(tensor["name"]) if kind == "output" else None
                 yield f"  {kind} {tensor['name']}: {tensor['dtype']} {shape}{f', {holds}' if holds else ''}"
         if (embedded := embedded_by(manifest)) is not None:
-            yield f"  preprocessing embedded: {embedded.input} takes pixels (0 to 255), of which the engine makes {embedded}"
+            yield f"  preprocessing embedded: {embedded.sentence}"
         for number, profile in enumerate(manifest.profiles):
             yield f"  profile {number}: {'; '.join(f'{name}:{shape}' for name, shape in profile.items())}"
         if manifest.calibration:

@@ -174,6 +174,11 @@ class Embedded:
         what = f"(pixel - {numbers(0.0 - self.offset)}) x {numbers(self.factor)}"
         return f"{what}, {self.preprocess.channels.upper()}, {self.preprocess.layout.upper()}"
 
+    @property
+    def sentence(self) -> str:
+        """What it does, for people."""
+        return f"{self.input} takes pixels (0 to 255), of which the engine makes {self}"
+
 
 def _typed(preprocess: Preprocess, info: TensorInfo) -> Preprocess | str:
     """The preprocessing of this input, or why it isn't."""

@@ -19,10 +19,11 @@ import numpy as np
 from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.table import Table
 from trtopt.core.documents import Damaged, converted, plain
+from trtopt.core.values import x
 from trtopt.diagnosis import roofline
 from trtopt.diagnosis.measured import Compared, Compares, Measured, NoiseMade, Spread, TimedLayer
 from trtopt.engine.difference import CONVERTING, built_for, differing, facts, precisions
-from trtopt.engine.manifest import HEAVY, Manifest
+from trtopt.engine.manifest import HEAVY, Manifest, embedded_by
 
 FORMAT = "trtopt.report/1"
 LEVELS = 127  # of INT8, on either side of 0
@@ -585,6 +586,7 @@ def _provenance(subject: Subject) -> dict[str, Any]:
     facts: dict[str, Any] = {"plan": subject.engine.name, "bytes": subject.nbytes, "made by": subject.maker}
     if manifest is None:
         return facts | {"notes": list(subject.notes)}
+    embedded = embedded_by(manifest)
     return facts | {
         "plan sha256": manifest.plan["sha256"],
         "model": Path(manifest.source["path"]).name if manifest.source["path"] else None,
@@ -595,6 +597,8 @@ def _provenance(subject: Subject) -> dict[str, Any]:
         "GPU of the build": manifest.generation["gpu"],
         "seconds to build": manifest.seconds,
         "calibration": plain(manifest.calibration),
+        "inputs": {item["name"]: f"{item['dtype']} {x(item['shape'])}" for item in manifest.inputs},
+        "preprocessing embedded": None if embedded is None else embedded.sentence,
         "profiles": [dict(profile) for profile in manifest.profiles],
         "asked": plain(dict(manifest.spec)),
     }
