@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from world import World, net
 
 from trtopt import cli
+from trtopt.cli.tables import print_table
 from trtopt.core.errors import TrtoptError, UnsupportedOperator
 from trtopt.core.progress import PlainReporter, Reporter, RichReporter, reporter
 from trtopt.core.terminal import Escaped, escaped, visible
@@ -99,7 +100,7 @@ def test_a_failures_lines_are_its_own(world: World, monkeypatch: pytest.MonkeyPa
 
 def test_tables_show_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     with escaped():
-        cli._table("a\x1b[2J", ("name",), [(":smile: [b]x[/b]",), ("one\ntwo",)])
+        print_table("a\x1b[2J", ("name",), [(":smile: [b]x[/b]",), ("one\ntwo",)])
     out = capsys.readouterr().out
     assert ":smile: [b]x[/b]" in out
     assert "one\\ntwo" in out

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,7 +55,8 @@ class Server(Control):
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write(f"{script} {seconds}\n".encode())
         self.process.stdin.flush()
-        assert self.process.stdout.readline() == b"started\n"
+        if self.process.stdout.readline() != b"started\n":
+            raise OSError("the server is gone")
 
     def waits(self, name: str) -> list[float]:
         times = [when for model, when in self.loads if model == name]
@@ -67,7 +70,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(control, "_LONGEST", 0.4)
     played = Server(tmp_path)
     yield played
-    played.process.kill()
+    os.killpg(played.process.pid, signal.SIGKILL)  # what it started, too
     played.process.wait()
 
 
