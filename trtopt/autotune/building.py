@@ -146,6 +146,11 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
         page.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = work(replace(request, reporter=reporter))
+        if request.save_calib is not None and result.tuning is None:  # a search has kept its own
+            if result.table is None:
+                reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
+            else:
+                result.table.save(request.save_calib)
     result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
