@@ -16,6 +16,7 @@ from graphs import conv_relu, typed
 from onnx import TensorProto, helper, numpy_helper
 from world import Heard, unnumbered
 
+import trtopt
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
@@ -293,6 +294,21 @@ def test_a_table_gives_the_same_engine_as_its_data(files: Path, tmp_path: Path) 
     assert not again.cached
     assert again.table is not None
     assert {entry.method for entry in again.table.tensors.values()} == {"minmax"}
+
+
+def test_the_scales_are_kept_on_request_without_a_limit_too(files: Path, tmp_path: Path) -> None:
+    kept, heard = tmp_path / "kept.calib.json", Heard()
+    given: dict[str, Any] = {"target": TARGET, "save_calib": kept, "reporter": heard}
+    made = trtopt.build(files / "net.onnx", tmp_path / "a.engine", int8=True, data=files / "data.npz", **given)
+    again = _build(files, tmp_path / "b.engine", int8=True, calib=kept, data=None)
+    assert unnumbered(made.engine.read_bytes()) == unnumbered(again.engine.read_bytes())
+    kept.unlink()
+    trtopt.build(files / "net.onnx", tmp_path / "a.engine", int8=True, data=files / "data.npz", **given)  # up to date
+    assert kept.exists()
+    kept.unlink()
+    trtopt.build(files / "net.onnx", tmp_path / "half.engine", fp16=True, **given)
+    assert [text for text in heard.warnings if text.startswith("`save_calib=` kept nothing")]
+    assert not kept.exists()
 
 
 def test_entropy_from_a_table_is_told_where_it_costs(files: Path, tmp_path: Path) -> None:

@@ -99,3 +99,8 @@ def test_a_reader_that_has_seen_enough_is_no_error() -> None:
     done = _command("| head -n 1", "version")
     assert done.stdout.startswith("trtopt ")
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["-v", "version", "--json"]])
+def test_a_reader_that_is_gone_before_the_end_is_no_error(arguments: list[str]) -> None:
+    assert _command("| true", *arguments).stderr == ""

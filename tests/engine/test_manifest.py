@@ -38,6 +38,7 @@ def test_mixed_kinds_and_many_reasons_stay_one_line() -> None:
         "1 of 2 convolutions INT8, 1 of 2 FP16; 1 of 1 deconvolutions FP16; 1 node kept in higher precision (n0): reason 0"
     )
     assert summary.endswith("2 more reasons in the manifest")
+    assert precision_summary(layers, kept[:4])[1].endswith("; 1 more reason in the manifest")
 
 
 def test_layers_that_can_not_be_read_are_said_to_be_unknown() -> None:

@@ -146,6 +146,11 @@ def _reported(request: BuildRequest, work: Callable[[BuildRequest], BuildResult]
         page.ready()
     with recorded(request.reporter, request.log) as reporter:
         result = work(replace(request, reporter=reporter))
+        if request.save_calib is not None and result.tuning is None:  # a search has kept its own
+            if result.table is None:
+                reporter.warn("`save_calib=` kept nothing: no scales of trtopt's own calibration are in this engine")
+            else:
+                result.table.save(request.save_calib)
     result = replace(result, durations=tuple(reporter.durations))
     if request.report is None:
         return result
@@ -186,10 +191,8 @@ def goal_asked(request: BuildRequest) -> Goal | None:
 def tune(request: TuneRequest) -> BuildResult:
     """Build the fastest INT8 engine that stays within an accuracy limit: `build(int8=True)` with that limit.
 
-    Args: as of `build`; at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay out of INT8
-        are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89).
-
-    Raises: as `build`.
+    It takes what `build` takes, and at least one of min_snr, min_agreement, max_drop and metric. With fp8, layers that stay
+    out of INT8 are tried in FP8 before FP16 (TensorRT 10, 11 and RTX, all GPUs from sm89). It raises what `build` raises.
     """
     goal = goal_of(request)
     if goal is None:

@@ -26,6 +26,8 @@ def main() -> NoReturn:
         try:
             status = app(prog_name="trtopt", standalone_mode=False)
             sys.stdout.flush()
+        except BrokenPipeError:  # its reader has seen enough, as click takes it within a command
+            status = 1
         except Exception as error:
             status = _failure(error)
         except KeyboardInterrupt:

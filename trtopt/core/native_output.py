@@ -8,12 +8,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
-import functools
 import io
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import IO, Any
 
 from trtopt.core.errors import OutputError
@@ -22,18 +22,10 @@ from trtopt.core.terminal import visible
 _kept: IO[bytes] | None = None
 
 
-@contextlib.contextmanager
-def _as_ours() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:  # its reader has seen enough
-        raise
-    except OSError as error:
-        raise OutputError(f"can't write to standard output: {error.strerror or error}") from error
-
-
 class _Guarded(io.TextIOWrapper):
-    guard: Callable[[], Any]  # a context manager around each call
+    def guard(self) -> AbstractContextManager[None]:
+        """Around each call."""
+        raise NotImplementedError
 
     def write(self, text: str) -> int:
         with self.guard():
@@ -48,13 +40,24 @@ class _Guarded(io.TextIOWrapper):
 class _Output(_Guarded):
     """Standard output whose failures are errors like others: a disk that is full."""
 
-    guard = staticmethod(_as_ours)
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # its reader has seen enough, and what is still in the buffers is for nobody
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            raise
+        except OSError as error:
+            raise OutputError(f"can't write to standard output: {error.strerror or error}") from error
 
 
 class _Messages(_Guarded):
     """Standard error; what can't be written there is lost, and the work goes on."""
 
-    guard = functools.partial(contextlib.suppress, OSError)
+    def guard(self) -> AbstractContextManager[None]:
+        return contextlib.suppress(OSError)
 
 
 def open_closed() -> None:

@@ -190,13 +190,14 @@ def _shell_commands(text: str) -> Iterator[tuple[list[str], int]]:
 
 
 def _python(tree: ast.Module) -> list[Replacement]:
-    imported = _imports(tree)
+    imported, aliases = _imports(tree), _aliases(tree)
     nodes = list(ast.walk(tree))
     used = [item for item in nodes if isinstance(item, (ast.Attribute, ast.Name))]
     calls = {id(item.func): {word.arg for word in item.keywords} for item in nodes if isinstance(item, ast.Call)}
     found = []
     for item in sorted(used, key=lambda item: (item.lineno, item.end_col_offset or 0)):
-        chain, stored = _chain(item), isinstance(item.ctx, ast.Store)
+        first, *members = _chain(item)
+        chain, stored = [aliases.get(first, first), *members], isinstance(item.ctx, ast.Store)
         rows = [
             (name, row)
             for row in removed()
@@ -218,7 +219,7 @@ def _is_of(name: str, chain: list[str]) -> bool:
 
 
 def _imports(tree: ast.Module) -> dict[str, set[str]]:
-    """Library → names by which the script knows it or what it took from it."""
+    """Library → names by which the script knows it, or that it took from it."""
     found: dict[str, set[str]] = {}
     for item in ast.walk(tree):
         if isinstance(item, ast.Import):
@@ -228,8 +229,19 @@ def _imports(tree: ast.Module) -> dict[str, set[str]]:
         elif isinstance(item, ast.ImportFrom) and not item.level:
             top = (item.module or "").partition(".")[0]
             if top in _LIBRARIES:
-                found.setdefault(top, set()).update(alias.asname or alias.name for alias in item.names)
+                found.setdefault(top, set()).update(alias.name for alias in item.names)
     return found
+
+
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """What the script calls a name that it took from a library otherwise → that name."""
+    return {
+        alias.asname: alias.name
+        for item in ast.walk(tree)
+        if isinstance(item, ast.ImportFrom) and not item.level and (item.module or "").partition(".")[0] in _LIBRARIES
+        for alias in item.names
+        if alias.asname
+    }
 
 
 def _chain(item: ast.AST) -> list[str]:

@@ -79,6 +79,7 @@ def _ignored(draft: Draft, what: str, value: str) -> None:
 
 
 _TOLERANCES = "trtopt verify --min-snr DB or --min-agreement SHARE: each output by its kind, not by tolerances"
+_FED = ("--input-shapes", "--inputs")
 _SHAPES = {"--trt-min-shapes": "min", "--trt-opt-shapes": "opt", "--trt-max-shapes": "max"}
 _OPTIONS: dict[str, Handler] = {
     **{f"--{name}": precision(name) for name in ("fp16", "bf16", "int8", "fp8")},
@@ -90,7 +91,10 @@ _OPTIONS: dict[str, Handler] = {
     "--calibration-cache": calibration_cache,
     **dict.fromkeys(("--data-loader-script", "--load-inputs", "--load-input-data"), _data),
     "--layer-precisions": layer_precisions,
-    "--precision-constraints": nothing("nothing: overrides are always kept, or the build fails", 11),
+    **dict.fromkeys(
+        ("--precision-constraints", "--obey-precision-constraints", "--strict-types"),
+        nothing("nothing: overrides are always kept, or the build fails", 11),
+    ),
     "--strongly-typed": nothing("nothing: from TensorRT 10 on trtopt always builds so", 11),
     "--hardware-compatibility-level": _hardware,
     "--sparse-weights": switch("--sparsity"),
@@ -150,6 +154,9 @@ def translated(arguments: Sequence[str]) -> tuple[list[str], list[Option]]:
             _OPTIONS[name](draft, name, value)
         else:
             draft.lack(name, UNKNOWN)
+    shapes = [text for name, values in options if name in _FED for text in map(_shape_text, values)]
+    if shapes and not any(draft.profiles):  # what is fed is then the only profile, too
+        draft.profiles = [{"opt": ",".join(shapes)}]
     given = {name for name, _ in options}
     if "--tf32" not in given and draft.model:
         draft.build.append("--no-tf32")

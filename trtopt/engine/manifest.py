@@ -69,8 +69,8 @@ def precision_summary(
         parts.append(
             f"{len(nodes)} node{'s' * several} kept in higher precision ({nodes[0]}{', …' * several}): {reason}"
         )
-    if len(reasons) > 3:
-        parts.append(f"{len(reasons) - 3} more reasons in the manifest")
+    if (more := len(reasons) - 3) > 0:
+        parts.append(f"{more} more reason{'s' * (more > 1)} in the manifest")
     return counts, "; ".join([*parts, *filter(None, [unknown])])
 
 
