@@ -280,7 +280,7 @@ def _line(row: dict[str, Any]) -> str:
     kept = sorted(row["kept"].items(), key=lambda item: (-item[1], item[0]))
     told = "; ".join(
         f"{count}: {reason.partition('; to do it')[0]}" for reason, count in kept[:MOST]
-    ) + f"; {len(kept) - MOST} more reasons" * (len(kept) > MOST)
+    ) + f"; {len(kept) - MOST} more reason{'s' * (len(kept) > MOST + 1)}" * (len(kept) > MOST)
     agreement, said = row["agreement"], "not measured"
     if agreement is not None:
         same = "" if agreement["top1_agreement"] is None else f"same class {agreement['top1_agreement']:.0%}, "
