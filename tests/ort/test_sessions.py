@@ -105,3 +105,14 @@ def test_what_is_newer_than_onnx_runtime_knows_runs_all_the_same(tmp_path: Path,
         np.testing.assert_array_equal(OnnxSession(model)(feed)["y"], expected)
     assert proto.ir_version == onnx.load(tmp_path / "m.onnx").ir_version == onnx.IR_VERSION
     assert {path.name for path in tmp_path.iterdir()} == {"m.onnx", "m.bin"}
+
+
+def test_what_stays_too_new_is_refused() -> None:
+    """A model-local function has an opset of its own, which the model's doesn't change."""
+    newer = [helper.make_opsetid("", 99)]
+    function = helper.make_function("local", "F", ["a"], ["b"], [helper.make_node("Relu", ["a"], ["b"])], newer)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2]) for name in "xy")
+    graph = helper.make_graph([helper.make_node("F", ["x"], ["y"], domain="local")], "g", [x], [y])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    with pytest.raises(ModelError, match="till opset"):
+        OnnxSession(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8))

@@ -19,7 +19,7 @@ from trtopt.core.library_output import quiet
 from trtopt.core.temporary import scratch
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.opset import at_opset
-from trtopt.graph.proto import whole_copy
+from trtopt.graph.proto import opset_version, whole_copy
 
 THREADS = 4  # at most: comparisons are short, and the machine may be shared
 # Bytes: the weights of larger models reach ONNX Runtime in a file, which it maps: no copies, loaded sooner.
@@ -117,7 +117,8 @@ def open_session(
 
 
 def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto | None:
-    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why.
+    """The model at the IR version or opset that ONNX Runtime's refusal names as its newest; None: that isn't why, or it is
+    there already (a model-local function has versions of its own).
 
     What the onnx package writes unless told otherwise may be newer than any ONNX Runtime there is.
 
@@ -129,6 +130,8 @@ def _older(model: ModelProto | str | os.PathLike[str], told: str) -> ModelProto 
     if newest is None:
         return None
     whole = model if isinstance(model, ModelProto) else load_model(model).proto
+    if (opset_version(whole) if opset else whole.ir_version) <= int(newest[1]):
+        return None
     if opset:
         try:
             return at_opset(whole, int(newest[1]))
