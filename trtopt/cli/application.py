@@ -81,6 +81,13 @@ _STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
+def command_group(name: str, said: str) -> typer.Typer:
+    """A command that has commands of its own; `said` is its help."""
+    group = typer.Typer(help=said, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
 def command_of(
     request: type[Any],
     epilog: str,

@@ -9,13 +9,12 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
 from typer.core import TyperCommand
 
 from trtopt.autotune.request import SensitivityRequest, TuneRequest
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.cli.application import Options, app, command_of
+from trtopt.cli.application import Options, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
@@ -324,12 +323,7 @@ def run(result: Any, values: Options) -> Iterator[str]:
         yield f"not run: {skipped.name}: {skipped.reason}"
 
 
-jobs = typer.Typer(
-    help="Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(jobs, name="jobs")
+jobs = command_group("jobs", "Calibrate and build many models, on all cores and GPUs or a Ray cluster; resumable.")
 
 
 class _RayAlone(TyperCommand):
@@ -395,12 +389,10 @@ def doctor(report: Any, values: Options) -> Iterator[str]:
     return report.lines  # type: ignore[no-any-return]
 
 
-deploy = typer.Typer(
-    help="Write what a server needs to serve engines: for NVIDIA's Triton Inference Server, a model repository.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
+deploy = command_group(
+    "deploy",
+    "Write what a server needs to serve engines: for NVIDIA's Triton Inference Server, a model repository.",
 )
-app.add_typer(deploy, name="deploy")
 
 
 @deploy.callback()
@@ -439,12 +431,7 @@ def bundle(result: Any, values: Options) -> Iterator[str]:
     yield f"there: tar xf {result.path.name} && sh {result.name}/install.sh"
 
 
-store = typer.Typer(
-    help="Look after an engine store (trtopt build --store): list it, verify it, prune it.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-app.add_typer(store, name="store")
+store = command_group("store", "Look after an engine store (trtopt build --store): list it, verify it, prune it.")
 
 
 @command_of(StoreRequest, "trtopt store list", group=store, name="list")
