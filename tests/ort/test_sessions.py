@@ -116,3 +116,10 @@ def test_what_stays_too_new_is_refused() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
     with pytest.raises(ModelError, match="till opset"):
         OnnxSession(helper.make_model(graph, opset_imports=opsets, functions=[function], ir_version=8))
+
+
+def test_a_graph_without_nodes_runs_whatever_its_opset() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2])
+    newest = [helper.make_opsetid("", onnx.defs.onnx_opset_version())]
+    run = OnnxSession(helper.make_model(helper.make_graph([], "g", [x], [x]), opset_imports=newest))
+    np.testing.assert_array_equal(run({"x": values(1, 2)})["x"], values(1, 2))

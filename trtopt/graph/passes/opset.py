@@ -68,7 +68,10 @@ def at_opset(proto: ModelProto, target: int) -> ModelProto:
     if opset_version(proto) <= target:
         return proto
     what, instead = f"opset {target} can't express the model", _INSTEAD.format(opset_version(proto))
-    return guarded(proto, lower_opset(to_ir(proto), target), what, instead)
+    result = lower_opset(to_ir(proto), target)
+    if not result.changed:  # it has no operator of ONNX's own, and the number alone is another
+        return to_proto(result.model)
+    return guarded(proto, result, what, instead)
 
 
 def to_ir_at(proto: ModelProto, minimum: int) -> ir.Model:
@@ -170,10 +173,11 @@ def _lower(present: int, target: int, node: ir.Node, editor: Editor) -> bool:
         if old is None:
             raise Refused(f"came with opset {now.since_version}")
         name, newer, since = _NEWER.get(node.op_type, ("", (), 0))
-        if (value := attribute(node, name)) in newer:
+        if target < since and (value := attribute(node, name)) in newer:
             raise Refused(f'its {name} "{value}" came with opset {since}')
         reduces = node.op_type.startswith("Reduce") and node.op_type != "ReduceSum"
-        if rule := _RULES.get("Reduce" if reduces else node.op_type):
+        since, rule = _RULES.get("Reduce" if reduces else node.op_type, (0, None))
+        if rule is not None and target < since:
             rule(node, editor)
         _fit(node, now, old)
         _fit_types(node, slots(node, target))
@@ -215,7 +219,7 @@ def _integers(value: ir.Value | None) -> list[int] | None:
 
 
 def _reduce(node: ir.Node, editor: Editor) -> None:
-    """18: axes became an input."""
+    """Axes became an input."""
     axes = _integers(operand(node, 1)) if operand(node, 1) is not None else []
     if axes is None:
         raise Refused("its axes aren't constant")
@@ -228,7 +232,7 @@ def _reduce(node: ir.Node, editor: Editor) -> None:
 
 
 def _split(node: ir.Node, editor: Editor) -> None:
-    """18: num_outputs, which also allows a smaller last part."""
+    """It has num_outputs, which also allows a smaller last part."""
     parts = _take(node, "num_outputs", 0)
     if not parts or operand(node, 1) is not None:
         return
@@ -243,7 +247,7 @@ def _split(node: ir.Node, editor: Editor) -> None:
 
 
 def _pad(node: ir.Node, editor: Editor) -> None:
-    """18: axes."""
+    """It has axes."""
     if operand(node, 3) is None:
         return
     pads, axes, shape = _integers(node.inputs[1]), _integers(node.inputs[3]), sizes(node.inputs[0])
@@ -258,7 +262,7 @@ def _pad(node: ir.Node, editor: Editor) -> None:
 
 
 def _grid_sample(node: ir.Node, editor: Editor) -> None:
-    """20: modes renamed, volumes."""
+    """Modes renamed, volumes."""
     if (shape := sizes(node.inputs[0])) is None or len(shape) != 4:
         raise Refused("samples other than images of 4 dimensions, which came with opset 20")
     older = {"linear": "bilinear", "cubic": "bicubic"}.get(attribute(node, "mode", ""))
@@ -267,7 +271,7 @@ def _grid_sample(node: ir.Node, editor: Editor) -> None:
 
 
 def _pool(node: ir.Node, editor: Editor) -> None:
-    """19 (AveragePool), 22 (MaxPool): with ceil_mode, a window that would start behind the data is left out."""
+    """With ceil_mode, a window that would start behind the data is left out."""
     if not attribute(node, "ceil_mode", 0):
         return
     kernel, shape = attribute(node, "kernel_shape"), sizes(node.inputs[0])
@@ -284,13 +288,14 @@ def _pool(node: ir.Node, editor: Editor) -> None:
             raise Refused("its last window would start behind the data, which counted before")
 
 
-_RULES: dict[str, Callable[[ir.Node, Editor], None]] = {
-    "Reduce": _reduce,
-    "Split": _split,
-    "Pad": _pad,
-    "GridSample": _grid_sample,
-    "AveragePool": _pool,
-    "MaxPool": _pool,
+# Operator → the opset that changed it, and how to say the same before.
+_RULES: dict[str, tuple[int, Callable[[ir.Node, Editor], None]]] = {
+    "Reduce": (18, _reduce),
+    "Split": (18, _split),
+    "Pad": (18, _pad),
+    "GridSample": (20, _grid_sample),
+    "AveragePool": (19, _pool),
+    "MaxPool": (22, _pool),
 }
 # Values of attributes that came later: operator → the attribute, the values, and since which opset.
 _NEWER = {
