@@ -711,7 +711,48 @@ def test_int8_everywhere_is_kept_where_what_was_chosen_can_not_be_built(
     heard = Heard()
     result = build(min_snr=20, output_kind=["y=other"], reporter=heard)
     assert not result.tuning.left_out and result.comparison["kept"] == "int8"
-    has("\n".join(heard.warnings), "so INT8 is kept everywhere: conv2 has no kernel")
+    has("\n".join(heard.warnings), "the choice with conv2 out of INT8", "can't be built: conv2 has no kernel")
+
+
+def _with_a_classifier(path: Path) -> None:
+    """y = Gemm(what the model gave before)."""
+    proto = onnx.load(path)
+    graph, weights = proto.graph, np.random.default_rng(1).standard_normal((16, 16)).astype(np.float32)
+    graph.node[-1].output[0] = "rows"
+    graph.node.append(onnx.helper.make_node("Gemm", ["rows", "w3"], ["y"], "classify"))
+    graph.initializer.append(onnx.numpy_helper.from_array(weights, "w3"))
+    onnx.save(proto, path)
+
+
+@pytest.mark.parametrize(("factor", "out"), [(0.97, ["classify", "pool"]), (1.0, []), (1.03, [])])
+def test_a_classifier_is_in_fp16_where_the_engine_is_faster_so(
+    gpu: Gpu, build: Build, world: World, monkeypatch: pytest.MonkeyPatch, factor: float, out: list[str]
+) -> None:
+    _with_a_classifier(world.model)
+    gpu.noise["int8"] = 0.01
+    time = PlayedSession.time
+
+    def timed(self: PlayedSession, *given: Any) -> Timing:
+        found = time(self, *given)
+        floating = not [item for item in self.layers if "d_quantized/QuantizeLinear" in item.nodes]  # what pool reads
+        changed = factor if self.precision == "int8" and floating else 1.0
+        return replace(found, gpu=Spread(*[value * changed for value in vars(found.gpu).values()]))
+
+    monkeypatch.setattr(PlayedSession, "time", timed)
+    result = build(min_snr=20, output_kind=["y=other"])
+    assert gpu.built == ["int8", "fp16", "int8"]
+    assert sorted(result.tuning.left_out) == out and {item.node for item in result.kept} == set(out) - {"pool"}
+    assert all("measured to be faster" in reason for reason in result.tuning.left_out.values())
+    assert (result.tuning.chosen.share < 1) == bool(out) and not result.tuning.chosen.missed
+    again = build(min_snr=20, output_kind=["y=other"])
+    assert again.cached and again.tuning.left_out == result.tuning.left_out
+
+
+def test_a_classifier_that_has_to_be_in_int8_is_not_tried_in_fp16(gpu: Gpu, build: Build, world: World) -> None:
+    _with_a_classifier(world.model)
+    gpu.noise["int8"] = 0.01
+    build(min_snr=20, output_kind=["y=other"], precision_override=["classify=int8"])
+    assert gpu.built == ["int8", "fp16"]
 
 
 def test_times_that_can_not_be_had_are_estimated(gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
-from trtopt.autotune.tuning import Tuning, Work
+from trtopt.autotune.tuning import Rival, Tuning, Work
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.kernels import REGION
@@ -37,10 +37,10 @@ Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
-class _Faster:
-    """Whether INT8 everywhere was faster than the choice."""
+class _Fastest:
+    """Which choice's engine was the fastest."""
 
-    whole: bool
+    name: str
 
 
 class Engines:
@@ -84,28 +84,42 @@ class Engines:
         return found
 
     def fastest(self, tuning: Tuning) -> Tuning:
-        """The choice, or INT8 everywhere where that is within the limits and faster."""
-        table = tuning.table
-        if not table.left_out:
-            self.made |= self._named(table)
-            return tuning
-        if tuning.whole.missed:
-            return tuning
-        whole, kept = replace(table, left_out={}), self._kept(table, "faster")
-        stored = None if kept is None else _stored(kept, _Faster)
-        if stored is None:
-            try:
-                made = {"chosen": self._quantized(table), "whole": self._quantized(whole)}
-            except (BuildFailed, PrecisionLost) as error:
-                self.request.reporter.warn(f"what was chosen can't be built, so INT8 is kept everywhere: {error}")
-                return replace(tuning, table=whole, chosen=tuning.whole)
-            ours, everywhere = measured(self.gpu, made, {}, self.samples, self.request.reporter).candidates
-            stored = _Faster(everywhere.relative_time(ours) < 1 / (1 + EQUAL))
-            if kept is not None:
+        """The choice, or another within the limits where that is faster: its rival, or INT8 everywhere."""
+        choices = {"chosen": Rival(tuning.table, tuning.chosen)}
+        if tuning.rival is not None:
+            choices["rival"] = tuning.rival
+        if tuning.left_out and not tuning.whole.missed:
+            choices["whole"] = Rival(replace(tuning.table, left_out={}), tuning.whole)
+        kept = self._kept(tuning.table, "fastest")
+        stored = None if kept is None or len(choices) == 1 else _stored(kept, _Fastest)
+        if stored is None and len(choices) > 1:
+            stored = self._fastest(choices)
+            if kept is not None and stored is not None:
                 write_json(kept, plain(stored))
-        table = whole if stored.whole else table
-        self.made |= self._named(table)
-        return replace(tuning, table=whole, chosen=tuning.whole) if stored.whole else tuning
+        best = choices.get(stored.name if stored else "chosen", choices["chosen"])
+        self.made |= self._named(best.table)
+        return replace(tuning, table=best.table, chosen=best.chosen)
+
+    def _fastest(self, choices: Mapping[str, Rival]) -> _Fastest | None:
+        """None: none of them can be built."""
+        tried = {name: self._tried(choice.table) for name, choice in choices.items()}
+        made = {name: result for name, result in tried.items() if result is not None}
+        if len(made) < 2:
+            return next(map(_Fastest, made), None)
+        first, *others = measured(self.gpu, made, {}, self.samples, self.request.reporter).candidates
+        best = first
+        for other in others:  # of equals the first: as the costs say, or as more samples judged
+            if other.relative_time(best) < 1 / (1 + EQUAL):
+                best = other
+        return _Fastest(best.precision)
+
+    def _tried(self, table: Table) -> BuildResult | None:
+        try:
+            return self._quantized(table)
+        except (BuildFailed, PrecisionLost) as error:
+            out = ", ".join(table.left_out) or "nothing"
+            self.request.reporter.warn(f"the choice with {out} out of INT8 isn't tried, as it can't be built: {error}")
+            return None
 
     def both(self, table: Table) -> tuple[BuildResult, BuildResult]:
         """The engine with this table, and the floating one; neither is built twice."""

@@ -51,7 +51,7 @@ from trtopt.graph.io import Model, load_model
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import to_ir_at
-from trtopt.graph.passes.placement import Points, find_points
+from trtopt.graph.passes.placement import Points, find_points, one_row_a_sample
 from trtopt.graph.passes.quantize import OPSET, check_scales
 from trtopt.graph.passes.smooth import smoothed
 from trtopt.graph.proto import fingerprint, in_memory
@@ -63,6 +63,7 @@ from trtopt.trt import select
 
 SMALL = 10  # layers, of which all choices are tried
 MOST_PUT_BACK = 24  # tries
+IN_ROWS = "tuned: it computes one row a sample, and the engine was measured to be faster with it in floating point"
 Work = Mapping[str, int]  # node → multiply-accumulates
 
 
@@ -90,6 +91,14 @@ class TunedChoice:
 
 
 @dataclass(frozen=True)
+class Rival:
+    """Another choice within the limits, with what `Tuning` says of one."""
+
+    table: Table
+    chosen: TunedChoice
+
+
+@dataclass(frozen=True)
 class Tuning:
     """What was found.
 
@@ -102,6 +111,7 @@ class Tuning:
         tried: how many choices were.
         cost: in what layers were weighed.
         unfinished: the budget ended the search before all was tried.
+        rival: the choice with the products of one row a sample in floating point; None: there are none, or nothing is timed.
     """
 
     table: Table
@@ -114,6 +124,7 @@ class Tuning:
     cost: str
     seconds: float
     unfinished: bool = False
+    rival: Rival | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -138,7 +149,7 @@ class Tuning:
         )
 
     def to_json(self) -> dict[str, Any]:
-        described = plain({name: value for name, value in vars(self).items() if name != "table"})
+        described = plain({name: value for name, value in vars(self).items() if name not in ("table", "rival")})
         return {
             **described,
             "seconds": round(self.seconds, 3),
@@ -174,7 +185,8 @@ class _Search:
         self.eighths = [name for name in self.eighths if self.costs.pays_in_fp8(name)]
         operators = {name: node.op_type for name, node in self.costs.nodes.items()}
         free = [name for name in self.whole.quantized if overriding(self.overrides, name, operators[name]) is None]
-        self.layers, self.forced = free, len(free) < len(self.whole.quantized)  # in INT8 by the user's own wish
+        self.layers, self.kept_in = free, set(self.whole.quantized) - set(free)  # in INT8 by the user's own wish
+        self.forced = bool(self.kept_in)
         self.made = {name: self.noise.weights.get(name, 0.0) for name in free}
         for tensor, slots in self.whole.reads.items():
             nodes = [node for node, _ in slots if node in operators] or [node for node, _ in slots]
@@ -524,6 +536,11 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     chosen = search.judged(left_out, in_fp8)
     reasons = {name: search.reason(name, in_fp8) for name in left_out}
     table = replace(table, left_out=reasons, in_fp8=in_fp8)
+    rival, rows = None, set(one_row_a_sample(to_ir(proto), points(left_out)))
+    if costs.in_int8 and rows and rows.isdisjoint(search.kept_in):
+        other = search.judged([*left_out, *rows], in_fp8)
+        if not other.missed:
+            rival = Rival(replace(table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)}), other)
     return Tuning(
         table,
         judge.samples,
@@ -535,6 +552,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         costs.unit,
         time.monotonic() - started,
         search.unfinished,
+        rival,
     )
 
 
