@@ -58,7 +58,9 @@ def test_native_calibration_gives_mostly_int8(builds: Builds) -> None:
 
 def test_reduced_precision_is_really_there(builds: Builds) -> None:
     assert builds["fp32"].precision["fp32"] == builds["fp32"].precision["total"] > 0
-    assert builds["fp16"].precision["fp16"] == builds["fp16"].precision["total"] > 0
+    assert (
+        builds["fp16"].precision["fp16"] > 0.9 * builds["fp16"].precision["total"]
+    )  # it may take FP32 where that is faster
 
 
 @pytest.mark.parametrize("batch", [1, 32])

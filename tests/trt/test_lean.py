@@ -101,6 +101,22 @@ def test_a_plan_of_86_gets_its_scratch_memory_on_lean_10(stand_in: Install, lean
     assert not loaded.aliases("x", "y")
 
 
+@pytest.mark.parametrize(("made", "refused"), [("8.6.0", True), ("10.16.1", False)])
+def test_outputs_whose_shape_depends_on_the_data_of_plans_of_86_are_refused_on_lean_10(
+    made: str, refused: bool, stand_in: Install, lean: Lean, tmp_path: Path
+) -> None:
+    plan = plan_of(made, stand_in, tmp_path, version_compatible=True)
+    _, found = lean("lean-10.16.1")
+    loaded = found.load(plan, "m.engine", host_code=True)
+    if not refused:
+        loaded.output_allocator(lambda *_: 1, lambda *_: None).check()
+        return
+    with pytest.raises(
+        EngineMismatch, match=r"depends on the data.*made by TensorRT 8\.6\.0: run it on TensorRT 8\.6\.0"
+    ):
+        loaded.output_allocator(lambda *_: 1, lambda *_: None)
+
+
 @pytest.mark.parametrize("made", ["8.6.0", "10.16.1"])
 def test_warnings_that_are_errors_break_no_session(made: str, stand_in: Install, lean: Lean, tmp_path: Path) -> None:
     """`python -W error`: 10's bindings then make a deprecated call and leave the error set, which ends in SystemError."""

@@ -204,7 +204,18 @@ class LoadedEngine:
         Args:
             reallocate: (name, nbytes, alignment) → device address; never 0, not even for 0 bytes.
             notify: (name, shape), once the shape is known.
+
+        Raises:
+            EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
+                on an H100, lean 10.16 ends the process.
         """
+        version = str(getattr(self.module, "__version__", ""))
+        if not self._answers((10, 0)) and numbers(version) >= (10,):
+            earlier = ".".join(map(str, self.made[:3]))
+            raise EngineMismatch(
+                f"the shape of an output depends on the data, and TensorRT {version} can't give such an output of a plan made "
+                f"by TensorRT {earlier}: run it on TensorRT {earlier} (or its lean runtime), or build it with a later one"
+            )
         base: Any = self.module.IOutputAllocator
 
         class Allocator(base):  # type: ignore[misc]
