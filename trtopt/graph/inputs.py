@@ -53,6 +53,13 @@ def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
         proto.metadata_props.add(key=_KEY, value=json.dumps(axes))
 
 
+def forget_batch_axes(proto: ModelProto) -> None:
+    """Take out of a model's metadata what `record_batch_axes` wrote."""
+    kept = [item for item in proto.metadata_props if item.key != _KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+
+
 def _recorded(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, int | None] | None:
     """None where nothing is, or nothing that fits the inputs."""
     text = next((item.value for item in proto.metadata_props if item.key == _KEY), "null")
