@@ -634,6 +634,19 @@ def test_what_is_no_shape_of_an_input_says_what_is(tmp_path: Path, inputs: Any) 
         export(Net(), tmp_path / "m.onnx", inputs=inputs)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_samples_of_a_transformer_are_found_without_names(tmp_path: Path, batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first)
+    export(nn.TransformerEncoder(layer, 2), tmp_path / "m.onnx", inputs="src:a,b,32")
+    model = load_model(tmp_path / "m.onnx")
+    assert [info.batch_axis for info in (*model.inputs, *model.outputs)] == [0 if batch_first else 1] * 2
+
+
+def test_samples_of_an_encoder_and_decoder_are_found(tmp_path: Path) -> None:
+    export(nn.Transformer(32, 4, 1, 1, 64), tmp_path / "m.onnx", inputs=["src:s,n,32", "tgt:t,n,32"])
+    assert [info.batch_axis for info in load_model(tmp_path / "m.onnx").inputs] == [1, 1]
+
+
 class Chosen(nn.Module):
     """Control flow by values, as PyTorch has it for export."""
 

@@ -282,6 +282,8 @@ def _inputs(
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
     takes = Arguments(source.module)
+    if isinstance(inputs, str):
+        inputs = [inputs]
     if isinstance(inputs, Mapping):
         infos = [_stated(name, shape) for name, shape in inputs.items()]
     else:
