@@ -213,7 +213,45 @@ def test_a_graph_where_only_engines_run_is_no_internal_error(
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 1
-    assert "onnx_ir, which isn't installed: pip install" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "onnx_ir, which isn't installed: pip install" in told and "(trtopt's extra onnx, which" in told
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("--shapes a:1x3 b:1x4,2x4,8x4 m.onnx", {"shapes": ["a:1x3", "b:1x4,2x4,8x4"]}),
+        ("m.onnx --opt-shapes a:1x3 b:[1,4] c:0:7 --max-shapes=a:2x3 b:2x4 c:0:7 -q", {
+            "opt_shapes": ["a:1x3", "b:[1,4]", "c:0:7"], "max_shapes": ["a:2x3", "b:2x4", "c:0:7"],
+        }),
+        ("--min-shapes a:1x3,b:1x4 m.onnx", {"min_shapes": ["a:1x3,b:1x4"]}),
+        ("--backend rtx m.onnx --shapes a:1x3 --shapes b:2", {"shapes": ["a:1x3", "b:2"]}),
+    ],
+)  # fmt: skip
+def test_shapes_of_several_inputs_may_stand_behind_one_option(
+    typed: str, expected: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def check(**options: Any) -> CheckReport:
+        given.update(options)
+        return CheckReport("m.onnx", ())
+
+    monkeypatch.setattr(trtopt, "check", check, raising=False)
+    result = CliRunner().invoke(cli.app, ["check", *typed.split()])
+    assert result.exit_code == 0, result.output
+    assert str(given["model"]) == "m.onnx"
+    assert {name: list(given[name]) for name in expected} == expected
+
+
+def test_what_is_no_shape_isnt_taken_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed in (
+        "m.onnx --shapes a:1x3 other:2.onnx",
+        "m.onnx --backend a:1x3 b:1x4",
+        "m.onnx --shapes a:1x3 -q b 4:4",
+    ):
+        result = CliRunner().invoke(cli.app, ["check", *typed.split()])
+        assert result.exit_code == 2 and "unexpected extra argument" in result.output, typed
 
 
 def test_every_exit_status_is_in_the_help() -> None:

@@ -82,7 +82,7 @@ def test_a_recipe_of_ones_own_with_arrays_is_judged_by_its_limits(world: World) 
     good = _recipe(folder, world, 'data = "own.npz"\nmin_snr = 10\nmin_agreement = 0.5')
     found = pipeline(good, folder / "out", target="sm89")
     assert found.ok and found.agreement is not None and found.compared_on == "samples of those it was calibrated on"
-    assert "agreement with FP32 on 16 samples of those" in str(found) and "(limit 10)" in str(found)
+    assert "agreement with the FP32 model on 16 samples of those" in str(found) and "(limit 10)" in str(found)
     assert f"--input {folder / 'own.npz'}" in str(found).splitlines()[-1]
     again = pipeline(good, folder / "out", target="sm89")
     assert {"check", "build", "verify"} <= set(again.skipped)
@@ -161,4 +161,7 @@ def test_a_model_with_scales_of_its_own_needs_no_samples(world: World) -> None:
     assert found.build.precision["int8"] > 0 and found.agreement is None
     np.savez(folder / "own.npz", x=samples(16))
     compared = pipeline(folder / "own.toml", folder / "out", target="sm89", data=folder / "own.npz")
-    assert compared.agreement is not None and "on 16 samples:" in str(compared)
+    assert compared.agreement is not None
+    said = str(compared)
+    assert "agreement with the quantized model on 16 samples:" in said and "size: quantized model" in said
+    assert compared.to_json()["reference"] == "quantized model"

@@ -49,13 +49,14 @@ class PipelineResult:
         files: what → path.
         sizes: what → bytes.
         build: the engine's result.
-        agreement: the quantized graph against FP32 (`Agreement.describe()`) on the recipe's labelled images, or, where the
-            recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
+        agreement: the quantized graph against the model (`Agreement.describe()`) on the recipe's labelled images, or, where
+            the recipe has limits, on what it was calibrated on (`compared_on`); None: on neither.
         timing: the engine's times on this machine's GPU (`Timing.describe()`), or None with the reason in `not_run`.
         skipped: stages that were up to date.
         limits: the recipe's own; None: it has none, and what is outside the usual ones is only told.
         samples: what was calibrated on, as options of `build`.
         durations: how long its phases took; what was up to date has none.
+        reference: what the agreement is with: "FP32 model", or "quantized model" where the recipe's has scales of its own.
     """
 
     name: str
@@ -70,6 +71,7 @@ class PipelineResult:
     compared_on: str = ""
     samples: Mapping[str, Any] = field(default_factory=dict)
     durations: Sequence[Duration] = ()
+    reference: str = "FP32 model"
 
     @property
     def missed(self) -> list[str]:
@@ -102,6 +104,7 @@ class PipelineResult:
             "timing": self.timing,
             "not_run": self.not_run,
             "compared_on": self.compared_on,
+            "reference": self.reference,
             "missed": self.missed,
             "cause": self.cause,
             "up_to_date": list(self.skipped),
@@ -111,12 +114,12 @@ class PipelineResult:
     def __str__(self) -> str:
         lines = [
             f"{self.name} for {', '.join(self.build.targets) or 'this GPU'}: {self.build.precision_summary}",
-            f"size: FP32 model {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
+            f"size: {self.reference} {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
         if self.agreement is not None:
             found = self.agreement
             limits = self.limits or Limits()
-            line = f"agreement with FP32 on {found['samples']} {self.compared_on}: "
+            line = f"agreement with the {self.reference} on {found['samples']} {self.compared_on}: "
             if found["top1_agreement"] is None:
                 line += (
                     f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR if limits.min_snr is None else limits.min_snr:g})"
@@ -332,7 +335,10 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     given = "samples of those it was calibrated on" if calibrating else "samples"
     compared_on = "labelled photos" if photos else given if limits else ""
     real: dict[str, Any] = {"images": list(photos), "preprocess": model.preprocess} if photos else dict(samples)
-    agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter) if compared_on and real else None
+    reference = "quantized model" if scaled else "FP32 model"
+    agreement = None
+    if compared_on and real:
+        agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter, reference)
     timing, not_run = _timed(real, clean, engine, request.backend)
     sizes = {what: path.stat().st_size for what, path in files.items()}
     return PipelineResult(
@@ -347,6 +353,7 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         limits,
         compared_on if agreement is not None else "",
         samples,
+        reference=reference,
     )
 
 
@@ -397,9 +404,10 @@ def _agreement(
     kinds: Mapping[str, str],
     ledger: _Ledger,
     reporter: Reporter,
+    reference: str,
 ) -> Mapping[str, Any]:
     def work() -> Any:
-        with reporter.phase("compare with FP32"):
+        with reporter.phase(f"compare with the {reference}"):
             most = None if labelled else COMPARED
             batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
             labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None

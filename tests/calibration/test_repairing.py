@@ -74,6 +74,19 @@ def test_it_lowers_the_noise_on_samples_that_it_never_saw(crops: Any, found: Any
     has(str(found.repairs), "rounded otherwise", "held apart", "y ")
 
 
+def test_weights_that_it_does_not_round_are_named(crops: Any) -> None:
+    nodes = [
+        node("Conv", "x w0", "a", "stem", strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("ConvTranspose", "a w1", "u", "up", strides=[2, 2]),
+        node("Conv", "u w2", "y", "last"),
+    ]
+    weights = {"w0": values(32, 3, 3, 3), "w1": values(32, 32, 2, 2, seed=1), "w2": values(16, 32, 1, 1, seed=2)}
+    net = model(nodes, weights=weights, inputs={"x": ("n", 3, 32, 32)}, outputs={"y": ("n", 16, 32, 32)})
+    found = trtopt.calibrate(net, data={"x": crops[:16]}, repair=True)
+    assert "up" not in found.table.repairs
+    has(str(found.repairs), "of 3 weights rounded", "; not tried: up (it is a transposed convolution")
+
+
 def test_it_is_the_same_again_whatever_the_threads(crops: Any, found: Any) -> None:
     again = trtopt.calibrate(_net(), data={"x": crops[::2][::-1].copy()}, method="minmax", repair=True, threads=1)
     assert again.table.repairs == found.table.repairs

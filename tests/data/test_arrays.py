@@ -197,6 +197,17 @@ def test_an_input_without_axes_cannot_count_samples() -> None:
         ArrayBatches({"image": DIGITS, "level": np.float32(1)}, inputs)
 
 
+@pytest.mark.parametrize("level", [0.5, np.float32(0.5), np.full(6, 0.5, np.float32)])
+@pytest.mark.parametrize("file", [False, True])
+def test_a_single_number_is_one_for_each_sample_or_for_all(level: Any, file: bool, tmp_path: Path) -> None:
+    inputs = [*IMAGE, TensorInfo("level", "float32", (), batch_axis=None)]
+    np.savez(tmp_path / "s.npz", image=DIGITS[:6], level=np.asarray(level, np.float32))
+    found = ArrayBatches(tmp_path / "s.npz" if file else {"image": DIGITS[:6], "level": level}, inputs, batch=4)
+    batches = list(found)
+    assert found.samples == 6 and [len(batch["level"]) for batch in batches] == [4, 2]
+    assert all((batch["level"] == np.float32(0.5)).all() for batch in batches)
+
+
 def test_inputs_must_have_as_many_samples_as_each_other() -> None:
     with pytest.raises(DataError, match=r"different numbers of samples: {'ids': 6, 'mask': 5}"):
         ArrayBatches({"ids": IDS, "mask": IDS[:5]}, TEXT)

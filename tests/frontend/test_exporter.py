@@ -592,6 +592,61 @@ def test_a_sample_of_inputs_that_share_no_first_axis(tmp_path: Path) -> None:
     assert result.sample.endswith("s.npz") and result.outputs[0].shape[0] == "n"
 
 
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, level: torch.Tensor, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * level + shift
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["level:scalar", "x:batchx16", "shift:scalar:int64"],
+        {"level": (), "x": ("batch", 16), "shift": TensorInfo("shift", "int64", ())},
+    ],
+)
+@pytest.mark.parametrize("sample", ["", "one.npz", "each.npz"])
+def test_inputs_that_are_single_numbers(tmp_path: Path, inputs: Any, sample: str) -> None:
+    x = np.ones((5, 16), np.float32)
+    np.savez(tmp_path / "one.npz", x=x, level=np.float32(0.5), shift=np.int64(3))
+    np.savez(tmp_path / "each.npz", x=x, level=np.full(5, 0.5, np.float32), shift=np.full(5, 3))
+    given = tmp_path / sample if sample else None
+    result = export(Scaled(), tmp_path / "m.onnx", inputs=inputs, sample=given)
+    assert [(info.name, info.shape, info.dtype) for info in result.inputs] == [
+        ("level", (), "float32"),
+        ("x", ("batch", 16), "float32"),
+        ("shift", (), "int64"),
+    ]
+    assert [item.batch for item in result.comparisons] == [1, 5 if sample else 2]
+    feed = {"level": np.asarray(2, np.float32), "x": np.zeros((3, 16), np.float32)}
+    shifted, plain = (OnnxSession(tmp_path / "m.onnx")({**feed, "shift": np.asarray(shift)}) for shift in (7, 0))
+    np.testing.assert_allclose(shifted["output"] - plain["output"], 7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [{"x": torch.ones(2, 16)}, {"x": 0.5}, [torch.ones(2, 16)], {"x": "batchx16"}])
+def test_what_is_no_shape_of_an_input_says_what_is(tmp_path: Path, inputs: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"`inputs=` holds (Tensor|float|str).*a mapping of names to shapes.*`sample=`"
+    ):
+        export(Net(), tmp_path / "m.onnx", inputs=inputs)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_samples_of_a_transformer_are_found_without_names(tmp_path: Path, batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first)
+    export(nn.TransformerEncoder(layer, 2), tmp_path / "m.onnx", inputs="src:a,b,32")
+    model = load_model(tmp_path / "m.onnx")
+    assert [info.batch_axis for info in (*model.inputs, *model.outputs)] == [0 if batch_first else 1] * 2
+
+
+def test_samples_of_an_encoder_and_decoder_are_found(tmp_path: Path) -> None:
+    export(nn.Transformer(32, 4, 1, 1, 64), tmp_path / "m.onnx", inputs=["src:s,n,32", "tgt:t,n,32"])
+    assert [info.batch_axis for info in load_model(tmp_path / "m.onnx").inputs] == [1, 1]
+
+
 class Chosen(nn.Module):
     """Control flow by values, as PyTorch has it for export."""
 

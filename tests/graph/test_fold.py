@@ -642,3 +642,12 @@ def test_a_model_of_other_domains_alone_has_nothing_to_fold() -> None:
     result, report = fold(net)
     assert not report.problem and not report.changed
     assert [node.op_type for node in result.graph.node] == ["Normalizer"]
+
+
+def test_optional_values_are_named_instead_of_asked_of_a_library_that_fails_on_them() -> None:
+    net = model(
+        [node("Relu", "x", "r"), node("Optional", "r", "o", "wrap"), node("OptionalGetElement", "o", "y")], opset=18
+    )
+    result, report = fold(net)
+    assert report.problem == "wrap (Optional) works on optional values, which TensorRT hasn't"
+    assert operators(result) == {"Relu", "Optional", "OptionalGetElement"}

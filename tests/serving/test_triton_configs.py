@@ -142,8 +142,15 @@ def test_a_fixed_batch(deployed: Callable[..., Any]) -> None:
     config, model = deployed({"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ())
     assert model.no_batches == "the first dimension of input 'x' is always 4"
     assert not config.HasField("dynamic_batching")
+    assert not any("max_delay" in note for note in model.notes)
     assert list(config.input[0].dims) == [4, 3, 8, 8]
     assert [(sample.batch_size, list(sample.inputs["x"].dims)) for sample in config.model_warmup] == [(0, [4, 3, 8, 8])]
+
+
+def test_a_delay_without_batches_is_said_to_have_no_effect(deployed: Callable[..., Any]) -> None:
+    fixed = {"x": ("float16", (4, 3, 8, 8))}, {"y": ("float16", (4, 10))}, ()
+    _, model = deployed(*fixed, options={"max_delay": "5ms"})
+    assert "`max_delay=` has no effect: without batches no request waits for others" in model.notes
 
 
 def test_several_profiles(deployed: Callable[..., Any]) -> None:

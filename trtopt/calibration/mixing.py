@@ -1,8 +1,8 @@
 """Whether a model's first axis counts samples at all: then what it gives for one doesn't depend on those beside it.
 
 Sequences may come first, as PyTorch's recurrent layers and transformers take them unless told otherwise (`batch_first`). Where
-a graph doesn't say so, as of a transformer, which has no recurrent layer in it, each step of a sequence would be calibrated as
-a sample of its own, without the others.
+a graph doesn't say so (`graph.inputs`), as one whose shapes were traced at a single length, each step of a sequence would be
+calibrated as a sample of its own, without the others.
 """
 
 from __future__ import annotations
@@ -51,9 +51,13 @@ def mixing(proto: ModelProto, probes: Sequence[Mapping[str, NDArray[Any]]]) -> s
         apart = np.concatenate(expected)
         if apart.shape == found.shape and np.abs(apart - found).max(initial=0) > _MOST * np.abs(apart).max(initial=0):
             first = next(info for info, is_open in zip(inputs.values(), open_) if is_open)
+            sizes = [
+                "batch" if axis == 1 else "steps" if axis == 0 else str(size) for axis, size in enumerate(first.shape)
+            ]
             return (
                 f"what the model gives for a sample ({name!r}) depends on the samples beside it, so the first axis of "
                 f"{first.name} {first.dims} doesn't count samples: if it counts a sequence's steps, call the axis that counts "
-                f"samples batch at the export, as by `inputs=['{first.name}:sequence,batch,…']`, and samples are taken from it"
+                f"samples batch, at the export by `inputs=['{first.name}:sequence,batch,…']`, or in the ONNX file by trtopt "
+                f"check MODEL `set='{first.name}:{','.join(sizes)}'` `fix='OUT.onnx'`, and samples are taken from it"
             )
     return ""

@@ -17,6 +17,7 @@ from trtopt.core.files import sha256_json
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
+from trtopt.graph.decided import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
@@ -156,7 +157,11 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
     if not points.activations:
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})
-        kept = "; ".join(reasons + [f"{op} is never quantized" for op in recurrent])
+        reasons += [f"{op} is never quantized" for op in recurrent]
+        reasons += (
+            [f"what is inside control flow isn't quantized: {decide}"] if (decide := how_to_decide(folded)) else []
+        )
+        kept = "; ".join(reasons)
         raise CalibrationError(
             "there is nothing to quantize in the model: "
             + (kept or "it has no Conv, ConvTranspose, Gemm or MatMul")

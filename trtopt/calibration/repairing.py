@@ -94,7 +94,11 @@ class Repairs:
         old, new = snr_db(self.before), snr_db(self.after)
         count = f"{len(self.nodes)} of {self.tried + len(self.left)} weights rounded otherwise than to the nearest code"
         count += f", {len(self.scales)} activations with another scale" * bool(self.scales)
-        return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart"
+        kept = ""
+        for why in dict.fromkeys(self.left.values()):
+            nodes = [node for node, reason in self.left.items() if reason == why]
+            kept += f"; not tried: {', '.join(nodes[:3])}{', …' * (len(nodes) > 3)} ({why})"
+        return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{kept}"
 
 
 def find_repairs(

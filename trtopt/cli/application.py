@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass
@@ -23,16 +24,31 @@ if TYPE_CHECKING:
     from trtopt.core.progress import Reporter
 
 _EVERYWHERE = ("-v", "--verbose", "-q", "--quiet")
+_SHAPES = re.compile(r"(--(?:min-|opt-|max-)?shapes)(=.*)?")
+_SHAPE = re.compile(r"[^-].*:\[?\d+(?:[x,]\d+)*\]?(?:[,;].*)?")
 
 
 class _Anywhere(TyperGroup):
-    """`-v` and `-q` may stand after the command, too, where people type them."""
+    """`-v` and `-q` may stand after the command, too, and several inputs' shapes after one option, where people type them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
         moved = [text for text in args[:end] if text in _EVERYWHERE]
         rest = [text for text in args[:end] if text not in moved]
-        return super().parse_args(ctx, [*dict.fromkeys(moved), *rest, *args[end:]])
+        return super().parse_args(ctx, [*dict.fromkeys(moved), *_shapes_apart(rest), *args[end:]])
+
+
+def _shapes_apart(args: list[str]) -> Iterator[str]:
+    """`--opt-shapes a:1x3 b:1x4`, as Polygraphy takes it, as `--opt-shapes a:1x3 --opt-shapes b:1x4`."""
+    option_, has_value = "", False
+    for word in args:
+        if found := _SHAPES.fullmatch(word):
+            option_, has_value = found[1], bool(found[2])
+        elif option_ and has_value and _SHAPE.fullmatch(word):
+            yield option_
+        else:
+            option_, has_value = option_ * (not has_value), True
+        yield word
 
 
 EXIT_STATUSES = {

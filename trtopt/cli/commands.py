@@ -208,7 +208,8 @@ def _built(result: Any, values: Options) -> Iterator[str]:
         yield f"  {line}"
     yield f"  {'up to date' if result.cached else f'{result.seconds:.1f} s'}; manifest {result.manifest}"
     if result.onnx and (values["int8"] or values["fp8"]):
-        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with GraphOptimizationLevel.ORT_ENABLE_BASIC"
+        level = "GraphOptimizationLevel.ORT_ENABLE_BASIC"
+        yield f"  graph {result.onnx}; ONNX Runtime by itself takes it with {level}, where it reads the model's opset"
     if (safety := result.safety) is not None:
         kept = list(safety["in_fp32"].items())
         for node, reason in kept[:MOST_KEPT]:

@@ -190,7 +190,9 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         top = module.partition(".")[0]
         absent = isinstance(error, ModuleNotFoundError) and error.name == top
         what = "is not installed" if absent else f"is installed but fails to import ({error})"
-        raise MissingDependency(f"{purpose} needs {top}, which {what}: {to_install(extra)}") from error
+        raise MissingDependency(
+            f"{purpose} needs {top}, which {what}: {to_install(extra)} (trtopt's extra {extra})"
+        ) from error
 
 
 def without_graphs(error: Exception) -> MissingDependency | None:
@@ -198,5 +200,6 @@ def without_graphs(error: Exception) -> MissingDependency | None:
     if not isinstance(error, ModuleNotFoundError) or error.name not in _ON_GRAPHS:
         return None
     return MissingDependency(
-        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install('onnx')}"
+        f"this works on ONNX graphs and needs {error.name}, which isn't installed: {to_install('onnx')} (trtopt's extra "
+        "onnx, which those that build, calibrate or export include)"
     )

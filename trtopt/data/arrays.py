@@ -144,8 +144,9 @@ def where_counted(inputs: Sequence[TensorInfo]) -> str:
     if all(info.batch_axis == 0 for info in inputs):
         return "the first axis of an array counts samples"
     if all(info.batch_axis is not None or not info.shape for info in inputs):
-        said = [f"axis {info.batch_axis or 0} of {info.name} {info.dims}" for info in inputs]
-        return f"samples are counted on {', '.join(said)}"
+        said = [f"axis {info.batch_axis} of {info.name} {info.dims}" for info in inputs if info.shape]
+        numbers = "".join(f"; {info.name} is one number for each, or for all" for info in inputs if not info.shape)
+        return f"samples are counted on {', '.join(said) or 'an axis of their own'}{numbers}"
     shapes = " and ".join(f"{info.name} {info.dims}" for info in inputs)
     return (
         f"an array of {shapes} is one sample as a whole: give several in files of a folder, or along an axis before it"
@@ -316,6 +317,10 @@ def _matched(
             f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
     found = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
+    most = max(map(len, found.values()), default=0)
+    for info in inputs:
+        if not info.shape and len(array := found[info.name]) == 1:  # one number is the same for all samples
+            found[info.name] = np.broadcast_to(array[:], most)
     try:
         samples_in(found, f"{where}: ")
     except DataError as error:
@@ -325,14 +330,15 @@ def _matched(
 
 def _apart(inputs: Sequence[TensorInfo]) -> str:
     """What to do about a model whose inputs don't all begin with the samples, such as an LSTM's with its state."""
-    first = inputs[0].shape[:1]
-    odd = next((info for info in inputs if info.shape[:1] != first), None)
+    arrays = [info for info in inputs if info.shape]
+    odd = next((info for info in arrays if info.shape[:1] != arrays[0].shape[:1]), None)
     if odd is None:
         return ""
     return (
         f". Samples are counted on the first axis of every input, and the model's {odd.name} is {x(odd.shape)} beside "
-        f"{inputs[0].name} {x(inputs[0].shape)}: export it with that axis called batch in all, wherever it is "
-        f"(`inputs=['{odd.name}:2,batch,64']`), or build it in floating point, which needs no data"
+        f"{arrays[0].name} {x(arrays[0].shape)}: export it with that axis called batch in all, wherever it is "
+        f"(`inputs=['{odd.name}:2,batch,64']`), or call it so in the ONNX file (trtopt check MODEL "
+        f"`set='{odd.name}:2,batch,64'` `fix='OUT.onnx'`), or build it in floating point, which needs no data"
     )
 
 

@@ -57,6 +57,7 @@ GENERATION_OPSETS = {"tensorrt8": 17, "tensorrt10": 20, "tensorrt11": 20, "rtx":
 DEFAULT_OPSET = 17  # every generation's parser reads it
 NATIVE_OPSET = 18  # the oldest that torch's exporter writes; older ones are lowered from it
 THREADS = 4
+SCALAR = "scalar"  # in place of a shape
 SIZES = {"batch": 2, "height": 224, "width": 224, "H": 224, "W": 224, "sequence": 16}  # while exporting; others 8
 
 # What PyTorch's users call types; NumPy's "float" is double.
@@ -245,15 +246,18 @@ def export(request: ExportRequest) -> ExportResult:
 
 
 def parse_input(text: str) -> TensorInfo:
-    """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x).
+    """Read `NAME:SHAPE[:DTYPE]` such as "input:batchx3x224x224" or "ids:batch,max:int64" (commas for names with an x); of a
+    single number, which has no dimensions, "rate:scalar".
 
     Raises:
         UsageError: it can't be read.
     """
     parts = text.split(":")
     if len(parts) not in (2, 3) or not all(parts):
-        raise UsageError(f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224 or NAME:batch,sequence:int64")
-    pieces = parts[1].split("," if "," in parts[1] else "x")
+        raise UsageError(
+            f"`inputs=` {text!r} can't be read; write NAME:batchx3x224x224, NAME:batch,sequence:int64 or NAME:scalar"
+        )
+    pieces = [] if parts[1] == SCALAR else parts[1].split("," if "," in parts[1] else "x")
     shape = check_shape([int(size) if size.isdigit() else size for size in pieces], f"`inputs='{parts[0]}'`")
     return _info(TensorInfo(parts[0], parts[2] if len(parts) == 3 else "float32", shape))
 
@@ -278,13 +282,12 @@ def _inputs(
 ) -> tuple[tuple[TensorInfo, ...], tuple[str, ...]]:
     """The inputs as the file has them, in the order in which forward gets them, and the last ones' arguments, by name."""
     takes = Arguments(source.module)
+    if isinstance(inputs, str):
+        inputs = [inputs]
     if isinstance(inputs, Mapping):
-        infos = [
-            shape if isinstance(shape, TensorInfo) else TensorInfo(name, "float32", tuple(shape))
-            for name, shape in inputs.items()
-        ]
+        infos = [_stated(name, shape) for name, shape in inputs.items()]
     else:
-        infos = [parse_input(item) if isinstance(item, str) else item for item in inputs or source.inputs]
+        infos = [parse_input(item) if isinstance(item, str) else _stated("", item) for item in inputs or source.inputs]
     if not infos:
         typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
         raise UsageError(
@@ -311,6 +314,19 @@ def _inputs(
     return tuple(map(_info, infos)), keywords
 
 
+def _stated(name: str, shape: Any) -> TensorInfo:
+    """An input from Python."""
+    if isinstance(shape, TensorInfo):
+        return shape
+    if not name or isinstance(shape, str) or hasattr(shape, "dtype") or not isinstance(shape, Sequence):
+        example_ = {"x": ("batch", 16), "rate": ()}
+        raise UsageError(
+            f"`inputs=` holds {type(shape).__name__}{' for ' * bool(name)}{name}; a mapping of names to shapes is needed, such "
+            f"as {example_}; tensors to compare on go to `sample=`"
+        )
+    return TensorInfo(name, "float32", tuple(shape))
+
+
 def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...]:
     """Inputs as they are given, checked against forward's arguments."""
     return _inputs(source, inputs, None, None)[0]
@@ -318,7 +334,8 @@ def described_inputs(source: Source, inputs: InputSpec) -> tuple[TensorInfo, ...
 
 def _info(info: TensorInfo) -> TensorInfo:
     check_shape(info.shape, f"input {info.name}")
-    info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype))
+    axis = info.batch_axis if info.shape else None
+    info = replace(info, dtype=_TORCH.get(info.dtype, info.dtype), batch_axis=axis)
     try:
         np.dtype(info.dtype)
     except TypeError:
@@ -342,12 +359,14 @@ def _samples(
             if info.name not in arrays:
                 raise DataError(f"the sample has no input {info.name!r}; it has: {', '.join(arrays)}")
         said = "arrays" if isinstance(sample, Mapping) else "an array"
-        return {info.name: usable(arrays[info.name], info, "the sample") for info in infos}, said
+        found = {info.name: usable(arrays[info.name], info, "the sample") for info in infos}
+        return {info.name: found[info.name] if info.shape else np.asarray(found[info.name][0]) for info in infos}, said
     path = Path(sample)
     if not path.exists():
         raise UsageError(f"the sample {path} doesn't exist; give .npz, .npy, an image or a folder of images")
     if path.suffix == ".npz" and len({info.shape[:1] for info in infos}) > 1:  # not all begin with the samples
-        whole, _ = _samples(infos, {name: array[:] for name, array in stored_arrays(path).items()}, preprocess)
+        found = {name: array[:] if array.ndim else array.whole() for name, array in stored_arrays(path).items()}
+        whole, _ = _samples(infos, found, preprocess)
         return whole, str(path)
     if path.suffix in (".npz", ".npy"):
         batches = open_data(infos, data=path, limit=SAMPLES)
@@ -393,17 +412,25 @@ class _Subject:
     arrays: Mapping[str, NDArray[Any]]
 
     @property
+    def first(self) -> int | str:
+        """The first dimension of the first input that has any."""
+        return next((info.shape[0] for info in self.infos if info.shape), 1)
+
+    @property
+    def samples(self) -> int:
+        return min((len(array) for array in self.arrays.values() if array.ndim), default=1)
+
+    @property
     def batch_sizes(self) -> tuple[int, ...]:
         """Two batch sizes where the first dimension is dynamic and there are samples for it."""
-        first = self.infos[0].shape[0]
-        return (first,) if isinstance(first, int) else tuple(dict.fromkeys((1, min(map(len, self.arrays.values())))))
+        return (self.first,) if isinstance(self.first, int) else tuple(dict.fromkeys((1, self.samples)))
 
     def batch(self, size: int) -> dict[str, NDArray[Any]]:
         """The first `size` samples, repeated if there are fewer; inputs without the batch stay whole.
 
         A state may have the batch behind its layers; a size that is fixed counts as the batch on the first axis alone.
         """
-        batch, first = dict(self.arrays), self.infos[0].shape[0]
+        batch, first = dict(self.arrays), self.first
         for info in self.infos:
             for axis, name in enumerate(info.shape):
                 if name == first and (axis == 0 or isinstance(name, str)):
@@ -441,7 +468,7 @@ def _elsewhere(
 
     A trace may hold the sizes that it was made at, and give other results, or none, at any other.
     """
-    infos, batch = subject.infos, subject.infos[0].shape[0]
+    infos, batch = subject.infos, subject.first
     traced = {
         size: subject.arrays[info.name].shape[axis]
         for info in infos
@@ -519,9 +546,9 @@ def _operators(subject: _Subject) -> list[str]:
 
 
 def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
-    torch, infos, first = subject.torch, subject.infos, subject.infos[0].shape[0]
+    torch, infos, first = subject.torch, subject.infos, subject.first
     # A traced size of 1 would be taken for a constant, so a dynamic batch is traced with two samples.
-    size = first if isinstance(first, int) else max(2, min(map(len, subject.arrays.values())))
+    size = first if isinstance(first, int) else max(2, subject.samples)
     shapes = tuple(
         {axis: name for axis, name in enumerate(info.shape) if isinstance(name, str)} or None for info in infos
     )

@@ -1,9 +1,10 @@
 """What a network takes and gives: names, types, shapes, and the axis of each on which samples lie.
 
 Samples lie on the first axis unless the graph says otherwise: by a dimension that is called batch, by recurrent layers, which
-go along one axis of what they read and keep the samples on another, or by a size that all inputs share. Where that
-isn't known of some input then, or isn't an open size, an array of each input is one sample as a whole: that is right for every
-model. An input that is a single number has one for each sample.
+go along one axis of what they read and keep the samples on another, by a size that all inputs share, or by mixing the first
+axis, as attention does where steps come first (`graph.mixed`). Where the axis isn't known of some input then, or isn't an open
+size, an array of each input is one sample as a whole: that is right for every model. An input that is a single number has one
+for each sample.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from trtopt.core.documents import Damaged, parsed_json
 from trtopt.core.values import TensorInfo
+from trtopt.graph.mixed import kept_apart
 from trtopt.graph.proto import LARGE, STANDARD, attribute, infer_shapes, skeleton, tensor_info
 
 _KEY = "trtopt.batch_axes"  # of a model's metadata
@@ -53,6 +55,13 @@ def record_batch_axes(proto: ModelProto, original: ModelProto) -> None:
         proto.metadata_props.add(key=_KEY, value=json.dumps(axes))
 
 
+def forget_batch_axes(proto: ModelProto) -> None:
+    """Take out of a model's metadata what `record_batch_axes` wrote."""
+    kept = [item for item in proto.metadata_props if item.key != _KEY]
+    del proto.metadata_props[:]
+    proto.metadata_props.extend(kept)
+
+
 def _recorded(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str, int | None] | None:
     """None where nothing is, or nothing that fits the inputs."""
     text = next((item.value for item in proto.metadata_props if item.key == _KEY), "null")
@@ -74,6 +83,10 @@ def _batch_axes(proto: ModelProto, inputs: Mapping[str, TensorInfo]) -> dict[str
         named = {size for size in info.shape if isinstance(size, str) and size.lower().startswith("batch")}
         if (axis := _only(info.shape, named)) is not None:
             known[name] = axis
+    if not known and any(info.open_axes[:2] == (0, 1) and len(info.shape) < 4 for info in inputs.values()):
+        kept = kept_apart(proto, inputs) or {}
+        if any(0 in inputs[name].open_axes and 0 not in axes for name, axes in kept.items()):
+            known = {name: axes[0] if axes else None for name, axes in kept.items() if len(axes) < 2}
     sizes = {inputs[name].shape[axis] for name, axis in known.items() if axis is not None}
     if not known and len(inputs) > 1:
         shared = set.intersection(*(set(info.shape) for info in inputs.values()))

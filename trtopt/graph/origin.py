@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.values import Issue
+from trtopt.graph.decided import how_to_decide
 from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
 
@@ -25,7 +26,7 @@ class Origins:
         self._tensors = {value.name for value in original.graph.input} | {
             name for node in nodes for name in node.output
         }
-        self._links = Links(made.graph)
+        self._made, self._links = made, Links(made.graph)
         self._nodes = {node.name: node for node in self._links.nodes}
 
     def of(self, name: str) -> str:
@@ -67,4 +68,5 @@ class Origins:
         origins = [f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow[:3]]
         some = ", ".join(origins) + (", …" if len(flow) > 3 else "")
         advice = "export it with that decided, or, where it depends on a size, leave its other side out of `shapes=`"
+        advice += f"; {decide}" if (decide := how_to_decide(self._made)) else ""
         return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: {advice}"

@@ -40,7 +40,8 @@ def synthetic_inputs(inputs: Sequence[TensorInfo], sizes: Mapping[str, int]) -> 
                 f"the input {info.name} has {math.prod(shape)} numbers; made-up inputs at most {SYNTHETIC}"
             )
         if info.dtype.startswith(("float", "bfloat")):
-            arrays[info.name] = generator.standard_normal(shape).astype(info.dtype)
+            numbers: Any = generator.standard_normal(shape)
         else:
-            arrays[info.name] = generator.integers(0, 2, shape).astype(info.dtype)
+            numbers = generator.integers(0, 2, shape)
+        arrays[info.name] = np.asarray(numbers, info.dtype)  # without dimensions it is no array
     return arrays

@@ -25,6 +25,7 @@ from trtopt.core.values import BuildSpec, Issue, Precision, Profile, TensorInfo,
 from trtopt.data import SAMPLES, open_data
 from trtopt.data.convert import single_runs
 from trtopt.data.preprocess import Preprocess
+from trtopt.graph.decided import decided
 from trtopt.graph.guard import invalid
 from trtopt.graph.half import has_half
 from trtopt.graph.inputs import network_inputs
@@ -120,6 +121,9 @@ def check(request: CheckRequest) -> CheckReport:
     Args:
         fix: write the cleaned model here: folded, opset lowered to what the backend reads, open ends of Slice within
             int32. Written only if ONNX Runtime gives the same outputs (on seeded synthetic inputs) or isn't installed.
+        set: what is decided of inputs, before all else: "sr=16000", a value, which becomes a constant of the model that `fix`
+            writes (several numbers with commas between; one fills an input), or "x:batchx576", sizes and their names. A
+            dimension called batch counts samples, whichever it is.
         backend: whose parser to ask: "auto", "tensorrt" or "rtx".
         target: compute capabilities to build for, such as "sm89".
         shapes, min_shapes, opt_shapes, max_shapes: profiles, as for `build`, to check against the inputs.
@@ -143,6 +147,8 @@ def check(request: CheckRequest) -> CheckReport:
         with reporter.phase("read and validate"):
             loaded = load_model(request.model, lazy=True)
             fingerprint = loaded.fingerprint  # now: `fix` may be the model's own file
+            if request.set:
+                loaded = load_model(decided(loaded.proto, request.set))
     except InvalidModel as error:
         return CheckReport(name, (Finding("error", "invalid-model", "", "", str(error)),))
     findings: list[Finding] = []

@@ -29,6 +29,11 @@ class CheckRequest:
     fix: str | os.PathLike[str] | None = option(
         None, help="Write the folded, cleaned model.", metavar="OUT", typed=Path
     )
+    set: Sequence[str] | str = option(
+        (),
+        help="Decide an input: its value (sr=16000), or its sizes and their names (x:batchx576); repeatable. --fix writes it.",
+        metavar="NAME=VALUE|NAME:SHAPE",
+    )
     backend: str = shared.backend()
     target: str | Iterable[str] = shared.target()
     shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import choice
+from trtopt.graph.decided import how_to_decide
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX
 from trtopt.graph.proto import STANDARD, Links, attribute, dtype_name, opset_version, tensor_info, to_array
@@ -88,7 +89,7 @@ _WARNINGS = {
     ),
     "control-flow": (
         "control flow that folding couldn't decide",
-        "export with the condition fixed; reduced precision doesn't reach into it",
+        "{decide}; reduced precision doesn't reach into it",
     ),
     "fp16-variance": (
         "a variance spelled out (square, then mean) overflows FP16 above 255",
@@ -135,7 +136,6 @@ _WORDS = {"error": _ERRORS, "warning": _WARNINGS, "info": _INFOS}
 # Operators that are worth a finding wherever they are.
 _OPERATORS = (
     *(((op,), "data-dependent-shape") for op in ("NonZero", "NonMaxSuppression", "Unique", "Compress")),
-    (("If", "Loop", "Scan"), "control-flow"),
     (("QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"), "integer-operator"),
     *(((op,), "fp16-range") for op in ("Exp", "ReduceSum", "ReduceSumSquare", "ReduceL2", "ReduceLogSumExp", "CumSum")),
     (("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization"), "fp16-normalization"),
@@ -343,6 +343,9 @@ def _operators(graph: _Graph) -> Iterator[Finding]:
         yield from _several(nodes, "custom-operator", domain=domain)
     for ops, words in _OPERATORS:
         yield from _several(graph.of(*ops), words)
+    if flow := graph.of("If", "Loop", "Scan"):
+        decide = how_to_decide(graph.proto) or "export with the condition fixed"
+        yield from _several(flow, "control-flow", decide=decide)
 
 
 def _structure(graph: _Graph) -> Iterator[Finding]:

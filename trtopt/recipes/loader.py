@@ -168,6 +168,8 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
             where = f"inputs.{key}"
             one = converted(table, _Input, where)
             check_keys(table, {item.name for item in fields(_Input)}, where)
+            if "shape" not in table:
+                raise UsageError(f"the recipe {path}: {where} has no shape; write such as ['batch', 3, 224, 224]")
             infos.append(TensorInfo(key, one.dtype, check_shape(one.shape, f"the recipe {path}: {where}")))
             if one.range is not None:
                 ranges[key] = _fitting(ShapeRange.parse(one.range), infos[-1], f"the recipe {path}: {where}")
@@ -261,15 +263,13 @@ def check_keys(table: Iterable[str], known: Iterable[str], where: str = "it") ->
 
 
 def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
-    """`shape` if every entry is a positive size or a dimension's name."""
+    """`shape` if every entry is a positive size or a dimension's name; () is a single number's."""
     for size in shape:
         is_size = isinstance(size, int) and not isinstance(size, bool) and size > 0
         if not is_size and not (isinstance(size, str) and size.isidentifier()):
             raise UsageError(
                 f"{what}: the shape {list(shape)} has {size!r}; needed: a positive size or a dimension's name"
             )
-    if not shape:
-        raise UsageError(f"{what} has no shape; write such as ['batch', 3, 224, 224]")
     return tuple(shape)
 
 

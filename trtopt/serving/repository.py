@@ -172,6 +172,8 @@ class _Model:
                 on_gpu=request.runtime != "onnxruntime",
                 image_bytes=None if image is None else len(image),
             )
+        if not batching.most and request.max_delay != DeployRequest.max_delay:
+            self.notes.append("`max_delay=` has no effect: without batches no request waits for others")
         if not config["model_warmup"]:
             why = "inputs whose values decide shapes" if interface.values else "sizes that no profile bounds"
             self.notes.append(f"no warm-up: it has {why}")

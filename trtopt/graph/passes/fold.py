@@ -42,6 +42,7 @@ from trtopt.graph.lazy_weights import set_external
 from trtopt.graph.passes.opset import upgraded
 from trtopt.graph.proto import (
     LARGE,
+    STANDARD,
     all_nodes,
     all_tensors,
     fingerprint,
@@ -319,6 +320,11 @@ def _refuse(proto: ModelProto) -> None:
         raise ModelError(f"its Concats join each other's results, to more than {PARTS} parts")
     if any(node.op_type == "FlexAttention" for node in all_nodes(proto.graph)):
         raise ModelError("FlexAttention's bodies don't see the graph around them, where their constants would go")
+    for node in all_nodes(proto.graph):
+        if node.op_type.startswith("Optional") and node.domain in STANDARD:  # onnxscript fails on them
+            raise ModelError(
+                f"{node.name or node.op_type} ({node.op_type}) works on optional values, which TensorRT hasn't"
+            )
 
 
 def _pieces(node: ir.Node) -> int:

@@ -1,0 +1,142 @@
+"""Inputs that are decided: values become constants, sizes and their names the graph's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto, TensorProto, helper
+from world import World, has
+
+import trtopt
+from trtopt.core.errors import CalibrationError, UsageError
+from trtopt.graph.decided import decided
+from trtopt.graph.inputs import network_inputs
+from trtopt.graph.io import load_model, save_model
+from trtopt.graph.passes.fold import fold
+from trtopt.ort.sessions import OnnxSession
+
+
+def rated() -> ModelProto:
+    """A convolution of its own for each rate, and one that is squeezed where there is one step."""
+    weights = {
+        "w8": values(16, 16, 3),
+        "w16": values(16, 16, 3, seed=1),
+        "rate": np.array(16000),
+        "last": np.array([2]),
+    }
+    bodies = {
+        f"{side}_branch": helper.make_graph(
+            [node("Conv", f"x {weight}", f"{side}_c", f"conv_{weight}"), node("Relu", f"{side}_c", f"{side}_y")],
+            side, [], [helper.make_tensor_value_info(f"{side}_y", TensorProto.FLOAT, None)],
+        )
+        for side, weight in (("then", "w16"), ("else", "w8"))
+    }  # fmt: skip
+    nodes = [node("Equal", "sr rate", "is16"), node("If", "is16", "y", "choice", **bodies)]
+    proto = model(nodes, inputs={"x": ["n", 16, "t"]}, outputs={"y": ["n", 16, None]}, weights=weights)
+    proto.graph.input.append(helper.make_tensor_value_info("sr", TensorProto.INT64, []))
+    return proto
+
+
+def operators(proto: ModelProto) -> list[str]:
+    return [item.op_type for item in proto.graph.node]
+
+
+@pytest.mark.parametrize(("rate", "weight"), [(16000, "w16"), (8000, "w8")])
+def test_a_value_decides_control_flow(rate: int, weight: str) -> None:
+    proto = rated()
+    made = decided(proto, [f"sr={rate}"])
+    assert len(proto.graph.input) == 2 and list(network_inputs(made)) == ["x"]
+    folded, _ = fold(load_model(made).proto)
+    assert operators(folded) == ["Conv", "Relu"] and folded.graph.node[0].name == f"conv_{weight}"
+    x = values(2, 16, 9)
+    expected = OnnxSession(proto)({"x": x, "sr": np.asarray(rate)})["y"]
+    np.testing.assert_allclose(OnnxSession(folded)({"x": x})["y"], expected, rtol=1e-5)
+
+
+def test_sizes_and_names_are_set_wherever_the_same_name_stands() -> None:
+    made = decided(rated(), ["x:batchx16x9"])
+    assert network_inputs(made)["x"].shape == ("batch", 16, 9)
+    assert made.graph.output[0].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert network_inputs(decided(rated(), ["x:?,16,9"]))["x"].shape == ("n", 16, 9)
+    sequence_first = decided(rated(), ["x:time,16,batch"])
+    assert network_inputs(sequence_first)["x"].batch_axis == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "text", "expected"),
+    [
+        ((3,), TensorProto.INT64, "1, 2,3", [1, 2, 3]),
+        ((2, 2), TensorProto.FLOAT, "0.5", [[0.5, 0.5], [0.5, 0.5]]),
+        ((1,), TensorProto.BOOL, "true", [True]),
+        ((), TensorProto.INT64, str(2**62 + 1), 2**62 + 1),
+        ((1,), TensorProto.FLOAT16, "-1e-3", [np.float16(-1e-3)]),
+    ],
+)
+def test_values_of_any_type(shape: Any, dtype: int, text: str, expected: Any) -> None:
+    proto = model([node("Identity", "x", "y")], inputs={"x": shape}, outputs={"y": shape}, dtype=dtype)
+    (found,) = decided(proto, [f"x={text}"]).graph.initializer
+    array = np.asarray(helper.tensor_dtype_to_np_dtype(dtype).type(expected) if shape == () else expected)
+    from onnx import numpy_helper
+
+    assert found.data_type == dtype
+    np.testing.assert_array_equal(numpy_helper.to_array(found), array)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rate=3", r"sets no input.*NAME=VALUE or NAME:1x576.*x \(n, 16, t\), sr scalar"),
+        ("sr", "sets no input"),
+        ("sr=", "sets no input"),
+        ("sr=1.5", "int64 can't hold that"),
+        ("sr=fast", "can't be read; numbers"),
+        ("sr=1,2", r"has 2 numbers; the input is scalar"),
+        ("x=0", r"set its sizes, too, as by `set='x:1,16,1'`"),
+        ("x:2x16", r"has 2 sizes; the input is \(n, 16, t\)"),
+        ("x:2x8x9", "size 1 is 16 in the model"),
+        ("x:2x16x-1", "can't be read; write sizes and names"),
+    ],
+)
+def test_what_does_not_fit_is_refused(text: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        decided(rated(), [text])
+
+
+def test_what_decides_control_flow_is_named_and_check_writes_it(world: World, tmp_path: Path) -> None:
+    save_model(rated(), tmp_path / "m.onnx")
+    said = world.run("check", tmp_path / "m.onnx", "--json")
+    (found,) = [item for item in trtopt.check(tmp_path / "m.onnx").findings if item.code == "control-flow"]
+    assert "trtopt check MODEL `set=['sr=VALUE']` `fix='OUT.onnx'`" in found.hint and "set=" not in said.out
+    with pytest.raises(CalibrationError, match=r"inside control flow isn't quantized: .*`set=\['sr=VALUE'\]`"):
+        trtopt.calibrate(tmp_path / "m.onnx", data={"x": values(40, 16, 9), "sr": 16000}, output=tmp_path / "t.json")
+    written = tmp_path / "m16.onnx"
+    said = world.run("check", tmp_path / "m.onnx", "--set", "sr=16000", "--set", "x:batchx16x9", "--fix", written)
+    has(said.out, "outputs unchanged")
+    assert said.status == 0 and operators(load_model(written).proto) == ["Conv", "Relu"]
+    assert trtopt.calibrate(written, data={"x": values(40, 16, 9)}, output=tmp_path / "t.json").table.samples == 40
+
+
+def test_sizes_are_named_where_they_decide() -> None:
+    body = {
+        f"{side}_branch": helper.make_graph(
+            [node(op, "x", f"{side}_y")],
+            side,
+            [],
+            [helper.make_tensor_value_info(f"{side}_y", TensorProto.FLOAT, None)],
+        )
+        for side, op in (("then", "Relu"), ("else", "Neg"))
+    }
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s one", "d"),
+        node("Equal", "d one", "is1"),
+        node("If", "is1", "y", "choice", **body),
+    ]
+    proto = model(nodes, inputs={"x": ["n", "t"]}, outputs={"y": None}, weights={"one": np.array(1)})
+    (found,) = [item for item in trtopt.check(proto).findings if item.code == "control-flow"]
+    assert "`set=['x:SIZES']`" in found.hint
+    assert operators(fold(decided(proto, ["x:4x1"]))[0]) == ["Relu"]

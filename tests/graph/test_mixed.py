@@ -1,0 +1,127 @@
+"""Which axes a graph mixes, and where samples lie therefore."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from graphs import model, node, values
+from onnx import ModelProto, NodeProto, TensorProto
+
+from trtopt.graph.inputs import network_inputs
+from trtopt.graph.mixed import kept_apart
+
+WIDTH, HEADS = 24, 3
+WEIGHTS = {
+    "one": np.array(1), "none": np.array([0]), "heads": np.array(HEADS), "deep": np.array([WIDTH // HEADS]),
+    "wide": np.array([WIDTH]), "w": values(WIDTH, WIDTH), "axis0": np.array([0]), "axis1": np.array([1]),
+    "first": np.array(0), "far": np.array([2**31 - 1]), "table": values(40, 1, WIDTH), "few": np.array([2]),
+    "words": values(50, WIDTH),
+}  # fmt: skip
+
+
+def attention(x: str = "x") -> list[NodeProto]:
+    """As PyTorch's: steps × samples × width, in which samples and heads are merged to one axis."""
+    return [
+        node("Shape", x, "steps", "", start=0, end=1), node("Shape", x, "count", "", start=1, end=2),
+        node("Mul", "count heads", "rows"), node("Concat", "steps rows deep", "parted", axis=0),
+        node("Reshape", f"{x} parted", "p"), node("Transpose", "p", "q", perm=[1, 0, 2]),
+        node("Transpose", "q", "k", perm=[0, 2, 1]), node("MatMul", "q k", "scores"), node("Softmax", "scores", "s"),
+        node("MatMul", "s q", "v"), node("Transpose", "v", "o", perm=[1, 0, 2]),
+        node("Concat", "steps count wide", "whole", axis=0), node("Reshape", "o whole", "r"), node("MatMul", "r w", "y"),
+    ]  # fmt: skip
+
+
+def net(nodes: list[NodeProto], *, opset: int = 17, **inputs: Any) -> ModelProto:
+    read = {name for item in nodes for name in item.input}
+    weights = {name: array for name, array in WEIGHTS.items() if name in read}
+    return model(nodes, inputs=inputs or {"x": ["", "?", WIDTH]}, outputs={"y": None}, weights=weights, opset=opset)
+
+
+def axes(proto: ModelProto) -> dict[str, int | None]:
+    return {name: info.batch_axis for name, info in network_inputs(proto).items()}
+
+
+def test_attention_over_the_first_axis_keeps_samples_on_the_second() -> None:
+    assert axes(net(attention())) == {"x": 1}
+    assert axes(net(attention(), x=["a", "b", WIDTH])) == {"x": 1}
+
+
+def test_attention_over_the_second_axis_keeps_them_on_the_first() -> None:
+    assert axes(net([node("Transpose", "x", "t", perm=[1, 0, 2]), *attention("t")])) == {"x": 0}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [node("ReduceMean", "x", "y", axes=[0])],
+        [node("Gather", "x first", "y", axis=0)],
+        [node("Softmax", "x", "y", axis=0)],
+        [node("Slice", "x none few", "y")],
+        [node("Einsum", "x x", "y", equation="tnc,tnd->ncd")],
+        [node("Concat", "x x", "y", axis=0)],
+        [node("CumSum", "x first", "y")],
+    ],
+)
+def test_what_goes_along_an_axis_mixes_it(end: list[NodeProto]) -> None:
+    assert axes(net(end)) == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        [node("Relu", "x", "y")],
+        [node("LayerNormalization", "x wide_scale", "y")],
+        [node("Slice", "x none far", "y")],
+        [node("MatMul", "x w", "y")],
+        [node("ReduceMean", "x", "y", axes=[0]), node("ReduceMean", "x", "z", axes=[1])],
+    ],
+)
+def test_where_nothing_or_everything_is_mixed_samples_stay_first_or_are_whole(end: list[NodeProto]) -> None:
+    proto = net(end)
+    proto.graph.initializer.extend(model([], weights={"wide_scale": values(WIDTH)}).graph.initializer)
+    assert axes(proto) == {"x": None if len(end) == 2 else 0}
+
+
+def test_a_table_of_positions_may_end() -> None:
+    nodes = [
+        node("Gather", "words ids", "x"),
+        node("Shape", "ids", "length", "", start=0, end=1),
+        node("Slice", "table none length", "places"),
+        node("Add", "x places", "placed"),
+        *attention("placed"),
+    ]
+    proto = net(nodes, ids=["t", "n"])
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+    assert axes(proto) == {"ids": 1}
+
+
+@pytest.mark.parametrize("sizes", ["s n t n", "? ? ? ?"])
+def test_two_sequences_have_their_samples_on_the_same_axis(sizes: str) -> None:
+    s, n, t, m = sizes.split()
+    nodes = [
+        node("Transpose", "x", "q", perm=[1, 0, 2]),
+        node("Transpose", "z", "k", perm=[1, 2, 0]),
+        node("MatMul", "q k", "scores"),
+        node("Softmax", "scores", "p"),
+        node("Transpose", "z", "v", perm=[1, 0, 2]),
+        node("MatMul", "p v", "o"),
+        node("Transpose", "o", "back", perm=[1, 0, 2]),
+        node("Add", "back x", "y"),
+    ]
+    assert axes(net(nodes, x=[t, n, WIDTH], z=[s, m, WIDTH])) == {"x": 1, "z": 1}
+
+
+def test_what_is_not_known_says_nothing() -> None:
+    unknown = net([*attention()[:-1], node("Asinh", "r", "y")])
+    traced = net([node("Reshape", "x fixed", "r"), node("ReduceMean", "r", "y", axes=[0])])
+    traced.graph.initializer.extend(model([], weights={"fixed": np.array([5, -1, WIDTH])}).graph.initializer)
+    for proto in (unknown, traced):
+        assert kept_apart(proto, network_inputs(proto)) is None
+        assert axes(proto) == {"x": 0}
+
+
+def test_images_of_open_sizes_are_not_looked_at() -> None:
+    proto = net([node("ReduceMean", "x", "y", axes=[0])], x=["n", 3, "h", "w"])
+    assert axes(proto) == {"x": 0}
