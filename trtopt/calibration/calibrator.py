@@ -15,6 +15,7 @@ from onnx import ModelProto
 
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
+from trtopt.calibration.histogram import Histogram
 from trtopt.calibration.importing import MISSING, Coverage, import_table
 from trtopt.calibration.mixing import mixing
 from trtopt.calibration.observe import observe
@@ -46,12 +47,14 @@ from trtopt.data import Batches, ImageBatches, Skipped, open_data
 from trtopt.data.arrays import where_counted
 from trtopt.data.convert import single_runs
 from trtopt.data.rebatch import alone
+from trtopt.graph.bounds import bounds
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.opset import to_ir_at
 from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
+from trtopt.graph.passes.typed import near_fp16_end
 from trtopt.graph.proto import fingerprint, in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
@@ -365,7 +368,11 @@ def _measured(
         refuse(quality, insist)
         with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
             ranges = beside.submit(
-                lambda: {} if first is None else half_ranges(prepared.proto, survey.feeds, request.threads, reporter)
+                lambda: (
+                    {}
+                    if first is None
+                    else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+                )
             )
             examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
             quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
@@ -387,13 +394,20 @@ def _measured(
 def half_ranges(
     proto: ModelProto,
     probes: Sequence[Mapping[str, NDArray[Any]]],
+    counted: Mapping[str, Histogram],
     threads: int | None = None,
     reporter: Reporter = SILENT,
 ) -> dict[str, float]:
-    """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run."""
+    """What comes near FP16's largest number in the samples kept for a look into the model; nothing where it can't be run.
+
+    Args:
+        counted: histograms of all samples: what can't come near by these needn't be run.
+    """
     feeds = (run.feed for run in single_runs(network_inputs(proto), probes[:RANGED]))
+    within = bounds(proto, {name: (item.low, item.high) for name, item in counted.items()})
+    small = {name for name, (low, high) in within.items() if not near_fp16_end(max(high, -low))}
     try:
-        return beyond_fp16(measure_ranges(proto, feeds, threads=threads))
+        return beyond_fp16(measure_ranges(proto, feeds, threads=threads, but=small))
     except ModelError as error:
         reporter.note(f"what comes near FP16's largest number is only known of the tensors that were counted: {error}")
         return {}

@@ -229,7 +229,7 @@ def make_tables(
     probes = _probes(model, data, survey.samples)
     examined = examine(load_model(wanted[0][0], lazy=True).proto, probes.images)
     quality = {**quality, "mixing": mixing(prepared.proto, probes.feeds)}
-    ranges = half_ranges(prepared.proto, probes.feeds)
+    ranges = half_ranges(prepared.proto, probes.feeds, whole.histograms)
 
     def written(path: Path, method: str, output: Path) -> dict[str, Any] | TrtoptError:
         try:

@@ -6,7 +6,7 @@ model that holds FP16 or BF16 each result is looked at before it is rounded to i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -45,7 +45,9 @@ class TensorRange:
     nonfinite: int = 0
 
 
-def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | None = None) -> dict[str, TensorRange]:
+def measure_ranges(
+    proto: ModelProto, feeds: Iterable[Feed], *, threads: int | None = None, but: Collection[str] = ()
+) -> dict[str, TensorRange]:
     """The ranges of all floating tensors outside of bodies, inputs first, then in graph order.
 
     Args:
@@ -53,6 +55,7 @@ def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | N
             tensors is that before rounding.
         feeds: the model's inputs, one run each; what a run gives is dropped before the thread's next.
         threads: runs at the same time; None: one per core.
+        but: tensors to leave out. What only they need isn't computed, and nothing is run where no other is left.
 
     Raises:
         ModelError: ONNX Runtime can't run the model.
@@ -66,9 +69,13 @@ def measure_ranges(proto: ModelProto, feeds: Iterable[Feed], *, threads: int | N
     own |= {f"{name}{EXACT}" for name in own} if wide is not proto else set()
     made = [name for node in wide.graph.node for name in node.output if name in own]
     # What has no known type is asked for as well: operators of other domains give floats, too.
-    names = [name for name in made if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
+    floating = [name for name in made if kinds.get(name, TensorProto.FLOAT) in (*_FLOATS, TensorProto.UNDEFINED)]
+    names = [name for name in floating if name not in but]
     session = open_session(wide, outputs=names, threads=1, memory_pattern=False, purpose=PURPOSE) if names else None
-    inputs = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
+    fed = [name for name, info in network_inputs(wide).items() if info.dtype.startswith(("float", "bfloat"))]
+    inputs = [name for name in fed if name not in but]
+    if not names and not inputs:
+        return {}
 
     def run(feed: Feed) -> dict[str, NDArray[np.float64]]:
         try:
