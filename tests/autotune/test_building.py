@@ -351,6 +351,30 @@ def test_ctrl_c_while_comparing_leaves_the_engine_whole(gpu: Gpu, build: Build, 
     assert gpu.built == ["int8", "fp16", "fp16"]
 
 
+@pytest.mark.parametrize("best", [True, False])
+def test_a_profile_in_which_int8_is_slower_is_named(
+    gpu: Gpu, build: Build, monkeypatch: pytest.MonkeyPatch, best: bool
+) -> None:
+    time = PlayedSession.time
+
+    def timed(self: PlayedSession, inputs: Any, *given: Any) -> Timing:
+        found = time(self, inputs, *given)
+        longer = 2.0 if self.precision == "int8" and inputs["x"].shape[0] == 1 else 1.0
+        return replace(found, gpu=Spread(*[value * longer for value in vars(found.gpu).values()]))
+
+    monkeypatch.setattr(PlayedSession, "time", timed)
+    options = {"shapes": ["x:1x3x32x32", "x:8x3x32x32"], **({"best": True} if best else {})}
+    for _ in range(2):  # an engine that is up to date says it, too
+        heard = Heard()
+        result = build(**options, reporter=heard)
+        assert result.comparison["kept"] == "int8"
+        (said,) = [text for text in heard.warnings if "takes longer than FP16" in text]
+        has(said, "at x 1x3x32x32 (1.25 times its time)", "`shapes=`")
+    one = Heard()
+    build(**{**options, "shapes": ["x:8x3x32x32"]}, reporter=one)
+    assert not [text for text in one.warnings if "takes longer" in text]
+
+
 # The best ----------------------------------------------------------------------------------------------------------------
 
 

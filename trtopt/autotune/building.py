@@ -47,7 +47,7 @@ from trtopt.core.files import (
     writing_together,
 )
 from trtopt.core.options import taking, without
-from trtopt.core.progress import recorded
+from trtopt.core.progress import Reporter, recorded
 from trtopt.core.values import Precision
 from trtopt.core.version import __version__
 from trtopt.data.preprocess import Preprocess
@@ -282,12 +282,18 @@ def _asked_for(request: BuildRequest) -> BuildResult:
         how = longer if comparison.speedup < 1 / (1 + EQUAL) else "is no faster than"
         instead = f"use `best=True` or `{base}=True`"
         reporter.warn(f"{quantized.upper()} {how} {base.upper()} on {comparison.gpu}: {instead}")
+    _warn_of_slower(comparison, reporter)
     if lost := comparison.lost(str(quantized)):
         reporter.warn(
             f"the results of this {quantized.upper()} engine have little to do with the model's ({lost}): use `{base}=True`, "
             "or `min_snr=` to keep out of it what loses most; `trtopt verify MODEL.onnx ENGINE --per-layer` says where"
         )
     return replace(result, comparison=comparison.describe())
+
+
+def _warn_of_slower(comparison: Comparison, reporter: Reporter) -> None:
+    if slower := comparison.slower():
+        reporter.warn(slower)
 
 
 def _kinds(request: BuildRequest, model: Model) -> Mapping[str, Kind]:
@@ -346,6 +352,7 @@ class _Best:
             best = made[Precision(comparison.kept)]
             self._install(best, made.get(self.quantized), comparison)
         self.reporter.note(comparison.why)
+        _warn_of_slower(comparison, self.reporter)
         return self._result(best, comparison, seconds=time.monotonic() - self.started)
 
     def _selected(self, folder: Path, stack: contextlib.ExitStack) -> tuple[dict[Precision, BuildResult], Comparison]:
@@ -443,6 +450,7 @@ class _Best:
         if not result.cached:
             return None
         self.reporter.note(f"{self.output} is up to date: {comparison.why}")
+        _warn_of_slower(comparison, self.reporter)
         if comparison != stored:  # other limits
             _store(self.output, comparison)
         return self._result(result, comparison, seconds=result.seconds)

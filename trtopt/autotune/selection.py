@@ -136,6 +136,22 @@ class Comparison:
         said = [_compared(mine, other), *([] if mine.accuracy is None else [_accuracy(mine, other.name)])]
         return replace(self, kept=precision, why=f"{mine.name} as asked for: {'; '.join(said)}")
 
+    def slower(self) -> str:
+        """At which shapes the engine that is kept takes longer than another within the limits, where it doesn't over all
+        profiles; empty: at none."""
+        kept = next(item for item in self.candidates if item.precision == self.kept)
+        for other in self.candidates:
+            outside = self.limits is not None and other.accuracy is not None and self.limits.missed(other.accuracy)
+            if other is kept or not other.times or outside or kept.relative_time(other) > 1 + EQUAL:
+                continue
+            pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(kept.times, other.times)]
+            if places := [f"{_shapes(mine)} ({ratio:.2f} times its time)" for mine, ratio in pairs if ratio > 1 + EQUAL]:
+                return (
+                    f"{kept.name} takes longer than {other.name} at {', '.join(places)}: for what runs there alone, build an "
+                    "engine of its own with that in `shapes=`"
+                )
+        return ""
+
     def lost(self, precision: str) -> str:
         """How near its results are to those that it was judged against, where they have next to nothing to do with them; empty:
         they have, or that isn't known."""
@@ -176,11 +192,15 @@ class Comparison:
         return replace(self, best=True, limits=limits, kept=kept.precision, why=why)
 
 
+def _shapes(times: Times) -> str:
+    return "; ".join(f"{name} {shape}" for name, shape in times.shapes.items())
+
+
 def _compared(mine: Candidate, other: Candidate) -> str:
     """How `mine` compares with `other` in speed."""
     relative = mine.relative_time(other)
     each = ", ".join(f"{a.gpu_ms:.4g} and {b.gpu_ms:.4g} ms" for a, b in zip(mine.times, other.times))
-    shapes = ", ".join("; ".join(f"{name} {shape}" for name, shape in times.shapes.items()) for times in mine.times)
+    shapes = ", ".join(map(_shapes, mine.times))
     relation = f"{1 / relative:.2f} times as fast as" if relative < 1 else f"{relative:.2f} times the time of"
     if abs(math.log(relative)) <= math.log(1 + EQUAL):
         relation = "as fast as"
