@@ -145,7 +145,9 @@ class Comparison:
             if other is kept or not other.times or outside or kept.relative_time(other) > 1 + EQUAL:
                 continue
             pairs = [(mine, mine.gpu_ms / theirs.gpu_ms) for mine, theirs in zip(kept.times, other.times)]
-            if places := [f"{_shapes(mine)} ({ratio:.2f} times its time)" for mine, ratio in pairs if ratio > 1 + EQUAL]:
+            if places := [
+                f"{_shapes(mine)} ({ratio:.2f} times its time)" for mine, ratio in pairs if ratio > 1 + EQUAL
+            ]:
                 return (
                     f"{kept.name} takes longer than {other.name} at {', '.join(places)}: for what runs there alone, build an "
                     "engine of its own with that in `shapes=`"
