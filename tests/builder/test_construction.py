@@ -19,7 +19,14 @@ from world import Heard, unnumbered
 import trtopt
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import CalibrationError, OutputError, PrecisionLost, UnsupportedRequest, UsageError
+from trtopt.core.errors import (
+    CalibrationError,
+    OutputError,
+    PrecisionLost,
+    UnsupportedOperator,
+    UnsupportedRequest,
+    UsageError,
+)
 from trtopt.core.values import Precision
 from trtopt.data.samples import write_crops
 from trtopt.engine.inspection import inspect
@@ -27,6 +34,8 @@ from trtopt.engine.manifest import load_manifest
 from trtopt.graph.io import load_model
 from trtopt.graph.passes.fold import fold
 from trtopt.linting.checker import check
+from trtopt.trt import select
+from trtopt.trt.messages import translate
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX isn't installed: pip install 'trtopt[rtx]'")
 
@@ -408,6 +417,51 @@ def test_what_the_builder_loses_of_a_network_is_kept_out_in_a_second_build(
     assert "runs it in fp16 when quantized" in reasons["conv1"]
     assert result.precision["total"] == 3
     assert sum(result.coverage.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_reads_a_node_without_an_int8_kernel_is_kept_out_in_a_second_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """As TensorRT 8.6 fails on an H100 on a Resize whose result is quantized: played, around real builds."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w0"], ["a"], "first"),
+        helper.make_node("Sigmoid", ["a"], ["s"], "gate"),
+        helper.make_node("Resize", ["s", "", "by"], ["up"], "up", mode="nearest"),
+        helper.make_node("Conv", ["up", "w1"], ["b"], "second"),
+        helper.make_node("Conv", ["b", "w2"], ["y"], "third"),
+    ]
+    random = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array(random.normal(size=(32, 32, 1, 1)).astype(np.float32), f"w{index}")
+        for index in range(3)
+    ]
+    weights.append(numpy_helper.from_array(np.float32([1, 1, 2, 2]), "by"))
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 32, size, size])
+        for name, size in (("x", 8), ("y", 16))
+    )
+    model = helper.make_model(
+        helper.make_graph(nodes, "net", [x], [y], weights), opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    )
+    data = {"x": random.normal(size=(16, 32, 8, 8)).astype(np.float32)}
+    generation = select("rtx")
+    build_really = generation.build
+
+    def played(path: Path, *given: Any, **options: Any) -> Any:
+        if any(node.op_type == "QuantizeLinear" and node.input[0] == "up" for node in onnx.load(path).graph.node):
+            raise translate(("Could not find any implementation for node up.",), "TensorRT can't build m")
+        return build_really(path, *given, **options)
+
+    monkeypatch.setattr(generation, "build", played)
+    heard, options = Heard(), {"int8": True, "data": data, "target": "sm89", "compare": False}
+    if forced:
+        with pytest.raises(UnsupportedOperator, match="parses up but has no implementation"):
+            trtopt.build(model, tmp_path / "m.engine", **options, precision_override=["second=int8"])
+        return
+    result = trtopt.build(model, tmp_path / "m.engine", **options, reporter=heard)
+    assert "no implementation of up in front of it" in {item.node: item.reason for item in result.kept}["second"]
+    assert result.precision["int8"] == 2 and [text for text in heard.warnings if "again with second in FP16" in text]
 
 
 @pytest.mark.parametrize(

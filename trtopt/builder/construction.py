@@ -73,6 +73,7 @@ from trtopt.graph.origin import Origins
 from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
+from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
@@ -430,6 +431,11 @@ class _Build:
             return lowered, seen_through(built, lowered, spec, shapes, self.request.reporter)
         except UnsupportedOperator as error:
             parts = written_out(graph, error.issues, self.request.reporter)
+            reading = {} if self.table is None or error.issues else self._reading(str(error), graph)
+            if parts is None and not reading.keys() <= unquantized.keys():
+                some = ", ".join(list(reading)[:3]) + (", …" if len(reading) > 3 else "")
+                self.request.reporter.warn(f"building again with {some} in {spec.base.upper()}, for {error}")
+                return self._planned(graph, {**unquantized, **reading}, folder)
             if parts is None:
                 origins = Origins(self.model.proto, graph)
                 raise (
@@ -440,6 +446,29 @@ class _Build:
         old = {node.name for node in graph.graph.node}
         new = {node.name: PARTS for node in parts.graph.node if node.name not in old}
         return self._planned(parts, {**unquantized, **new}, folder)
+
+    def _reading(self, error: str, graph: onnx.ModelProto) -> dict[str, str]:
+        """Of what reads a node without an implementation, the layers in INT8 or FP8, each with why it can't be: TensorRT moves
+        the QuantizeLinear in front of them to the node's own input, and then the node has to compute on codes (8.6, a Resize
+        whose result is joined with others: docs/results/zoo.md)."""
+        found: dict[str, str] = {}
+        made: set[str] = set()
+        named = ""
+        operators = {node.name: node.op_type for node in graph.graph.node}
+        for node in graph.graph.node:
+            if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
+                named = named or node.name
+                made.update(node.output)
+            elif made.isdisjoint(node.input):
+                continue
+            elif node.op_type not in WEIGHTED:
+                made.update(node.output)
+            elif (
+                not made.isdisjoint(node.input[:1])
+                and overriding(self.spec.overrides, node.name, operators[node.name]) is None
+            ):
+                found[node.name] = f"{self.generation} has no implementation of {named} in front of it when quantized"
+        return found
 
     # Engines that are there
 

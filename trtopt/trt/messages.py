@@ -212,7 +212,7 @@ _KNOWN: dict[type[TrtoptError], dict[str, str]] = {
         r"Network must have at least one output": "the model has no outputs",
     },
     UnsupportedOperator: {
-        r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |$)": (
+        r"(\S+) has no runners that implement it|Could not find any implementation for node (.+?)(?:\.\)|\. |\.?$)": (
             "TensorRT parses {0} but has no implementation for its types and shapes; if `workspace=` is given, raise it"
         ),
         r"legalUINT8|UINT8.* not supported": (
