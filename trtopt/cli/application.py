@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import os
 import sys
@@ -124,10 +125,13 @@ def command_of(
             if "preprocess" in values:
                 values["preprocess"] = _prepared(values)
             if call is not None:
+                _collect_again()
                 result = call(values, _reporter())
             else:
                 reporter = {"reporter": _reporter()} if "reporter" in entries else {}
-                result = getattr(trtopt, text.__name__)(**values, **reporter)
+                function = getattr(trtopt, text.__name__)
+                _collect_again()
+                result = function(**values, **reporter)
             if json_output:
                 print(json.dumps(told(plain(result)), default=str))
             else:
@@ -141,6 +145,13 @@ def command_of(
         (group or app).command(name, cls=cls, epilog=f"Example: {epilog}")(typed)
 
     return made
+
+
+def _collect_again() -> None:
+    """Look for garbage from here on, but not among what is there."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _repeats(item: Field[Any], about: About) -> bool:
