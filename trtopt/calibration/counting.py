@@ -18,7 +18,7 @@ Counts = NDArray[np.int64]
 
 _CHUNK = 1 << 16  # values at a time in NumPy: the temporaries stay in the cache
 # As in `_native.c`: values at a time, and bytes for their bins and for counts.
-_BLOCK = 1 << 12
+_BLOCK = 1 << 11
 _SCRATCH = (BINS + 64) * 4 + _BLOCK * 2
 _own = threading.local()
 

@@ -15,6 +15,12 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
+#if defined(__GNUC__)
+#define FETCH(address) __builtin_prefetch((const void *)(address))
+#else
+#define FETCH(address) ((void)(address))
+#endif
+
 static int addresses(PyObject *const *args, Py_ssize_t given, Py_ssize_t wanted, int64_t *values)
 {
     if (given != wanted) {
@@ -69,7 +75,7 @@ static PyObject *run(PyObject *Py_UNUSED(self), PyObject *const *args, Py_ssize_
 }
 
 /* Counting |x| in BINS equal bins over [0, 2**exponent). */
-enum { BINS = 16384, DOUBLINGS = 14, SPARE = 64, BLOCK = 1 << 12 };
+enum { BINS = 16384, DOUBLINGS = 14, SPARE = 64, BLOCK = 1 << 11, LINE = 16 };
 
 /* As integers, with the magnitude of negative ones turned round, floats keep their order: -NaN, -inf, ..., inf, NaN. */
 static int32_t turned(int32_t bits) { return bits ^ ((bits >> 31) & 0x7FFFFFFF); }
@@ -153,8 +159,12 @@ static int64_t counted(const float *values, int64_t size, int64_t exponent, int6
             exponent = needed;
         }
         placed(values + start, length, ldexpf((float)BINS, (int)-exponent), bins);
-        for (int64_t i = 0; i < length; i++)
-            fresh[bins[i]]++;
+        for (int64_t i = 0; i < length; i += LINE) {
+            int64_t end = length - i < LINE ? length : i + LINE;
+            FETCH((uintptr_t)values + (size_t)(start + i + 2 * BLOCK) * sizeof *values); /* behind the last it does nothing */
+            for (int64_t j = i; j < end; j++)
+                fresh[bins[j]]++;
+        }
     }
     if (exponent > before) {
         int step = 1 << (exponent - before < DOUBLINGS ? (int)(exponent - before) : DOUBLINGS);
