@@ -18,7 +18,7 @@ from onnx import ModelProto, ValueInfoProto
 
 from trtopt.calibration.counting import BINS, LOWEST_EXPONENT
 from trtopt.calibration.histogram import Histogram
-from trtopt.calibration.observe import Engine, Feed
+from trtopt.calibration.observe import Engine, Feed, open_session
 from trtopt.core.errors import CalibrationError, DeviceError, require
 from trtopt.core.library_output import Shared, quiet
 from trtopt.graph.proto import whole_copy
@@ -112,7 +112,7 @@ class TorchEngine(Engine):
             value.type.tensor_type.shape.dim[0].dim_value for value in self._proto.graph.input if value.name in feed
         )
         few = feed if fixed else {name: array[:1] for name, array in feed.items()}
-        expected = Engine(self._proto, self.outputs).run(few)
+        expected = open_session(self._proto, self.outputs).run(self.outputs, few)
         for name, right, tensor in zip(self.outputs, expected, self._run(few)):
             found = tensor.float().cpu().numpy()
             scale = float(np.abs(right).max(initial=0.0))
