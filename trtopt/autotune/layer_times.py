@@ -12,7 +12,7 @@ from typing import TypeVar
 from trtopt.autotune.candidates import build_candidate, floating_within
 from trtopt.autotune.costs import Measured
 from trtopt.autotune.selection import EQUAL, Arrays, at_opt, measured
-from trtopt.autotune.tuning import Rival, Tuning, Work
+from trtopt.autotune.tuning import Tuning, Work
 from trtopt.builder.asked import spec_of
 from trtopt.builder.construction import BuildResult
 from trtopt.builder.kernels import REGION
@@ -85,22 +85,27 @@ class Engines:
 
     def fastest(self, tuning: Tuning) -> Tuning:
         """The choice, or another within the limits where that is faster: its rival, or INT8 everywhere."""
-        choices = {"chosen": Rival(tuning.table, tuning.chosen)}
+        choices = {"chosen": tuning}
         if tuning.rival is not None:
             choices["rival"] = tuning.rival
         if tuning.left_out and not tuning.whole.missed:
-            choices["whole"] = Rival(replace(tuning.table, left_out={}), tuning.whole)
-        kept = self._kept(tuning.table, "fastest")
-        stored = None if kept is None or len(choices) == 1 else _stored(kept, _Fastest)
-        if stored is None and len(choices) > 1:
-            stored = self._fastest(choices)
-            if kept is not None and stored is not None:
-                write_json(kept, plain(stored))
-        best = choices.get(stored.name if stored else "chosen", choices["chosen"])
+            choices["whole"] = replace(tuning, table=replace(tuning.table, left_out={}), chosen=tuning.whole)
+        best = choices[self._name_of_fastest(choices)]
         self.made |= self._named(best.table)
-        return replace(tuning, table=best.table, chosen=best.chosen)
+        return replace(best, rival=None)
 
-    def _fastest(self, choices: Mapping[str, Rival]) -> _Fastest | None:
+    def _name_of_fastest(self, choices: Mapping[str, Tuning]) -> str:
+        """As an earlier call measured it, or measured now; the first where there is no other, or none that can be built."""
+        first = next(iter(choices))
+        if len(choices) == 1:
+            return first
+        kept = self._kept(choices[first].table, "fastest")
+        stored = None if kept is None else _stored(kept, _Fastest)
+        if stored is None and (stored := self._timed(choices)) is not None and kept is not None:
+            write_json(kept, plain(stored))
+        return first if stored is None or stored.name not in choices else stored.name
+
+    def _timed(self, choices: Mapping[str, Tuning]) -> _Fastest | None:
         """None: none of them can be built."""
         tried = {name: self._tried(choice.table) for name, choice in choices.items()}
         made = {name: result for name, result in tried.items() if result is not None}

@@ -91,14 +91,6 @@ class TunedChoice:
 
 
 @dataclass(frozen=True)
-class Rival:
-    """Another choice within the limits, with what `Tuning` says of one."""
-
-    table: Table
-    chosen: TunedChoice
-
-
-@dataclass(frozen=True)
 class Tuning:
     """What was found.
 
@@ -111,7 +103,8 @@ class Tuning:
         tried: how many choices were.
         cost: in what layers were weighed.
         unfinished: the budget ended the search before all was tried.
-        rival: the choice with the products of one row a sample in floating point; None: there are none, or nothing is timed.
+        rival: the same with the products of one row a sample in floating point, within the limits, too, before it is known
+            which is faster; None: there is no such choice, or nothing is timed.
     """
 
     table: Table
@@ -124,7 +117,7 @@ class Tuning:
     cost: str
     seconds: float
     unfinished: bool = False
-    rival: Rival | None = None
+    rival: Tuning | None = None
 
     @property
     def left_out(self) -> Mapping[str, str]:
@@ -185,8 +178,7 @@ class _Search:
         self.eighths = [name for name in self.eighths if self.costs.pays_in_fp8(name)]
         operators = {name: node.op_type for name, node in self.costs.nodes.items()}
         free = [name for name in self.whole.quantized if overriding(self.overrides, name, operators[name]) is None]
-        self.layers, self.kept_in = free, set(self.whole.quantized) - set(free)  # in INT8 by the user's own wish
-        self.forced = bool(self.kept_in)
+        self.layers, self.forced = free, set(self.whole.quantized) - set(free)  # in INT8 by the user's own wish
         self.made = {name: self.noise.weights.get(name, 0.0) for name in free}
         for tensor, slots in self.whole.reads.items():
             nodes = [node for node, _ in slots if node in operators] or [node for node, _ in slots]
@@ -320,7 +312,7 @@ class _Search:
     def _cheapest(self) -> tuple[str, ...]:
         subsets = [
             subset
-            for size in range(len(self.layers) + self.forced)
+            for size in range(len(self.layers) + bool(self.forced))
             for subset in itertools.combinations(sorted(self.layers), size)
         ]
         costs = {subset: round(self.cost(subset) / self.costs.equal) for subset in subsets}
@@ -528,20 +520,19 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
     sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
     costs = Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes)))
     deadline = time.monotonic() + (math.inf if budget is None else budget)
-    points = partial(points_of, to_ir(proto))
-    eighths = fp8_points(to_ir(proto), (), base, can).quantized if spec.fp8_layers else ()
+    linked = to_ir(proto)
+    points = partial(points_of, linked)
+    eighths = fp8_points(linked, (), base, can).quantized if spec.fp8_layers else ()
     given = partial(graph, used=table)
     search = _Search(given, points, noise, judged, costs, spec.overrides, deadline, reporter, eighths)
     left_out, in_fp8 = search.found()
     chosen = search.judged(left_out, in_fp8)
     reasons = {name: search.reason(name, in_fp8) for name in left_out}
     table = replace(table, left_out=reasons, in_fp8=in_fp8)
-    rival, rows = None, set(one_row_a_sample(to_ir(proto), points(left_out)))
-    if costs.in_int8 and rows and rows.isdisjoint(search.kept_in):
+    rows, other = set(one_row_a_sample(linked, points(left_out))), None
+    if costs.in_int8 and rows and rows.isdisjoint(search.forced):
         other = search.judged([*left_out, *rows], in_fp8)
-        if not other.missed:
-            rival = Rival(replace(table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)}), other)
-    return Tuning(
+    found = Tuning(
         table,
         judge.samples,
         _choice(0, costs.share(search.whole), before),
@@ -552,8 +543,11 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         costs.unit,
         time.monotonic() - started,
         search.unfinished,
-        rival,
     )
+    if other is None or other.missed:
+        return found
+    floating = replace(table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)})
+    return replace(found, rival=replace(found, table=floating, chosen=other))
 
 
 def _kept_file(key: Mapping[str, Any], what: str, reporter: Reporter) -> Path | None:

@@ -454,7 +454,6 @@ class _Build:
         found: dict[str, str] = {}
         made: set[str] = set()
         named = ""
-        operators = {node.name: node.op_type for node in graph.graph.node}
         for node in graph.graph.node:
             if node.op_type not in WEIGHTED and node.name and re.search(rf"(?<!\S){re.escape(node.name)}(?!\S)", error):
                 named = named or node.name
@@ -464,8 +463,7 @@ class _Build:
             elif node.op_type not in WEIGHTED:
                 made.update(node.output)
             elif (
-                not made.isdisjoint(node.input[:1])
-                and overriding(self.spec.overrides, node.name, operators[node.name]) is None
+                not made.isdisjoint(node.input[:1]) and overriding(self.spec.overrides, node.name, node.op_type) is None
             ):
                 found[node.name] = f"{self.generation} has no implementation of {named} in front of it when quantized"
         return found

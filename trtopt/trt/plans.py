@@ -121,11 +121,15 @@ class LoadedEngine:
         with self._deprecated():
             return int(engine.device_memory_size)
 
+    @property
+    def _version(self) -> str:
+        return str(getattr(self.module, "__version__", ""))
+
     @contextmanager
     def _deprecated(self) -> Iterator[None]:
         """For calls that the newer ones can't stand in for. Where warnings are errors (`python -W error`), the bindings of 10
         make the call, give its result and leave the error set, which Python takes for a fault of its own (SystemError)."""
-        if numbers(getattr(self.module, "__version__", "")) < (10,):  # they don't warn
+        if numbers(self._version) < (10,):  # they don't warn
             yield
             return
         with _FILTERS, warnings.catch_warnings():
@@ -209,12 +213,11 @@ class LoadedEngine:
             EngineMismatch: the plan carries a runtime before 10, which calls what a later runtime's allocators don't have: seen
                 on an H100, lean 10.16 ends the process.
         """
-        version = str(getattr(self.module, "__version__", ""))
-        if not self._answers((10, 0)) and numbers(version) >= (10,):
+        if not self._answers((10, 0)) and numbers(self._version) >= (10,):
             earlier = ".".join(map(str, self.made[:3]))
             raise EngineMismatch(
-                f"the shape of an output depends on the data, and TensorRT {version} can't give such an output of a plan made "
-                f"by TensorRT {earlier}: run it on TensorRT {earlier} (or its lean runtime), or build it with a later one"
+                f"the shape of an output depends on the data, and TensorRT {self._version} can't give such an output of a plan "
+                f"made by TensorRT {earlier}: run it on TensorRT {earlier} (or its lean runtime), or build it with a later one"
             )
         base: Any = self.module.IOutputAllocator
 
