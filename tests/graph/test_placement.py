@@ -113,6 +113,22 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     assert points.reads["b"] == (("joined_node", 1),)
 
 
+def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others() -> None:
+    """A class token beside patches: only the patches come to the convolution, and the token would be lost in their scale."""
+    net = Net(("batch", 32, 8, 8))
+    net.add("Shape", "x", out="sizes")
+    net.add("Slice", "sizes", net.const("zero", [0], "int64"), net.const("first", [1], "int64"), out="batch")
+    net.add("Concat", "batch", net.const("rest", [32, 1, 8], "int64"), out="token_shape", axis=0)
+    net.add("Expand", net.const("token", np.full((1, 32, 1, 8), 0.01)), "token_shape", out="tokens")
+    net.add("Relu", "x", out="patches")
+    net.add("Concat", "tokens", "patches", out="joined", axis=2)
+    ends = [net.const(name, [value], "int64") for name, value in (("from", 1), ("to", 9), ("axis", 2))]
+    net.add("Slice", "joined", *ends, out="behind")
+    net.conv("behind", "last")
+    points = points_of(net.model("last", "joined"))
+    assert set(points.reads) == {"behind"} and not points.groups
+
+
 def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_point() -> None:
     net = Net()
     net.conv("x", "c1")

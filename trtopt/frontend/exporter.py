@@ -403,10 +403,10 @@ class _Subject:
 
     @property
     def _samples(self) -> int:
-        """The samples that all inputs have which count them: an edge list of 2 × edges beside nodes has none."""
+        """How many samples the inputs have that count them: an edge list of 2 × edges beside nodes doesn't."""
         first = self.infos[0].shape[0]
         return min(
-            self.arrays[info.name].shape[axis]
+            int(self.arrays[info.name].shape[axis])
             for info in self.infos
             for axis, name in enumerate(info.shape)
             if name == first

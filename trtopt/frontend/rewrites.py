@@ -58,7 +58,7 @@ def without_loops(torch: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def attention_on_four_axes(torch: Any) -> Iterator[None]:
-    """Attention over windows (five axes) or without heads (three) as that of samples × heads, which alone the exporter knows."""
+    """Attention over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows."""
     functional = torch.nn.functional
     original = functional.scaled_dot_product_attention
 

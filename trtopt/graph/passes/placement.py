@@ -349,7 +349,10 @@ def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Nod
 
 
 def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
-    """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output."""
+    """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output.
+
+    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does.
+    """
     values = {value.name: value for value in _values(search.model.graph)}
     groups: dict[str, set[str]] = {}
     pending = list(search.reads)
@@ -359,7 +362,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
         node = _maker(values[point], _preserves)
         if node is None or node.op_type != "Concat" or _override(search, node) is not None:
             continue
-        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and not is_constant(item)]
+        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2:
             continue
         names = [str(item.name) for slot, item in enumerate(node.inputs) if slot in slots and item is not None]
