@@ -99,6 +99,22 @@ def test_broadcast_additions_are_left_alone() -> None:
     assert all(node != "sum_node" for readers in points.reads.values() for node, _ in readers)
 
 
+@pytest.mark.parametrize("left_out", ["deep_node", "short_node", "middle_node"])
+def test_leaving_a_convolution_out_quantizes_no_other_tensor(left_out: str) -> None:
+    net = Net()
+    net.add("Relu", "x", out="start")
+    net.conv("start", "short")
+    net.conv("start", "middle")
+    net.add("Relu", "middle", out="active")
+    net.conv("active", "deep")
+    net.add("Add", "short", "deep", out="sum")
+    proto = net.model("sum")
+    all_in, some_out = points_of(proto), points_of(proto, overrides=[Override(left_out, Precision.FP16)])
+    assert set(all_in.activations) == {"start", "active", "short"}
+    assert set(some_out.activations) <= set(all_in.activations)
+    assert ("short" in some_out.activations) is (left_out != "deep_node")
+
+
 def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     net = Net()
     net.add("Relu", "x", out="start")
