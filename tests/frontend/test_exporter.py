@@ -684,7 +684,7 @@ class Messages(nn.Module):
 def test_a_first_axis_that_no_single_sample_fits(tmp_path: Path) -> None:
     inputs = {"x": TensorInfo("x", "float32", ("nodes", 4)), "edges": TensorInfo("edges", "int64", (2, "count"))}
     result = export(Messages(), tmp_path / "m.onnx", inputs=inputs)
-    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [(2, {}), (2, {"count": 16})]
+    assert [(item.batch, dict(item.sizes)) for item in result.comparisons] == [(8, {}), (8, {"count": 16})]
     (note,) = [note for note in result.notes if "not compared at batch 1" in note]
     assert "IndexError" in note
 
@@ -717,3 +717,44 @@ def test_an_exporter_that_fails_on_open_sizes_is_tried_with_fixed_ones(tmp_path:
     with pytest.raises(ModelError, match=r"`inputs='left:1x3x8x8'`"):
         export(Apart(), tmp_path / "m.onnx", inputs=inputs)
     assert export(Apart(), tmp_path / "m.onnx", inputs=dict.fromkeys(inputs, (1, 3, 8, 8))).verified
+
+
+class Smoothed(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return nn.functional.interpolate(x, size=(4, 4), mode="bicubic", antialias=True)
+
+
+def test_an_attribute_of_a_newer_opset_is_named_with_what_to_type(tmp_path: Path) -> None:
+    inputs = {"x": (1, 3, 8, 8)}
+    with pytest.raises(ModelError, match=r"antialias came with opset 18(?s:.)*give `opset=18`"):
+        export(Smoothed(), tmp_path / "m.onnx", inputs=inputs)
+    assert export(Smoothed(), tmp_path / "m.onnx", inputs=inputs, opset=18, verify=False).opset == 18
+
+
+class Graph(nn.Module):
+    """Nodes are counted on the first axis of one input, and not by the other's two rows, which name them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x: Any, edges: Any) -> Any:
+        rows = self.linear(x)
+        return torch.zeros_like(rows).index_add(0, edges[1], rows[edges[0]])
+
+
+def test_an_input_of_fixed_first_size_does_not_count_samples(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sample = {"x": rng.standard_normal((30, 8)).astype(np.float32), "edges": rng.integers(0, 30, (2, 50))}
+    result = export(Graph(), tmp_path / "m.onnx", inputs=["x:nodes,8", "edges:2,links:int64"], sample=sample)
+    assert 30 in [item.batch for item in result.comparisons] and any("batch 1" in note for note in result.notes)
+
+
+class Optionals(nn.Module):
+    def forward(self, image: Any = None, text: Any = None) -> Any:
+        return image * 2
+
+
+def test_where_all_arguments_are_optional_the_first_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"`inputs='image:batchx3x224x224'`"):
+        export(Optionals(), tmp_path / "m.onnx")

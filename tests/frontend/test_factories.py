@@ -31,6 +31,10 @@ def pair():
     return Net(), 3
 def fails():
     return Net(width="wide")
+def published(encoder_weights="imagenet", pretrained=True, weights=None):
+    return downloads()
+
+
 def downloads():
     return torch.hub.load_state_dict_from_url("https://example.org/weights-12345678.pth")
 def opens():
@@ -109,6 +113,8 @@ def test_an_own_file_wins_over_an_installed_module_only_as_a_file(folder: Path, 
             ["trtopt_model.py, line 6: self.block, self.deep = Block(2, width)", "TypeError"],
         ),
         ("trtopt_model:downloads", {}, ModelError, ["downloads nothing", "example.org", "`weights=FILE`"]),
+        ("trtopt_model:published", {}, ModelError, ["`factory_arg={'encoder_weights': None, 'pretrained': False}`"]),
+        ("trtopt_model:published", {"pretrained": False}, ModelError, ["`factory_arg={'encoder_weights': None}`"]),
         ("trtopt_model:opens", {}, ModelError, ["downloads nothing", "`weights=FILE`"]),
         (":Net", {}, UsageError, ["FILE.py:FACTORY"]),
         ("..a:Net", {}, TrtoptError, ["FILE.py:FACTORY"]),
@@ -203,3 +209,11 @@ def test_a_recipe_names_a_file_beside_it(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(folder / "elsewhere")
     net = made("../own.toml", width=6)  # what is typed comes before the recipe's
     assert (net.block.out_features, net.deep) == (6, 2)
+
+
+def test_what_a_package_gives_on_is_named(folder: Path) -> None:
+    (folder / "trtopt_models").mkdir()
+    (folder / "trtopt_models/__init__.py").write_text("from pathlib import Path\nfrom .parts import make_net\n")
+    (folder / "trtopt_models/parts.py").write_text("def make_net(name):\n    pass\n")
+    with pytest.raises(UsageError, match=r"has no 'resnet'; it has: make_net$"):
+        made("trtopt_models:resnet")

@@ -73,3 +73,46 @@ def test_pytorch_has_its_own_again(tmp_path: Path) -> None:
     before = torch.nn.functional.embedding_bag
     exported(Bags("mean"), ["ids:batch,7:int64"], {"ids": IDS}, tmp_path)
     assert torch.nn.functional.embedding_bag is before
+
+
+class Attention(torch.nn.Module):
+    """Attention of windows among samples (five axes), or of a sequence without heads (three)."""
+
+    def __init__(self, mask: tuple[int, ...] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = torch.nn.Linear(16, 48)
+        self.mask = None if mask is None else torch.nn.Buffer(torch.randn(mask))
+
+    def forward(self, x: Any) -> Any:
+        rows = self.rows(x)
+        if x.dim() == 3:
+            query, key, value = rows.chunk(3, -1)
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, self.mask)
+        query, key, value = rows.reshape(*rows.shape[:3], 3, 2, 8).permute(3, 0, 1, 4, 2, 5).unbind(0)
+        found = torch.nn.functional.scaled_dot_product_attention(query, key, value, self.mask)
+        return found.transpose(2, 3).reshape(*x.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask"),
+    [
+        ("batch,9,16", None),
+        ("batch,9,16", (9, 9)),
+        ("batch,9,16", (1, 9, 9)),
+        ("batch,windows,9,16", None),
+        ("batch,windows,9,16", (9, 9)),
+        ("batch,windows,9,16", (2, 9, 9)),
+        ("batch,4,9,16", (4, 1, 9, 9)),
+        ("batch,4,9,16", (1, 4, 2, 9, 9)),
+    ],
+)
+def test_attention_with_more_or_fewer_axes_than_four(shape: str, mask: tuple[int, ...] | None, tmp_path: Path) -> None:
+    sizes = {"batch": 4, "windows": 4}
+    sample = np.random.default_rng(0).standard_normal([sizes.get(size) or int(size) for size in shape.split(",")])
+    before = torch.nn.functional.scaled_dot_product_attention
+    result = export(
+        Attention(mask), tmp_path / "m.onnx", inputs=[f"x:{shape}"], sample={"x": sample.astype(np.float32)}
+    )
+    assert max(item.relative for item in result.comparisons) < 1e-5
+    assert torch.nn.functional.scaled_dot_product_attention is before

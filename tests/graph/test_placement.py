@@ -100,6 +100,22 @@ def test_broadcast_additions_are_left_alone() -> None:
     assert all(node != "sum_node" for readers in points.reads.values() for node, _ in readers)
 
 
+@pytest.mark.parametrize("left_out", ["deep_node", "short_node", "middle_node"])
+def test_leaving_a_convolution_out_quantizes_no_other_tensor(left_out: str) -> None:
+    net = Net()
+    net.add("Relu", "x", out="start")
+    net.conv("start", "short")
+    net.conv("start", "middle")
+    net.add("Relu", "middle", out="active")
+    net.conv("active", "deep")
+    net.add("Add", "short", "deep", out="sum")
+    proto = net.model("sum")
+    all_in, some_out = points_of(proto), points_of(proto, overrides=[Override(left_out, Precision.FP16)])
+    assert set(all_in.activations) == {"start", "active", "short"}
+    assert set(some_out.activations) <= set(all_in.activations)
+    assert ("short" in some_out.activations) is (left_out != "deep_node")
+
+
 def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     net = Net()
     net.add("Relu", "x", out="start")
@@ -112,6 +128,22 @@ def test_inputs_of_a_concat_share_one_scale_with_its_output() -> None:
     assert points.groups == (("a", "b", "pooled"),)
     assert points.reads["a"] == (("joined_node", 0),)
     assert points.reads["b"] == (("joined_node", 1),)
+
+
+def test_a_part_of_a_concat_that_no_input_changes_needs_no_scale_of_the_others() -> None:
+    """A class token beside patches: only the patches come to the convolution, and the token would be lost in their scale."""
+    net = Net(("batch", 32, 8, 8))
+    net.add("Shape", "x", out="sizes")
+    net.add("Slice", "sizes", net.const("zero", [0], "int64"), net.const("first", [1], "int64"), out="batch")
+    net.add("Concat", "batch", net.const("rest", [32, 1, 8], "int64"), out="token_shape", axis=0)
+    net.add("Expand", net.const("token", np.full((1, 32, 1, 8), 0.01)), "token_shape", out="tokens")
+    net.add("Relu", "x", out="patches")
+    net.add("Concat", "tokens", "patches", out="joined", axis=2)
+    ends = [net.const(name, [value], "int64") for name, value in (("from", 1), ("to", 9), ("axis", 2))]
+    net.add("Slice", "joined", *ends, out="behind")
+    net.conv("behind", "last")
+    points = points_of(net.model("last", "joined"))
+    assert set(points.reads) == {"behind"} and not points.groups
 
 
 def test_average_pooling_reads_int8_unless_someone_needs_the_tensor_in_floating_point() -> None:

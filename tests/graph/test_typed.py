@@ -101,6 +101,29 @@ def test_normalizations_and_squares_stay_fp32_with_what_follows_them() -> None:
     np.testing.assert_allclose(actual, expected, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.parametrize(
+    ("guard", "least", "reader", "stays"),
+    [
+        ("Clip", 1e-10, "Log", True),
+        ("Max", 1e-10, "Reciprocal", True),
+        ("Add", 1e-8, "Div", True),
+        ("Add", 1e-6, "Log", False),  # FP16 holds it
+        ("Clip", 1e-10, "Relu", False),  # zero makes nothing infinite there
+    ],
+)
+def test_what_keeps_values_from_zero_does_so_in_fp16_too(guard: str, least: float, reader: str, stays: bool) -> None:
+    proto = model(
+        [
+            node(guard, "x least", "guarded", "guard"),
+            node(reader, "x guarded" if reader == "Div" else "guarded", "y", "read"),
+        ],
+        weights={"least": np.array(least, np.float32)},
+    )
+    assert set(_reasons(proto)) == ({"guard", "read"} if stays else set())
+    zeros = np.zeros((1, 3, 8, 8), np.float32)
+    assert np.isfinite(OnnxSession(_typed(proto), threads=1)({"x": zeros})["y"]).all()
+
+
 def test_a_mask_of_minus_infinity_makes_no_nan() -> None:
     proto = model(
         [

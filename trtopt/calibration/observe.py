@@ -113,7 +113,7 @@ def observe(
         raise DataError("there are no samples to calibrate on: give images or arrays of real inputs")
     seen = Observation(runner.result(), samples)
     if not shard:
-        _refuse_constant(seen, sources)
+        _refuse_constant(seen, proto)
     return seen
 
 
@@ -125,7 +125,7 @@ def combined(proto: ModelProto, shards: Sequence[Observation]) -> Observation:
     """
     blocks = zip_longest(*(item.blocks for item in shards), fillvalue=dict[str, Histogram]())
     seen = Observation(tuple(map(_summed, blocks)), sum(item.samples for item in shards))
-    _refuse_constant(seen, _sources(proto))
+    _refuse_constant(seen, proto)
     return seen
 
 
@@ -226,6 +226,7 @@ class _Runner:
         return tuple(_summed([sets.get() for _ in range(sets.qsize())]) for sets in self.sets)
 
 
+NAMED = 8  # nodes that a message lists; with more, the data is at fault
 _INPUT = "a network input"
 
 
@@ -280,14 +281,16 @@ def _fitting(batch: Mapping[str, NDArray[Any]], inputs: Mapping[str, TensorInfo]
     return {name: converted(arrays[name], info.dtype, f"the input {name!r}") for name, info in inputs.items()}
 
 
-def _refuse_constant(seen: Observation, sources: Mapping[str, str]) -> None:
+def _refuse_constant(seen: Observation, proto: ModelProto) -> None:
     bad = {name: item for name, item in seen.histograms.items() if item.constant or item.absmax == 0}
     if not bad:
         return
     name, histogram = next(iter(bad.items()))
     what = "held no values" if not histogram.total else f"was {histogram.low:g} everywhere"
     more = f", and so {'was another' if len(bad) == 2 else f'were {len(bad) - 1} others'}" if len(bad) > 1 else ""
+    readers = sorted({f"{node.name}=fp32" for node in proto.graph.node if not bad.keys().isdisjoint(node.input)})
+    out = f"`precision_override={readers if len(readers) <= NAMED else ['NODE=fp32']}`"
     raise CalibrationError(
-        f"the tensor {name!r} ({sources[name]}) {what} in {seen.samples} samples{more}, which gives no scale: "
-        "calibrate on real, varied inputs, or keep its readers out with `precision_override=['NODE=fp32']`"
+        f"the tensor {name!r} ({_sources(proto)[name]}) {what} in {seen.samples} samples{more}, which gives no scale: "
+        f"calibrate on real, varied inputs, or keep what reads {'it' if len(bad) == 1 else 'them'} out with {out}"
     )

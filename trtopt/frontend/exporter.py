@@ -42,12 +42,13 @@ from trtopt.frontend.forward import INNER, Arguments, called, example, leaves
 from trtopt.frontend.forward import output_names as named_outputs
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import ExportRequest
-from trtopt.frontend.rewrites import without_loops
+from trtopt.frontend.rewrites import attention_on_four_axes, without_loops
 from trtopt.graph.io import Model, load_model, save_model
 from trtopt.graph.naming import rename_values
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.opset import at_opset
+from trtopt.graph.proto import opset_version
 from trtopt.graph.synthetic import synthetic_inputs
 from trtopt.ort.difference import difference
 from trtopt.ort.sessions import OnnxSession
@@ -69,6 +70,8 @@ _TORCH = {
     "bf16": "bfloat16",
     "long": "int64",
 }
+
+_NEWER = "give `opset={}` (TensorRT 8.6 reads 17 and older)"
 
 SAMPLES = 4
 PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png")
@@ -289,7 +292,7 @@ def _inputs(
     else:
         infos = [parse_input(item) if isinstance(item, str) else _stated("", item) for item in inputs or source.inputs]
     if not infos:
-        typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or ["input"])
+        typed = " ".join(f"`inputs='{name}:{example(name)}'`" for name in takes.needed or takes.named[:1] or ["input"])
         raise UsageError(
             f"{source.text}: its inputs' shapes aren't known; forward takes: {takes}. Give them, such as {typed}"
         )
@@ -418,7 +421,16 @@ class _Subject:
 
     @property
     def samples(self) -> int:
-        return min((len(array) for array in self.arrays.values() if array.ndim), default=1)
+        """How many samples the inputs have that count them: an edge list of 2 × edges beside nodes doesn't."""
+        return min(
+            (
+                self.arrays[info.name].shape[axis]
+                for info in self.infos
+                for axis, name in enumerate(info.shape)
+                if name == self.first
+            ),
+            default=1,
+        )
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -556,7 +568,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, quiet(), torch.no_grad(), without_loops(torch):
+        with rewriting, quiet(), torch.no_grad(), without_loops(torch), attention_on_four_axes(torch):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
@@ -580,8 +592,8 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
             hint = _types_hint(subject) or _autocast_hint(str(error))
             raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
         raise ModelError(
-            f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: give "
-            f"`opset={max(newer[1], 20)}` (TensorRT 8.6 reads 17 and older)"
+            f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: "
+            f"{_NEWER.format(max(newer[1], 20))}"
         ) from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
@@ -597,7 +609,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
             )
     if model.opset > target:
         try:
-            model = load_model(at_opset(model.proto, target))
+            model = load_model(at_opset(model.proto, target, _NEWER.format(model.opset)))
         except ModelError:
             model = load_model(_lowered(fold(model.proto)[0], target))  # folding turns computed axes into constants
     return model
@@ -606,7 +618,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
 def _lowered(proto: ModelProto, target: int) -> ModelProto:
     """At an older opset; operators that it lacks are written out where ONNX defines them by others."""
     try:
-        return at_opset(proto, target)
+        return at_opset(proto, target, _NEWER.format(opset_version(proto)))
     except UnsupportedOperator as error:
         parts = written_out(proto, error.issues)
         if parts is None:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -82,12 +83,14 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
     torch = require("torch", "torch", "export")
     if not left or not attribute:
         raise UsageError(f"{text}: write package.module:FACTORY or FILE.py:FACTORY")
-    with making(torch, text, lambda error: _told(text, left, error)):
+    blank: dict[str, Any] = {}
+    with making(torch, text, lambda error: _told(text, left, error), blank):
         with quiet():
             module = _file(Path(folder or "", left)) if left.endswith(".py") else _module(left)
         model = _attribute(module, attribute, text)
         if not isinstance(model, torch.nn.Module):
             call = _callable(model, text, arguments, options)
+            blank.update(_published(model, options))
             with quiet():
                 model = call()
         elif arguments or options:
@@ -100,8 +103,14 @@ def make(text: str, arguments: Sequence[Any], options: Mapping[str, Any], folder
 
 
 @contextlib.contextmanager
-def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) -> Iterator[None]:
-    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words."""
+def making(
+    torch: Any, text: str, told: Callable[[BaseException], TrtoptError], blank: Mapping[str, Any] | None = None
+) -> Iterator[None]:
+    """Run others' code that makes a module: seeded, without the network; `told` puts its errors in our words.
+
+    Args:
+        blank: the arguments that make it without published weights, where they are known; read when it fails.
+    """
     with torch.random.fork_rng(devices=[]), offline() as asked:
         torch.manual_seed(SEED)
         try:
@@ -111,11 +120,25 @@ def making(torch: Any, text: str, told: Callable[[BaseException], TrtoptError]) 
         except (Exception, SystemExit) as error:
             if not asked:
                 raise told(error) from error
+            how = "`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it"
+            if blank:
+                how = f"`factory_arg={dict(blank)}`"
             raise ModelError(
                 f"{text} tried to download from {asked[0]}, and trtopt downloads nothing: make the model without its "
-                "published weights (`factory_arg={'weights': None}`, or pretrained=False, as the factory calls it) and give "
-                "them as a file: `weights=FILE`"
+                f"published weights ({how}) and give them as a file: `weights=FILE`"
             ) from error
+
+
+def _published(factory: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by which the factory is asked for published weights, and what they are without."""
+    with contextlib.suppress(TypeError, ValueError):  # built-in: it has no signature
+        return {
+            name: False if "pretrained" in name else None
+            for name, parameter in inspect.signature(factory).parameters.items()
+            if re.search("weights|pretrained", name)
+            and options.get(name, parameter.default) not in (None, False, parameter.empty)
+        }
+    return {}
 
 
 def bare_file(text: str) -> str | None:
@@ -189,8 +212,16 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
         if beside.is_file() and not (origin and beside.samefile(origin)):
             hint = f"; for the file in the current folder write {beside}:{attribute}"
         else:
-            own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-            public = [name for name in own if callable(vars(module)[name]) and name[0] != "_"]
+            package = module.__name__.partition(".")[
+                0
+            ]  # what it only re-exports counts, what it uses of others doesn't
+            public = [
+                name
+                for name, value in vars(module).items()
+                if callable(value)
+                and name[0] != "_"
+                and f"{getattr(value, '__module__', '')}.".startswith(f"{package}.")
+            ]
             hint = f"; it has: {_some(difflib.get_close_matches(attribute, public) or public)}" if public else ""
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 

@@ -54,3 +54,31 @@ def without_loops(torch: Any) -> Iterator[None]:
         yield
     finally:
         functional.embedding_bag = original
+
+
+@contextlib.contextmanager
+def attention_on_four_axes(torch: Any) -> Iterator[None]:
+    """Attention over windows (five axes) or without heads (three) as that of samples × heads, all that the exporter knows."""
+    functional = torch.nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any) -> Any:
+        if query.dim() == key.dim() == value.dim() == 4 or query.dim() < 3:
+            return original(query, key, value, attn_mask, *args, **options)
+        heads = 1 if query.dim() == 3 else 2  # the axes, from the last but two on, that stay
+        before = torch.broadcast_shapes(*(item.shape[: -1 - heads] for item in (query, key, value)))
+
+        def flat(item: Any) -> Any:
+            item = item.expand(*before, *item.shape[-1 - heads :]).flatten(0, len(before) - 1)
+            return item.unsqueeze(1) if heads == 1 else item
+
+        if attn_mask is not None and attn_mask.dim() > 2:
+            attn_mask = flat(attn_mask if attn_mask.dim() > heads + 1 else attn_mask.unsqueeze(0))
+        result = original(flat(query), flat(key), flat(value), attn_mask, *args, **options)
+        return (result.squeeze(1) if heads == 1 else result).unflatten(0, before)
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original

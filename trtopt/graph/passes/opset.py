@@ -40,8 +40,8 @@ _INSTEAD = "use the model at opset {}, with a generation that reads it"
 _IR = {14: 7, 18: 8, 20: 9, 22: 10}  # the newest opset → the IR version that it came with
 
 
-def lower_opset(model: ir.Model, target: int) -> PassResult:
-    """Rewrite a graph for opset `target`, unless it is that old already.
+def lower_opset(model: ir.Model, target: int, instead: str = "") -> PassResult:
+    """Rewrite a graph for opset `target`, unless it is that old already; `instead` is what to do where that can't be.
 
     Raises:
         UnsupportedOperator: an operator, or a way of using one, doesn't exist there; every such node is listed.
@@ -49,7 +49,7 @@ def lower_opset(model: ir.Model, target: int) -> PassResult:
     present = opset_of(model)
     if present <= target:
         return PassResult(model)
-    rule, instead = functools.partial(_lower, present, target), _INSTEAD.format(present)
+    rule, instead = functools.partial(_lower, present, target), instead or _INSTEAD.format(present)
     changes = rewrite_nodes(model, rule, f"opset {target} can't express", instead)
     for domain in STANDARD:
         if domain in model.opset_imports:
@@ -58,8 +58,11 @@ def lower_opset(model: ir.Model, target: int) -> PassResult:
     return PassResult(model, changes)
 
 
-def at_opset(proto: ModelProto, target: int) -> ModelProto:
+def at_opset(proto: ModelProto, target: int, instead: str = "") -> ModelProto:
     """The same model at opset `target` or older: `lower_opset`, compared with what it was.
+
+    Args:
+        instead: what to do where that can't be; by default, to use the model as it is.
 
     Raises:
         UnsupportedOperator: see `lower_opset`.
@@ -67,8 +70,8 @@ def at_opset(proto: ModelProto, target: int) -> ModelProto:
     """
     if opset_version(proto) <= target:
         return proto
-    what, instead = f"opset {target} can't express the model", _INSTEAD.format(opset_version(proto))
-    result = lower_opset(to_ir(proto), target)
+    what, instead = f"opset {target} can't express the model", instead or _INSTEAD.format(opset_version(proto))
+    result = lower_opset(to_ir(proto), target, instead)
     if not result.changed:  # it has no operator of ONNX's own, and the number alone is another
         return to_proto(result.model)
     return guarded(proto, result, what, instead)

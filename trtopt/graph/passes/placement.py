@@ -291,13 +291,19 @@ def _too_small(precision: Precision, node: ir.Node, weight: tuple[int, ...], fir
 
 
 def _residuals(search: _Search) -> None:
-    """In Add(conv, skip) quantize the skip; the convolution of the other branch then adds it in its epilogue."""
+    """In Add(conv, skip) quantize the skip; the convolution of the other branch then adds it in its epilogue.
+
+    Of two convolutions the deeper one adds, left out by name, too, where nothing is quantized then: leaving a node out never
+    quantizes a tensor that wasn't before, for which a table has no scale.
+    """
     quantized = {node.name for node in search.quantized}
     depth = _depths(search.model.graph)
 
     def straight_from_conv(value: ir.Value) -> bool:
         producer = value.producer()
-        return producer is not None and producer.op_type == "Conv" and producer.name in quantized and read_once(value)
+        if producer is None or producer.op_type != "Conv" or not read_once(value):
+            return False
+        return producer.name in quantized or _override(search, producer) is not None
 
     for node in search.model.graph:
         if node.op_type != "Add" or node.domain or _override(search, node) is not None:
@@ -310,6 +316,9 @@ def _residuals(search: _Search) -> None:
         candidates = [value for value in branches if straight_from_conv(value)]
         if candidates:
             main = max(candidates, key=lambda value: depth[value])
+            adds = main.producer()
+            if adds is None or adds.name not in quantized:
+                continue
             skip = branches[0] if main is branches[1] else branches[1]
             search.read(node, 0 if node.inputs[0] is skip else 1)
 
@@ -366,7 +375,10 @@ def _maker(value: ir.Value | None, passing: Callable[[ir.Node], bool]) -> ir.Nod
 
 
 def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
-    """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output."""
+    """Quantize the inputs of a Concat that feeds a quantized layer, all with the scale of its output.
+
+    What no input changes, such as a class token beside patches, needn't fit that scale, and stays as a constant does.
+    """
     values = {value.name: value for value in _values(search.model.graph)}
     groups: dict[str, set[str]] = {}
     pending = list(search.reads)
@@ -376,7 +388,7 @@ def _concats(search: _Search) -> tuple[tuple[str, ...], ...]:
         node = _maker(values[point], _preserves)
         if node is None or node.op_type != "Concat" or _override(search, node) is not None:
             continue
-        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and not is_constant(item)]
+        slots = [slot for slot, item in enumerate(node.inputs) if is_float(item) and item in search.varying]
         if len(slots) < 2:
             continue
         names = [str(item.name) for slot, item in enumerate(node.inputs) if slot in slots and item is not None]

@@ -63,6 +63,7 @@ _WITHOUT = {
 }  # fmt: skip
 _PEEPHOLES = 7  # the input of LSTM that TensorRT's FP16 LSTM can't take
 _VARIANCE_TAIL = ("ReduceMean", "ReduceSum", "Add", "Max", "Sqrt", "Reciprocal", "Div")
+_GUARDED = {"Log": 0, "Reciprocal": 0, "Div": 1, "Pow": 0}  # what zero makes infinite, and in which slot
 _CONTROL_FLOW = ("If", "Loop", "Scan")
 _HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum", "RNN", "GRU", "LSTM")  # what a model is typed for
 _QDQ = ("QuantizeLinear", "DequantizeLinear")
@@ -216,6 +217,7 @@ def _kept(
             keep(node, f"holds a constant of magnitude {largest:.3g}; FP16 ends at 65504")
     if base is Precision.FP16:
         _extend_over_variance(model.graph, kept, overrides, measured)
+        _keep_guards(model.graph, kept, overrides)
     if typed:
         for node in model.graph:
             if node.op_type in _RECURRENT and node.name in kept:
@@ -292,6 +294,28 @@ def _extend_over_variance(
             chain.add(node)
             reason = "follows a square (variance or norm); its input may pass 65504"
             kept.setdefault(str(node.name), Kept(str(node.name), node.op_type, Precision.FP32, reason))
+
+
+def _keep_guards(graph: ir.Graph, kept: dict[str, Kept], overrides: Sequence[Override]) -> None:
+    """`x + 1e-8` or `max(x, 1e-10)` before a logarithm or a division: in FP16 the constant is zero, and guards nothing."""
+    for node in graph:
+        least = _lost_guard(node)
+        readers = (
+            [use.node for use in node.outputs[0].uses() if _GUARDED.get(use.node.op_type) == use.idx] if least else []
+        )
+        for item in [node, *readers] if readers else ():
+            if overriding(overrides, item.name or "", item.op_type) is None:
+                reason = f"{least:.2g} keeps {node.outputs[0].name} from zero, and is zero in FP16"
+                kept.setdefault(str(item.name), Kept(str(item.name), item.op_type, Precision.FP32, reason))
+
+
+def _lost_guard(node: ir.Node) -> float:
+    """The constant by which a node's results stay above zero, where FP16 rounds it to zero; else 0."""
+    slots = {"Add": (0, 1), "Max": range(len(node.inputs)), "Clip": (1,)}.get(node.op_type, ())
+    for content in (constant(operand(node, slot)) for slot in slots):
+        if content is not None and content.size and content.min() > 0 and not content.max().astype(np.float16):
+            return float(content.max())
+    return 0.0
 
 
 def _shape_arithmetic(graph: ir.Graph) -> set[ir.Node]:
