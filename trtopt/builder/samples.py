@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache

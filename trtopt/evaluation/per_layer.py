@@ -4,9 +4,9 @@ Both graphs run with every tensor that they have by the same name as an output. 
 given the reference's tensors instead of what came before, so that its error is its own and none is inherited. Tensors behind
 Q/DQ pairs are held against those before, which tells the error of a scale from that of the weights behind it.
 
-An error that is large beside its own tensor may be nothing to the nodes behind it, as in a branch that is scaled to nearly nothing
-and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and a layer is
-blamed for no more than what those that read it, and those behind these, make of its error.
+An error that is large beside its own tensor may be nothing to the nodes behind it, as in a branch that is scaled to nearly
+nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and a layer
+is blamed for no more than what those that read it, and those behind these, make of its error.
 
 An engine can't run cut apart. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
 makes of them is what the engine should have.
@@ -157,7 +157,7 @@ def compare_engine_layers(
 
 
 class _Sums:
-    """Of one tensor, over samples: signal and noise with all that came before, of the node alone, and of what becomes of the own
+    """Of one tensor, over samples: signal and noise with all that came before, of the node alone, and of what becomes of own
     errors one node and two before it."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ def _agreements(
 
 
 def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
-    """Of each of these tensors, those among them that are made of it, with none of them between; an output is felt as it is."""
+    """Of each of these tensors, those among them that are made of it, with none of them between; outputs have none."""
     pairs, made_of = set(pairs), dict[str, set[str]]()
     readers: dict[str, list[str]] = {name: [] for name in pairs}
     for node in proto.graph.node:
