@@ -5,8 +5,8 @@ given the reference's tensors instead of what came before, so that its error is 
 Q/DQ pairs are held against those before, which tells the error of a scale from that of the weights behind it.
 
 An error that is large beside its own tensor may be nothing to the nodes behind it, as in a branch that is scaled to nearly
-nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and a layer
-is blamed for no more than what those that read it, and those behind these, make of its error.
+nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and
+a layer is blamed for no more than what those that read it, and those behind these, make of its error.
 
 An engine can't run cut apart. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
 makes of them is what the engine should have.
