@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import os
 import pydoc
+import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch  # noqa: TID251
 
@@ -149,7 +151,7 @@ class Paths:
     _: KW_ONLY
     calib: str | os.PathLike[str] | Table | None = field(default=None, metadata=about(takes=("Table",)))
     run: Any = field(default=None, metadata=about(takes=("function",)))
-    images: str | os.PathLike[str] | None = None
+    images: Any = None
     names: Sequence[str] = ()
 
 
@@ -170,6 +172,51 @@ def test_what_is_no_path_says_what_it_is_and_what_is_needed() -> None:
     ):
         with pytest.raises(UsageError, match=words):
             look(*arguments, **others)
+
+
+@dataclass(frozen=True)
+class Plain:
+    _: KW_ONLY
+    count: int | None = option(None)
+    share: str | float | None = option(None)
+    least: float | None = option(None)
+    on: bool = option(False)
+    out: str | os.PathLike[str] | None = None
+    words: Sequence[str] = option(())
+    sizes: Sequence[int] = (1,)
+
+
+@taking(Plain)
+def plainly(request: Plain) -> Plain:
+    """Do it."""
+    return request
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"count": "abc"}, "`count=` is 'abc'; a whole number is needed"),
+        ({"count": 3.5}, "`count=` is 3.5; a whole number is needed"),
+        ({"count": [object()]}, "`count=` is list; a whole number is needed"),
+        ({"share": b"1"}, "`share=` is bytes; a text or a number is needed"),
+        ({"least": "abc"}, "`least=` is 'abc'; a number is needed"),
+        ({"on": object()}, "`on=` is object; True or False is needed"),
+        ({"on": None}, "`on=` is NoneType; True or False is needed"),
+        ({"out": 3}, "`out=` is 3; a path is needed"),
+        ({"words": 3}, "`words=` is 3; a list, each a text, is needed"),
+        ({"words": ["a", object()]}, "`words=` is list; a list, each a text, is needed"),
+        ({"sizes": "12"}, "`sizes=` is '12'; a list, each a whole number, is needed"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        plainly(**given)
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    given: dict[str, Any] = {"count": np.int64(3), "least": np.float32(2), "on": np.bool_(True), "share": 1}
+    assert plainly(**given) == Plain(**given)
+    assert plainly(least=3, on=True, sizes=[np.int32(1)], words=(word for word in "ab"), out=Path("a")).on  # type: ignore[arg-type]
 
 
 def test_an_option_may_take_more_than_its_path() -> None:

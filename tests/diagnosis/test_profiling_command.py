@@ -101,7 +101,7 @@ def test_the_command_and_its_json(engine: Path, tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"batch": (9,)}, "outside the engine's shapes"),
-        ({"batch": 4}, "batch is a list"),
+        ({"batch": 4}, "`batch=` is 4; a list, each a whole number, is needed"),
         ({"batch": (2, 2)}, "names a size twice"),
         ({"batch": (0,)}, "`batch=` has 0"),
         ({"iterations": 0}, "`iterations=` is 0"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from trtopt.builder.request import BuildRequest
 from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import is_cache
@@ -13,11 +11,12 @@ from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import Model
 
 
-def preparation(model: Model, request: BuildRequest) -> Any:
+def preparation(model: Model, request: BuildRequest) -> Preprocess | None:
     """How its images become inputs: as it says, else as its table does; in the opt size where the model leaves it open."""
     preprocess, calib = request.preprocess, request.calib
-    if request.images is None:
-        return preprocess if calib is None and not request.embed_preprocess else None
+    if request.images is None:  # given without images it is passed on all the same, for `open_data` to refuse
+        passed_on = preprocess is not None and calib is None and not request.embed_preprocess
+        return Preprocess.load(preprocess) if passed_on else None
     if preprocess is None and calib is not None:
         table = calib if isinstance(calib, Table) else None if is_cache(calib) else Table.load(calib)
         preprocess = table.preprocess if table else None

@@ -253,8 +253,8 @@ def verify(agreement: Any, values: Options) -> Iterator[str]:
     is missed.
     """
     if agreement.layers:
-        worst = sorted(agreement.layers, key=lambda item: item.own_snr_db)[:ROWS]
-        rows = [(item.what, f"{item.own_snr_db:.1f}", f"{item.snr_db:.1f}") for item in worst]
+        worst = sorted(agreement.layers, key=lambda item: item.felt_snr_db)[:ROWS]
+        rows = [(item.what, f"{item.felt_snr_db:.1f}", f"{item.snr_db:.1f}") for item in worst]
         print_table("What loses most by itself", ("layer or scale", "dB of its own", "with all before it"), rows)
     yield from str(agreement).split("\n")
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 import ast
 import difflib
 import functools
+import numbers
+import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -94,7 +96,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
 
     Raises (when that is called):
         TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: something else than a path where one is needed.
+        UsageError: a value of another type than the option's, such as something else than a path.
     """
     parameters = [
         Parameter(
@@ -130,18 +132,21 @@ def _fitting(request: R) -> R:
     """The request, one text or path in place of what may be repeated made a list of it.
 
     Raises:
-        UsageError: something else stands where a path is needed.
+        UsageError: a value isn't of the field's type.
     """
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
-        value = getattr(request, name)
-        if isinstance(value, (str, os.PathLike)):
-            if item.default == ():
-                changes[name] = (value,)
-            continue
+        value, kind = getattr(request, name), _kind(str(item.type))
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
-        if takes is not None and (value is not None or item.default is not None):
+        if isinstance(value, (str, os.PathLike)) and item.default == ():
+            changes[name] = (value,)
+        elif value is item.default or (takes is not None and isinstance(value, (str, os.PathLike))):
+            continue
+        elif takes is not None:
             _refuse_unless(takes, name, value)
+        elif _known(kind) and not _is_of(value, kind):
+            shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
+            raise _wrong(f"{named(name)} is {shown}; {_words(kind)} is needed")
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
 
 
@@ -156,9 +161,83 @@ def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
     if "Module" in known:
         hint = ": trtopt.export(module, 'model.onnx', inputs=…) makes an ONNX model of it"
     given = None if value is None else type(value).__name__
+    raise _wrong(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
+
+
+def _wrong(text: str) -> Exception:
     from trtopt.core.errors import UsageError  # which speaks by this module
 
-    raise UsageError(f"{named(name)} is {given}; {' or '.join(['a path', *takes])} is needed{hint}")
+    return UsageError(text)
+
+
+# Types of fields, as they are written ---------------------------------------------------------------------------------------
+
+
+def _index(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True
+
+
+# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none.
+_PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "int": (_index, "a whole number"),
+    "float": (lambda value: isinstance(value, numbers.Real) or _index(value), "a number"),
+    "bool": (lambda value: type(value).__name__ in ("bool", "bool_") or _index(value), "True or False"),
+    "str": (lambda value: isinstance(value, str), "a text"),
+    "os.PathLike[str]": (lambda value: isinstance(value, (str, os.PathLike)), "a path"),
+    "None": (lambda value: value is None, ""),
+}
+
+
+@functools.cache
+def _kind(written: str) -> ast.expr:
+    return ast.parse(written, mode="eval").body
+
+
+def _parts(kind: ast.expr) -> Iterable[ast.expr]:
+    """The alternatives of a union."""
+    return (*_parts(kind.left), *_parts(kind.right)) if isinstance(kind, ast.BinOp) else (kind,)
+
+
+def _items(kind: ast.expr) -> ast.expr | None:
+    """What a list of it holds; None: it is no list."""
+    listed = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) in ("Sequence", "Iterable")
+    return kind.slice if listed else None  # type: ignore[attr-defined]
+
+
+def _known(kind: ast.expr) -> bool:
+    return all(
+        ast.unparse(part) in _PLAIN if (inner := _items(part)) is None else _known(inner) for part in _parts(kind)
+    )
+
+
+def _is_of(value: Any, kind: ast.expr) -> bool:
+    for part in _parts(kind):
+        inner = _items(part)
+        if inner is None:
+            fits = _PLAIN[ast.unparse(part)][0](value)
+        else:
+            listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+            # what gives its items only once isn't looked into
+            fits = listed and (not isinstance(value, Collection) or all(_is_of(item, inner) for item in value))
+        if fits:
+            return True
+    return False
+
+
+def _words(kind: ast.expr) -> str:
+    parts, words = list(_parts(kind)), []
+    written = [ast.unparse(part) for part in parts]
+    for part, text in zip(parts, written):
+        inner = _items(part)
+        if inner is not None:
+            words.append(f"a list, each {_words(inner)},")
+        elif text != "None" and not (text == "str" and "os.PathLike[str]" in written):
+            words.append(_PLAIN[text][1])
+    return " or ".join(words)
 
 
 # In messages -------------------------------------------------------------------------------------------------------------

@@ -154,8 +154,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
 
 def _check(request: ProfileRequest) -> None:
     choice(request.backend, BACKENDS, "backend")
-    if isinstance(request.batch, int):
-        raise UsageError("batch is a list, such as batch=(1, 32)")
     for name, least in (("iterations", 1), ("warmup", 0), ("top", 0)):
         if getattr(request, name) < least:
             raise UsageError(f"`{name}=` is {getattr(request, name)}; at least {least} is needed")

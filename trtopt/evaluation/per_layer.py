@@ -4,6 +4,10 @@ Both graphs run with every tensor that they have by the same name as an output. 
 given the reference's tensors instead of what came before, so that its error is its own and none is inherited. Tensors behind
 Q/DQ pairs are held against those before, which tells the error of a scale from that of the weights behind it.
 
+An error that is large beside its own tensor may be nothing to the nodes behind it, as in a branch that is scaled to nearly
+nothing and added to another. So the nodes also run on tensors that have their own errors, twice, one behind the other, and
+a layer is blamed for no more than what those that read it, and those behind these, make of its error.
+
 An engine can't run cut apart. There it is the reference that does: each of its nodes is given the engine's tensors, and what it
 makes of them is what the engine should have.
 """
@@ -31,6 +35,10 @@ from trtopt.ort.sessions import as_taken, open_session
 
 SAMPLES = 8
 GOOD = 20.0  # dB: an error of a tenth of the signal
+ALIKE = 0.5  # dB
+APART = 10.0  # dB: ten times the noise of any other layer
+HOPS = 2  # nodes behind a layer that are asked what they make of its error
+HARMLESS = 40.0  # dB: an error of a hundredth, which none has to be blamed for
 _BEHIND = "_dequantized"  # what trtopt calls a tensor behind its Q/DQ pair
 _GIVEN = "/given"
 _FLOATS = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -48,6 +56,7 @@ class LayerAgreement:
         snr_db: against the reference's, with all that came before.
         own_snr_db: the node's own error alone: where it is given the reference's tensors; of an engine, where the reference's
             node is given the engine's.
+        felt_snr_db: that, or what the next two nodes behind it make of such errors, where that is nearer to the reference.
         nonfinite: values that are NaN or infinite by the node's own fault, where the reference's aren't.
     """
 
@@ -56,6 +65,7 @@ class LayerAgreement:
     op: str
     snr_db: float
     own_snr_db: float
+    felt_snr_db: float
     nonfinite: int
 
     @property
@@ -74,13 +84,16 @@ def verdict(layers: Sequence[LayerAgreement]) -> str:
     broken = next((item for item in layers if item.nonfinite), None)
     if broken is not None:
         return f"{broken.what} is the first to give values that aren't finite ({broken.nonfinite} of them), by itself"
-    worst = min(layers, key=lambda item: item.own_snr_db)
-    if worst.own_snr_db == np.inf:
-        return "no tensor differs"
-    rest = sorted(item.own_snr_db for item in layers if item is not worst)
-    alone = f"{worst.what} loses most by itself: {decibels(worst.own_snr_db)}"
+    least = min(item.felt_snr_db for item in layers)
+    # What goes into the same node behind them is felt alike there: the first of them is to blame.
+    worst = next(item for item in layers if item.felt_snr_db <= least + ALIKE)
+    if worst.felt_snr_db == np.inf:
+        return "no tensor differs" if worst.own_snr_db == np.inf else "what differs isn't felt behind it"
+    rest = sorted(item.felt_snr_db for item in layers if item is not worst)
+    alone = f"{worst.what} loses most by itself: {decibels(worst.felt_snr_db)}"
     alone += f", the next {decibels(rest[0])}" if rest else ""
-    if worst.own_snr_db >= GOOD:
+    stands_out = bool(rest) and worst.felt_snr_db < min(rest[0] - APART, HARMLESS)
+    if worst.felt_snr_db >= GOOD and not stands_out:
         return f"{alone}; no layer is off by itself: what is lost adds up, or is in the samples and the float model"
     return alone
 
@@ -108,7 +121,8 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
         found, own = _run(whole, mine), _run(apart, {**mine, **given})
         for name, other in pairs.items():
             sums[name].add(kept[other], found[name], kept[other], own[name])
-    return _agreements(candidate, sums)
+        _feel(sums, apart, mine, own, own)
+    return _agreements(candidate, sums, _readers(new, pairs))
 
 
 def tensors_of_engine(reference: ModelProto, graph: ModelProto) -> tuple[str, ...]:
@@ -138,19 +152,30 @@ def compare_engine_layers(
         own = _run(apart, {**chunk, **{f"{name}{_GIVEN}": np.asarray(found[name], np.float32) for name in pairs}})
         for name in pairs:
             sums[name].add(kept[name], found[name], own[name], found[name])
-    return _agreements(graph, sums)
+        _feel(sums, apart, chunk, own, own)
+    return _agreements(graph, sums, _readers(old, pairs))
 
 
 class _Sums:
-    """Of one tensor, over samples: signal and noise with all that came before, and of the node alone."""
+    """Of one tensor, over samples: signal and noise with all that came before, of the node alone, and of what becomes of own
+    errors one node and two before it."""
 
     def __init__(self) -> None:
         self.whole, self.own, self.nonfinite = np.zeros(2), np.zeros(2), 0
+        self.felt = np.zeros((HOPS, 2))
 
     def add(self, signal: Array, found: Array, own_signal: Array, own: Array) -> None:
         self.whole += _powers(signal, found)
         self.own += _powers(own_signal, own)
         self.nonfinite += int((np.isfinite(own_signal) & ~np.isfinite(np.asarray(own, np.float64))).sum())
+
+
+def _feel(sums: Mapping[str, _Sums], apart: Any, feed: Arrays, exact: Arrays, given: Arrays) -> None:
+    """Run the nodes on `given`, which have errors, and on what they make of these; `exact` is what they make without."""
+    for hop in range(HOPS):
+        given = _run(apart, {**feed, **{f"{name}{_GIVEN}": given[name] for name in sums}})
+        for name, item in sums.items():
+            item.felt[hop] += _powers(exact[name], given[name])
 
 
 def _powers(signal: Array, found: Array) -> NDArray[np.float64]:
@@ -161,14 +186,36 @@ def _powers(signal: Array, found: Array) -> NDArray[np.float64]:
         return np.array([np.square(expected).sum(), np.square(values - expected).sum()])
 
 
-def _agreements(graph: ModelProto, sums: Mapping[str, _Sums]) -> tuple[LayerAgreement, ...]:
+def _agreements(
+    graph: ModelProto, sums: Mapping[str, _Sums], readers: Mapping[str, Sequence[str]]
+) -> tuple[LayerAgreement, ...]:
     makers = {name: node for node in graph.graph.node for name in node.output}
-    return tuple(
-        LayerAgreement(
-            name, makers[name].name, makers[name].op_type, _ratio(item.whole), _ratio(item.own), item.nonfinite
-        )
-        for name, item in sums.items()
-    )
+    found = []
+    for name, item in sums.items():
+        node = makers[name]
+        while node.op_type == "Cast" and node.input[0] in makers and node.input[0] not in sums:
+            node = makers[node.input[0]]  # the layer, not what only changes the type of its result
+        own = _ratio(item.own)
+        felt, behind = own, {name}
+        for hop in range(HOPS):
+            behind = {other for one in behind for other in readers[one]}
+            felt = max(felt, min((_ratio(sums[other].felt[hop]) for other in behind), default=-math.inf))
+        found.append(LayerAgreement(name, node.name, node.op_type, _ratio(item.whole), own, felt, item.nonfinite))
+    return tuple(found)
+
+
+def _readers(proto: ModelProto, pairs: Iterable[str]) -> dict[str, list[str]]:
+    """Of each of these tensors, those among them that are made of it, with none of them between; outputs have none."""
+    pairs, made_of = set(pairs), dict[str, set[str]]()
+    readers: dict[str, list[str]] = {name: [] for name in pairs}
+    for node in proto.graph.node:
+        sources = {item for name in node.input for item in ({name} if name in pairs else made_of.get(name, ()))}
+        made_of |= dict.fromkeys(node.output, sources)
+        for name in pairs.intersection(node.output):
+            for source in sources:
+                readers[source].append(name)
+    ends = {value.name for value in proto.graph.output}
+    return {name: [] if name in ends else found for name, found in readers.items()}
 
 
 def _ratio(powers: NDArray[np.float64]) -> float:

@@ -240,12 +240,12 @@ class Session:
         if backend != "onnxruntime":
             chosen_builder(backend)
         first = device if devices is None else ordinals(devices)[0]
-        beside = {"save_onnx": True} if backend == "onnxruntime" else {"backend": backend}
+        beside = {} if backend == "onnxruntime" else {"backend": backend}
         asked = {"output": "", "device": first, **beside, **build}
 
         @taking(BuildRequest)
         def for_model(request: BuildRequest) -> Session:
-            return opened(request, of_entry)
+            return opened(request, of_entry, with_graph=backend == "onnxruntime")
 
         def of_entry(entry: Entry) -> Session:
             session = cls(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from trtopt.core.documents import Damaged
 from trtopt.core.errors import EngineError, UsageError
 from trtopt.core.version import __version__
 from trtopt.cuda.device import probe
-from trtopt.engine.store import PLAN, Entry, Store, named_store, stamps
+from trtopt.engine.store import GRAPH, PLAN, Entry, Store, named_store, stamps
 from trtopt.trt import select
 
 Opened = TypeVar("Opened")
@@ -35,14 +35,17 @@ _ASIDE = (
 _SEVERAL = ("best", "min_agreement", "max_drop", "labels", "metric", "min", "budget", "save_calib", "save_cache")
 
 
-def opened(request: BuildRequest, open_session: Callable[[Entry], Opened]) -> Opened:
+def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, with_graph: bool = False) -> Opened:
     """What `open_session` makes of the engine that a request asks for: of the store, where it is built if need be.
+
+    Args:
+        with_graph: the entry needs the graph that TensorRT was given, too.
 
     Raises:
         UsageError: options that only make sense where several engines are compared.
         and as `trtopt.build` without comparing, and as `open_session`.
     """
-    if request.output or isinstance(request.save_onnx, (str, os.PathLike)):
+    if request.output or request.save_onnx is not None:
         raise UsageError("`output=` and `save_onnx=` name files; the store has its own: use trtopt.build to write them")
     for name in _SEVERAL:
         if getattr(request, name) not in (None, False):
@@ -53,6 +56,7 @@ def opened(request: BuildRequest, open_session: Callable[[Entry], Opened]) -> Op
     if where is None:
         raise UsageError("`store='none'` leaves no place for the engine: use trtopt.build, and open what it made")
     store = Store(where)
+    request = replace(request, save_onnx=GRAPH if with_graph else None)  # where it lies in the entry
     for last in (False, True):
         entry = _entry(request, store)
         try:
