@@ -23,7 +23,7 @@ import trtopt
 from trtopt.builder import construction
 from trtopt.builder.construction import BuildResult, build
 from trtopt.calibration.calibrator import calibrate
-from trtopt.core.errors import EngineError, UsageError
+from trtopt.core.errors import EngineError, OutputError, UsageError
 from trtopt.engine.manifest import load_manifest
 from trtopt.engine.store import PLAN, Store
 from trtopt.graph.io import load_model
@@ -153,6 +153,41 @@ def test_a_damaged_engine_is_put_aside_and_built_again(model: Path, tmp_path: Pa
     assert manifest is not None
     manifest.check_plan(tmp_path / "b.engine")
     assert _build(model, tmp_path / "c.engine", where).cached
+
+
+def _read_only(where: str) -> None:
+    """A folder that nobody can lock in; permissions wouldn't keep root from it."""
+    locks = Path(where, "locks")
+    shutil.rmtree(locks)
+    locks.touch()
+
+
+def test_of_a_store_that_may_only_be_read_engines_are_taken_and_the_rest_is_built(
+    model: Path, tmp_path: Path, where: str
+) -> None:
+    _build(model, tmp_path / "a.engine", where)
+    _read_only(where)
+    assert _build(model, tmp_path / "b.engine", where).cached
+    assert trtopt.verify_store(store=where).ok
+    heard = Heard()
+    assert not _build(model, tmp_path / "c.engine", where, fp16=True, reporter=heard).cached
+    assert any("differs in the precision" in note for note in heard.notes)
+    assert any("will not be in the store: can't make the store's locks" in warning for warning in heard.warnings)
+    assert (tmp_path / "c.engine").is_file()
+    with pytest.raises(OutputError, match=r"locks.*give another `store=`"):
+        Session.for_model(model, bf16=True, target=TARGET, store=where)
+
+
+def test_what_is_damaged_there_is_built_again_and_told(model: Path, tmp_path: Path, where: str) -> None:
+    _build(model, tmp_path / "a.engine", where)
+    [entry] = Path(where, "entries").iterdir()
+    _damage(entry / PLAN)
+    _read_only(where)
+    heard = Heard()
+    assert not _build(model, tmp_path / "b.engine", where, reporter=heard).cached
+    assert any("is damaged" in warning and "can't be put aside" in warning for warning in heard.warnings)
+    with pytest.raises(OutputError, match=r"is damaged .model.engine isn't what was stored.* can't be put aside"):
+        trtopt.verify_store(store=where)
 
 
 def test_force_builds_and_replaces(model: Path, tmp_path: Path, where: str) -> None:

@@ -512,7 +512,15 @@ class _Build:
         if not request.force and (entry := store.find(parts)):
             store.share(entry, reporter)
             return entry, None
-        with store.building(digest_of(parts), reporter):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(store.building(digest_of(parts), reporter))
+            except OutputError as error:  # such as a folder that others write, and that we may read
+                if must_store:
+                    raise
+                reporter.note(store.explained(parts))
+                reporter.warn(f"the engine will not be in the store: {error.problem}")
+                return None, make()
             if not request.force:
                 if entry := store.find(parts) or store.pulled(parts, reporter):
                     return entry, None
@@ -543,8 +551,12 @@ class _Build:
                     return manifest, True
                 except Damaged as error:
                     damage = str(error)
-            if store.set_aside(entry.digest, reporter):  # else another has replaced it meanwhile
-                reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {damage}")
+            try:
+                if store.set_aside(entry.digest, reporter):  # else another has replaced it meanwhile
+                    reporter.warn(f"the store's engine {entry.digest[:12]} is damaged and was put aside: {damage}")
+            except OutputError as error:
+                reporter.warn(error.problem)
+                break
         return make(), False
 
     def _to_store(self, manifest: Manifest) -> dict[str, Path | bytes]:

@@ -78,7 +78,7 @@ def lock_folder(folder: Path, *, shared: bool) -> Lock | None:
 
 
 @contextlib.contextmanager
-def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting") -> Iterator[None]:
+def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting", advice: str = "") -> Iterator[None]:
     """Hold the lock file `path`. While another holds it, wait, in a phase named `waiting` that says for whom.
 
     Raises:
@@ -93,7 +93,7 @@ def alone(path: Path, reporter: Reporter = SILENT, waiting: str = "waiting") -> 
                     time.sleep(POLL)
                     lock = _taken(path)
     except OSError as error:
-        raise OutputError(f"can't lock {path}: {error.strerror or error}") from error
+        raise OutputError(f"can't lock {path}: {error.strerror or error}", advice) from error
     with lock:
         yield
 

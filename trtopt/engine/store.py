@@ -39,6 +39,7 @@ PLAN, GRAPH = "model.engine", "model.onnx"
 VARIABLE, SIZE_VARIABLE = "TRTOPT_STORE", "TRTOPT_STORE_MAX_SIZE"
 MAX_SIZE = 20 << 30  # bytes
 SETTLED = 2.0  # seconds: a file that was written more recently may be written again without its times telling
+_ANOTHER = "give another `store=`"
 _NEAR = 500  # entries that an explanation looks at, the last used first
 
 
@@ -146,7 +147,7 @@ class Store:
         if where == "local" or "://" in where:
             self.folder = cache_folder("store")
         else:
-            self.folder = made_folder(Path(where).expanduser(), "the store", "give another `store=`").absolute()
+            self.folder = made_folder(Path(where).expanduser(), "the store", _ANOTHER).absolute()
         self.url = where if "://" in where else None
         self.max_size = _max_size()
         self._remote: Remote | None = None
@@ -183,9 +184,14 @@ class Store:
 
     @contextlib.contextmanager
     def building(self, digest: str, reporter: Reporter = SILENT) -> Iterator[None]:
-        """Be the only one who makes this entry: waits, in a phase, for another who does."""
-        locks = made_folder(self.folder / "locks", "the store's locks", "give another `store=`")
-        with alone(locks / f"{digest}.lock", reporter, "waiting for the same engine, which is being built"):
+        """Be the only one who makes this entry: waits, in a phase, for another who does.
+
+        Raises:
+            OutputError: nothing can be locked in the folder, such as where it may only be read.
+        """
+        locks = made_folder(self.folder / "locks", "the store's locks", _ANOTHER)
+        waiting = "waiting for the same engine, which is being built"
+        with alone(locks / f"{digest}.lock", reporter, waiting, _ANOTHER):
             yield
 
     def pulled(self, parts: Mapping[str, Any], reporter: Reporter = SILENT) -> Entry | None:
@@ -283,14 +289,29 @@ class Store:
         return _subfolders(self.folder / "damaged")
 
     def set_aside(self, digest: str, reporter: Reporter = SILENT) -> str:
-        """Put an entry that isn't what was stored out of the way; what is wrong with it, or "" where nothing is."""
-        with self.building(digest, reporter):
-            folder = self.folder / "entries" / digest
-            lock = lock_folder(folder, shared=True)
-            if lock is None:
-                return ""
-            with lock:
-                return self._clear(folder)
+        """Put an entry that isn't what was stored out of the way; what is wrong with it, or "" where nothing is.
+
+        Raises:
+            OutputError: something is, and the folder may only be read.
+        """
+        folder = self.folder / "entries" / digest
+        lock = lock_folder(folder, shared=True)
+        if lock is None:
+            return ""
+        with lock:
+            fault = _fault(folder)
+        if not fault:
+            return ""
+        try:
+            with self.building(digest, reporter):
+                lock = lock_folder(folder, shared=True)
+                if lock is None:
+                    return ""
+                with lock:
+                    return self._clear(folder)
+        except OutputError as error:
+            told = f"the store's engine {digest[:12]} is damaged ({fault}) and can't be put aside: {error.problem}"
+            raise OutputError(told, error.advice) from error
 
     def prune(self, max_size: int) -> tuple[list[str], int, int]:
         """Remove what was set aside, then what was used longest ago, until the rest is within `max_size` bytes.
@@ -319,7 +340,7 @@ class Store:
 
     def _removed(self, folder: Path) -> bool:
         """Remove an entry that nobody reads and nobody replaces now."""
-        locks = made_folder(self.folder / "locks", "the store's locks", "give another `store=`")
+        locks = made_folder(self.folder / "locks", "the store's locks", _ANOTHER)
         making = alone_now(locks / f"{folder.name}.lock")
         if making is None:
             return False
@@ -372,20 +393,18 @@ class Store:
 
     def _clear(self, folder: Path, whole: Path | None = None) -> str:
         """Move an entry to `damaged/`, and say what is wrong with it; if nothing is, to `whole`."""
-        try:
-            _check_files(folder, _key_in(folder)["files"])
-        except Damaged as error:
-            aside = made_folder(self.folder / "damaged", "the store", "give another `store=`")
+        fault = _fault(folder)
+        if fault:
+            aside = made_folder(self.folder / "damaged", "the store", _ANOTHER)
             folder.rename(aside / f"{folder.name}.{time.time_ns()}")
-            return str(error)
-        if whole is not None:
+        elif whole is not None:
             folder.rename(whole)
-        return ""
+        return fault
 
     @contextlib.contextmanager
     def _making(self, digest: str) -> Iterator[Path]:
         """A folder to make an entry in."""
-        entries = made_folder(self.folder / "entries", "the store", "give another `store=`")
+        entries = made_folder(self.folder / "entries", "the store", _ANOTHER)
         try:
             with folder_in(entries, f".{digest[:12]}.") as beside:
                 made = beside / digest
@@ -466,6 +485,15 @@ def _check_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
             raise Damaged(f"{name}: {error.strerror or error}") from None
         if digest != about["sha256"]:
             raise Damaged(f"{name} isn't what was stored: sha256 {digest[:16]}…, not {str(about['sha256'])[:16]}…")
+
+
+def _fault(folder: Path) -> str:
+    """What is wrong with an entry; "" where nothing is."""
+    try:
+        _check_files(folder, _key_in(folder)["files"])
+    except Damaged as error:
+        return str(error)
+    return ""
 
 
 def _told(folder: Path, key: Mapping[str, Any]) -> StoredEngine:
