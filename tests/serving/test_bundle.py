@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ensurepip
+import io
 import json
 import os
 import shutil
@@ -44,6 +45,34 @@ def _stand_in(folder: Path, name: str, version: str, **files: str) -> Path:
             file.writestr(place, text)
         file.writestr(f"{about}/RECORD", "".join(f"{place},,\n" for place in [*content, f"{about}/RECORD"]))
     return path
+
+
+# Packs itself, as what `pip` builds from source does; it needs no other package.
+_BACKEND = """
+import pathlib, zipfile
+def build_wheel(folder, settings=None, metadata=None):
+    about = "{plain}-{version}.dist-info"
+    with zipfile.ZipFile(pathlib.Path(folder, "{plain}-{version}-py3-none-any.whl"), "w") as file:
+        file.writestr(about + "/METADATA", {metadata!r})
+        file.writestr(about + "/WHEEL", "Wheel-Version: 1.0\\nGenerator: t\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        file.writestr(about + "/RECORD", "")
+    return "{plain}-{version}-py3-none-any.whl"
+"""
+
+
+def _source(folder: Path, name: str, version: str, needs: str) -> None:
+    """A source distribution that no wheel was made of, and that needs another package."""
+    plain, metadata = name.replace("-", "_"), f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        "PKG-INFO": metadata,
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": _BACKEND.format(plain=plain, version=version, metadata=f"{metadata}Requires-Dist: {needs}\n"),
+    }
+    with tarfile.open(folder / f"{plain}-{version}.tar.gz", "w:gz") as archive:
+        for place, text in files.items():
+            about = tarfile.TarInfo(f"{plain}-{version}/{place}")
+            about.size = len(text)
+            archive.addfile(about, io.BytesIO(text.encode()))
 
 
 @pytest.fixture
@@ -203,9 +232,40 @@ def test_an_engine_brings_its_manifest_its_graph_and_its_tensorrt(
         trtopt.bundle(engine, tmp_path / "other.tar", wheel=[own], python=PYTHON)
 
 
+def test_nvidias_packages_that_are_source_alone_become_wheels(model: Path, own: Path, index: Path) -> None:
+    """Of TensorRT-RTX, 10 and 11 no index has a wheel of what has TensorRT's own name: it needs others, which do the work."""
+    _source(index, "tensorrt-rtx", "1.7.9", "tensorrt_rtx_cu13==1.7.9")
+    _source(index, "tensorrt-rtx-cu13", "1.7.9", "tensorrt_rtx_cu13_libs==1.7.9")
+    with pytest.raises(BundleFailed, match="NVIDIA's own index"):
+        _bundled(model, own, extras=["rtx", "gpu"])
+    _stand_in(index, "tensorrt-rtx-cu13-libs", "1.7.9")
+    found = _bundled(model, own, extras=["rtx", "gpu"])
+    assert {name for name in found.packages if name.startswith("tensorrt")} == {
+        "tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu13-libs",
+    }  # fmt: skip
+
+
+def test_c_code_for_another_machine_is_refused(model: Path, own: Path, index: Path, tmp_path: Path) -> None:
+    pure = shutil.copy(own, tmp_path / "trtopt-0.1.0-py3-none-any.whl")
+    native = shutil.copy(own, tmp_path / "trtopt-0.1.0-cp310-abi3-linux_x86_64.whl")
+    with pytest.raises(UsageError, match=r"isn't for aarch64: make trtopt's wheel on such a machine"):
+        _bundled(model, native, platform="manylinux_2_28_aarch64")
+    assert _bundled(model, pure, platform="manylinux_2_28_aarch64").platform == "manylinux_2_28_aarch64"
+
+
+def test_a_module_beside_the_script_does_not_run_before_the_check(
+    model: Path, own: Path, index: Path, tmp_path: Path
+) -> None:
+    folder = _unpacked(_bundled(model, own), tmp_path / "there")
+    (folder / "hashlib.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert _installing(folder).returncode == 0
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"extras": ["ort", "trt9"]}, "`extras=` is 'trt9'; allowed: onnx, "),
         ({"platform": "win_amd64"}, "manylinux_2_N_x86_64"),
         ({"platform": "manylinux_2_5_x86_64"}, "at least 17"),
         ({"python": "3.9"}, "3.10, 3.11, 3.12, 3.13"),

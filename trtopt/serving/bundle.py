@@ -5,6 +5,7 @@ trtopt.bundle("resnet50.engine", "resnet50.tar", python="3.10")
 
 from __future__ import annotations
 
+import email
 import hashlib
 import importlib.metadata
 import io
@@ -21,6 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
+from zipfile import ZipFile
+
+from packaging.requirements import Requirement
 
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
@@ -28,6 +32,7 @@ from trtopt.core.errors import BundleFailed, EngineError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, json_bytes, sha256_file, writing
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
+from trtopt.core.values import choice
 from trtopt.core.version import __version__
 from trtopt.engine.manifest import Manifest, kept_graph, load_manifest, manifest_path
 from trtopt.graph.io import load_model, named_weights
@@ -36,10 +41,14 @@ from trtopt.serving.request import BundleRequest
 FORMAT = "trtopt-bundle-1"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 SCRIPT, SUMS, ABOUT, REQUIREMENTS = "install.sh", "SHA256SUMS", "bundle.json", "requirements.txt"
+MADE = "made"  # the folder of wheels that are made here
 _PLATFORM = re.compile(r"manylinux_2_(\d+)_(x86_64|aarch64)")
 _OLD_TAGS = {17: "manylinux2014", 12: "manylinux2010"}  # glibc's minor version → what it was called before
 _LEAST_GLIBC = 17
 _TENSORRT = {"tensorrt": ("tensorrt", "gpu"), "rtx": ("tensorrt-rtx", "gpu")}  # family → package, extra beside it
+_IN_NVIDIAS = (
+    "the libraries of TensorRT 10 and 11 are in NVIDIA's own index: PIP_EXTRA_INDEX_URL=https://pypi.nvidia.com"
+)
 _SCRIPT = Path(__file__).with_name("install.sh")
 
 
@@ -131,15 +140,27 @@ def bundle(request: BundleRequest) -> Bundle:
     with scratch() as folder:
         wheels = folder / "wheels"
         wheels.mkdir()
+        (folder / MADE).mkdir()
         with reporter.phase("making trtopt's wheel"):
-            own = _own_wheel(request, folder)
+            own = _own_wheel(request, folder, found[2])
+        wanted = [*_of_extras(own, extras, python), *required]
         with reporter.phase("resolving versions"):
-            pinned = _resolved(own, extras, required, python, request, folder)
+            try:
+                pinned = _resolved(own, extras, required, python, request, folder)
+            except BundleFailed:
+                if not any(map(_metapackage, wanted)):
+                    raise
+                try:
+                    _make_metapackages(wanted, folder / MADE)
+                    pinned = _resolved(own, extras, required, python, request, folder)
+                except BundleFailed as error:
+                    hint = f"; {_IN_NVIDIAS}" if "libs" in str(error) else ""
+                    raise BundleFailed(f"{error}{hint}") from None
         with reporter.phase("fetching wheels"):
             lines = folder / REQUIREMENTS
             lines.write_text("\n".join(pinned) + "\n", encoding="utf-8")
             words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp", "--python-version", python]
-            words += _platforms(int(found[1]), found[2])
+            words += [*_platforms(int(found[1]), found[2]), "--find-links", str(folder / MADE)]
             _run("pip", "download", *words, "--dest", str(wheels), "--requirement", str(lines))
         os.replace(own, wheels / own.name)
         content |= {f"wheels/{item.name}": item for item in sorted(wheels.iterdir())}
@@ -244,20 +265,73 @@ def _needed(path: Path, manifest: Manifest | None, request: BundleRequest) -> tu
     return (extra,), [*required, f"{package}=={maker['version']}"], run
 
 
-def _own_wheel(request: BundleRequest, folder: Path) -> Path:
-    """trtopt's wheel: one that was given, or made of the checkout that this is installed from."""
-    for item in request.wheel:
-        if Path(item).name.startswith("trtopt-"):
-            return Path(shutil.copy(item, folder))
+def _own_wheel(request: BundleRequest, folder: Path, machine: str) -> Path:
+    """trtopt's wheel: one that was given, or made of the checkout that this is installed from.
+
+    Raises:
+        UsageError: there is none, or it is for another machine: C code is in it.
+    """
+    given = [Path(item) for item in request.wheel if Path(item).name.startswith("trtopt-")]
     source = _checkout()
-    if source is None:
+    if given:
+        own = Path(shutil.copy(given[0], folder))
+    elif source is None:
         raise UsageError(
             "trtopt wasn't installed from a checkout, so there is nothing to make its wheel of: give the file that it was "
             "installed from, `wheel=['trtopt-….whl']`"
         )
-    _run("pip", "wheel", "--no-deps", "--wheel-dir", str(folder / "own"), str(source))
-    (made,) = (folder / "own").glob("trtopt-*.whl")
-    return made
+    else:
+        _run("pip", "wheel", "--no-deps", "--wheel-dir", str(folder / "own"), str(source))
+        (own,) = (folder / "own").glob("trtopt-*.whl")
+    if not own.stem.endswith(("any", machine)):
+        raise UsageError(
+            f"{own.name} isn't for {machine}: make trtopt's wheel on such a machine (pip wheel --no-deps CHECKOUT), and give "
+            "it as `wheel=`"
+        )
+    return own
+
+
+def _of_extras(own: Path, extras: Iterable[str], python: str) -> list[str]:
+    """What trtopt's extras ask for, as its wheel says.
+
+    Raises:
+        UsageError: there is no such extra; uv would pass it over.
+    """
+    known = _said(own, "Provides-Extra")
+    for name in extras:
+        choice(name, known, "`extras=`")
+    found = map(Requirement, _said(own, "Requires-Dist"))
+    values = [{"extra": name, "python_version": python} for name in extras]
+    return [
+        f"{item.name}{item.specifier}"
+        for item in found
+        if item.marker is not None and any(item.marker.evaluate(value) for value in values)
+    ]
+
+
+def _metapackage(requirement: str) -> Requirement | None:
+    """A requirement of a package of NVIDIA's that only names those that have the libraries."""
+    found = Requirement(requirement)
+    return found if re.fullmatch(r"tensorrt([-_](rtx|lean|dispatch))?([-_]cu\d+)?", found.name) else None
+
+
+def _make_metapackages(required: Iterable[str], folder: Path) -> None:
+    """Make wheels, in `folder`, of such packages, which no index has as wheels; they hold a few lines of Python."""
+    waiting = [item for text in required if (item := _metapackage(text))]
+    for number, item in enumerate(waiting):  # which grows: one names the next
+        place = folder / str(number)
+        words = ["--no-deps", "--no-binary", item.name, "--wheel-dir", str(place), f"{item.name}{item.specifier}"]
+        _run("pip", "wheel", *words)
+        (made,) = place.glob("*.whl")
+        waiting += [needed for text in _said(made, "Requires-Dist") if (needed := _metapackage(text))]
+        os.replace(made, folder / made.name)
+
+
+def _said(wheel: Path, field: str) -> list[str]:
+    """What a wheel's metadata say in the lines of this name."""
+    with ZipFile(wheel) as file:
+        (place,) = (name for name in file.namelist() if name.endswith(".dist-info/METADATA"))
+        return [str(value) for value in email.message_from_bytes(file.read(place)).get_all(field) or ()]
 
 
 def _checkout() -> Path | None:
@@ -286,6 +360,7 @@ def _resolved(
     _, _, minor, machine = request.platform.split("_", 3)
     words = ["compile", "--quiet", "--no-header", "--no-annotate", "--only-binary", ":all:", str(asked)]
     words += ["--python-version", python, "--python-platform", f"{machine}-manylinux_2_{minor}", *_indexes()]
+    words += ["--find-links", str(folder / MADE)]
     if request.constraint is not None:
         words += ["--constraint", str(existing_file(request.constraint, "`constraint=`"))]
     found = [line.split("#")[0].split(";")[0].strip() for line in _run("uv", "pip", *words).splitlines()]
@@ -320,6 +395,7 @@ def _name_and_version(wheel: Path) -> tuple[str, str]:
 def _run(tool: str, *words: str) -> str:
     """What uv or pip printed."""
     environment = dict(os.environ)
+    environment["NVIDIA_TENSORRT_DISABLE_INTERNAL_PIP"] = "1"  # else making its metapackage installs what that names
     if cert := environment.get("PIP_CERT"):
         environment.setdefault("SSL_CERT_FILE", cert)  # what uv takes for it
     quiet = ["--disable-pip-version-check"] if tool == "pip" else []

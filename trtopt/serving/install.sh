@@ -26,7 +26,7 @@ found=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || fai
 [ "$found" = @PYTHON@ ] || fail "this is for Python @PYTHON@; $python is $found: name another with PYTHON=/path/to/python@PYTHON@"
 
 # Only what is listed, and all of it, unchanged.
-"$python" - <<'CHECK' || fail "the bundle isn't as it was made: copy it again"
+"$python" -I - <<'CHECK' || fail "the bundle isn't as it was made: copy it again"
 import hashlib, os, sys
 listed = {}
 with open("SHA256SUMS", encoding="utf-8") as file:
@@ -55,7 +55,7 @@ for path, digest in listed.items():
         sys.exit("%s was changed" % path)
 CHECK
 
-"$python" -m venv --without-pip "$venv" || fail "$python can't make a virtual environment in $venv"
+"$python" -I -m venv --without-pip "$venv" || fail "$python can't make a virtual environment in $venv"
 pip=$(echo wheels/pip-*.whl)
 "$venv/bin/python" "$pip/pip" install --quiet --disable-pip-version-check --no-index --find-links wheels \
     --requirement requirements.txt || fail "the wheels can't be installed"
