@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import resource
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import onnx.helper as helper
 import pytest
 
 import trtopt
-from trtopt.core.errors import NoServer, UsageError
+from trtopt.core.errors import NoServer, OutputError, UsageError
 from trtopt.core.values import ShapeRange, TensorInfo
 from trtopt.engine.manifest import Manifest, manifest_path
 from trtopt.serving.config import Word, text
@@ -382,6 +383,25 @@ def test_several_engines_are_all_refused_before_the_first_is_written(tmp_path: P
     with pytest.raises(UsageError, match="scalar"):
         trtopt.deploy_triton([good, bad], repo=tmp_path / "repo")
     assert not (tmp_path / "repo").exists()
+
+
+def test_a_plan_that_can_not_be_written_leaves_no_folder_that_triton_takes_for_a_model(tmp_path: Path) -> None:
+    path = engine(tmp_path, content=bytes(1 << 22))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OutputError, match="nothing was left behind"):
+            trtopt.deploy_triton(path, repo=tmp_path / "repo")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "repo").iterdir()) == []
+
+
+def test_images_for_several_inputs_are_refused_whatever_the_preprocessing(tmp_path: Path) -> None:
+    two = {**IMAGES, "z": ("float32", ("batch", 2))}
+    path = engine(tmp_path, two, LOGITS, [{"x": "1x3x8x8", "z": "1x2"}])
+    with pytest.raises(UsageError, match="it has 2 inputs; send arrays instead"):
+        trtopt.deploy_triton(path, repo=tmp_path / "repo", backend="python", from_images=True)
 
 
 @pytest.mark.parametrize(

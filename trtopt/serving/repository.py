@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -272,14 +273,12 @@ class _Model:
             UsageError: the engine doesn't take images, or not in batches.
         """
         name = self.engine.name
-        if self.manifest is None or not self.manifest.preprocess or len(interface.inputs) != 1:
-            why = (
-                f"it has {len(interface.inputs)} inputs"
-                if len(interface.inputs) != 1
-                else (
-                    "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
-                )
+        if len(interface.inputs) != 1:
+            raise UsageError(
+                f"`from_images=True`: {name} can't take images: it has {len(interface.inputs)} inputs; send arrays instead"
             )
+        if self.manifest is None or not self.manifest.preprocess:
+            why = "its manifest has no preprocessing" if self.manifest else "no manifest says how they are prepared"
             raise UsageError(f"`from_images=True`: {name} can't take images: {why}; build it with `preprocess=`")
         if not batching.most:
             raise UsageError(f"`from_images=True`: {name} takes no batches: {batching.why}; send arrays instead")
@@ -351,6 +350,8 @@ class _Model:
                     (folder / str(version)).rmdir()
                     raise
         except OSError as error:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # if nothing else is in it: Triton would take it for a model
             raise OutputError(
                 f"can't write {folder / str(version)}: {error.strerror or error}; nothing was left behind",
                 "give another `repo=`",
