@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import resource
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -485,6 +486,10 @@ def test_a_server_that_lacks_tensorrt_says_the_container_that_reads_the_plan(
 
 
 def test_what_a_repository_says_itself_is_no_option_of_serving_it(tmp_path: Path) -> None:
+    """Which is said even where a port is taken: that may be free the next time."""
     trtopt.deploy_triton(engine(tmp_path), repo=tmp_path / "repo")
-    with pytest.raises(UsageError, match="`instances=` is for engines"):
-        trtopt.serve(tmp_path / "repo", instances=2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(UsageError, match="`instances=` is for engines"),
+    ):
+        trtopt.serve(tmp_path / "repo", instances=2, http_port=other.getsockname()[1])

@@ -189,11 +189,11 @@ def serve(request: ServeRequest) -> Server:
     drain = parse_seconds(request.drain, "`drain=`")
     if drain < 1:
         raise UsageError(f"`drain=` is {request.drain!r}; at least 1s is needed")
-    _check_ports(request.host, ports)
     with contextlib.ExitStack() as stack:
         repo, models = _repository(request, stack)
         backends = _backends(repo)
         command, environment = _command(request, repo, backends, drain, stack)
+        _check_ports(request.host, ports)  # what has to change in the request is said first
         if models and request.backend == "python" and request.runtime != "onnxruntime" and not (gpu := probe()).devices:
             raise DeviceError(
                 f"no GPU can be used here ({gpu.reason}); `runtime='onnxruntime'` runs the graph that `build --save-onnx` kept"
