@@ -360,6 +360,11 @@ class TensorInfo:
     batch_axis: int | None = 0
 
     @property
+    def numeric(self) -> bool:
+        """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
+        return self.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+
+    @property
     def open_axes(self) -> tuple[int, ...]:
         """Places of the sizes that the model leaves open."""
         return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
