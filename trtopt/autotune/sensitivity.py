@@ -60,8 +60,9 @@ class NoiseSource:
         macs: share of the model's multiply-accumulates that these nodes do.
         nbytes: of a weight, in FP32; 0 for an activation.
         ms: milliseconds that these nodes take in the engine that was profiled; None: none was.
-        scale: of an activation that makes a tenth of the noise or more: "clips" where twice the scale makes less than half of
-            its noise at the output that the ranking goes by, "too wide" where half the scale does, else "right"; "": not tried.
+        scale: of an activation that makes a twentieth of the noise or more and has a scale of its own: "clips" where twice the
+            scale makes less than half of its noise at the output that the ranking goes by, "too wide" where half the scale
+            does, else "right"; "": not tried.
     """
 
     kind: str
@@ -121,14 +122,18 @@ class Sensitivity:
         parts = f"weights make {self.weights:.0%} of the noise, activations {1 - self.weights:.0%}"
         first = f"{worst.what} {'make' if worst.kind == 'weight' else 'makes'} {self.share(worst):.0%}"
         wrong = [source for source in self.sources if source.scale in _WRONG]
-        scales = ", ".join(f"the scale of {source.what} {_WRONG[source.scale]}" for source in wrong)
+        scales = ", ".join(f"the scale of {source.what} {_WRONG[source.scale]}" for source in wrong[:2])
+        scales += f", and {len(wrong) - 2} more" * (len(wrong) > 2)
         if self.weights >= MOST:
             advice = "calibration isn't to blame: other samples or another method won't help much"
         elif sum(map(self.share, wrong)) >= (1 - self.weights) / 2:
             advice = f"{scales}: other samples or another method may help"
         else:
+            right = [source for source in self.sources if source.scale == "right"]
+            enough = sum(map(self.share, [*right, *wrong])) >= (1 - self.weights) / 2
+            few = "8 bits are too few, whatever the scale" if enough else "many places make a little of it each"
             rest = f"{scales}; for the rest " if scales else ""
-            advice = f"{rest}8 bits are too few, whatever the scale: `repair=True` of calibrate, or tune, may help"
+            advice = f"{rest}{few}: `repair=True` of calibrate, or tune, may help"
         return f"{parts}; {first} alone; {advice}"
 
     def to_json(self) -> dict[str, Any]:

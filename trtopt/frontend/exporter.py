@@ -756,15 +756,19 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             "on tensors (torch.where chooses by value), or leave it out of the exported model"
         )
     where = f": {found}" if (found := _at(error).removesuffix(": ")) else ""
+    tries = []
     for info in infos:
         if any(isinstance(size, str) for size in info.shape):
             batch, *rest = (_sizes(infos).get(str(size), size) for size in info.shape)
             fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
-            return (
-                f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
-                f"`inputs='{info.name}:{fixed_sizes}'`"
-            )
-    return where
+            kind = "" if info.dtype == "float32" else f":{info.dtype}"
+            tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
+    if not tries:
+        return where
+    return (
+        f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
+        f"{' '.join(tries)}"
+    )
 
 
 def _at(error: BaseException) -> str:
