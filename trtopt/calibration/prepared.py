@@ -161,9 +161,9 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})
         reasons += [f"{op} is never quantized" for op in recurrent]
-        reasons += (
-            [f"what is inside control flow isn't quantized: {decide}"] if (decide := how_to_decide(folded)) else []
-        )
+        if any(node.op_type in ("If", "Loop", "Scan") for node in folded.graph.node):
+            decide = how_to_decide(folded)
+            reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)
         raise CalibrationError(
             "there is nothing to quantize in the model: "

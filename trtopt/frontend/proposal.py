@@ -23,7 +23,7 @@ from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.library_output import quiet
 from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
-from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo
+from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
 from trtopt.frontend.exporter import PHOTOS, described_inputs
 from trtopt.frontend.factories import SEED
@@ -185,7 +185,7 @@ def _named(info: TensorInfo) -> TensorInfo:
         size
         if not isinstance(size, str) and size > 0
         else size
-        if isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
+        if named_size(size)
         else usual.get(axis, re.sub(r"\W", "_", f"{info.name}_{axis}"))
         for axis, size in enumerate(info.shape)
     )
