@@ -593,7 +593,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
             raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
         raise ModelError(
             f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: "
-            f"{_NEWER.format(max(newer[1], 20))}"
+            f"{_NEWER.format(max(newer[1], 20))}; `trtopt check` then says whether TensorRT has it"
         ) from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
