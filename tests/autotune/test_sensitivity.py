@@ -176,6 +176,23 @@ def test_values_that_no_scale_fits_want_more_bits() -> None:
     has(found.summary, "8 bits are too few, whatever the scale: `repair=True` of calibrate, or tune, may help")
 
 
+def test_shares_of_arithmetic_that_is_not_known_are_not_given() -> None:
+    """A Pad whose values are computed leaves the sizes behind it open."""
+    nodes = [
+        node("Conv", "x w0", "a", "c0"),
+        node("ReduceMax", "a", "most", "most", keepdims=0),
+        node("Cast", "most", "one", "cast", to=TensorProto.INT64),
+        node("Mul", "none one", "pads", "mul"),
+        node("Pad", "a pads", "b", "pad"),
+        node("Conv", "b w1", "c", "c1"),
+        node("GlobalAveragePool", "c", "y", "pool"),
+    ]
+    weights = {"w0": values(32, 16, 1, 1), "w1": values(32, 32, 1, 1, seed=1), "none": np.zeros(8, np.int64)}
+    net = model(nodes, weights=weights, inputs={"x": ("n", 16, 8, 8)}, outputs={"y": ("n", 32, 1, 1)})
+    found = trtopt.sensitivity(net, data={"x": values(16, 16, 8, 8)}, method="minmax")
+    assert len(found.sources) == 5 and {source.macs for source in found.sources} == {0.0}
+
+
 def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
     proto = _net()
     proto.graph.node.append(node("ArgMax", "y", "best", "best", axis=1))

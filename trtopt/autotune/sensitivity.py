@@ -57,7 +57,7 @@ class NoiseSource:
         name: of the tensor.
         nodes: that read it quantized.
         noise: output → its noise power as a share of the signal's, at that output.
-        macs: share of the model's multiply-accumulates that these nodes do.
+        macs: share of the model's multiply-accumulates that these nodes do; 0 of all where the sizes of some aren't known.
         nbytes: of a weight, in FP32; 0 for an activation.
         ms: milliseconds that these nodes take in the engine that was profiled; None: none was.
         scale: of an activation that makes a twentieth of the noise or more and has a scale of its own: "clips" where twice the
@@ -176,7 +176,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         calib: scales of activations, from `calibrate`; None: measured on all of the images or data.
         preprocess, method, precision_override: as for `calibrate`.
         samples: that noise is measured on, chosen by content. Their number decides how long it takes: half a pass over them
-            for each tensor and weight.
+            for each tensor and weight, and two more for a tensor that makes much, whose scale is tried at half and twice.
         profile: each layer's time, to stand beside its noise: what `profile` gave of an engine of this model, the file of its
             JSON, or an engine, which is profiled on this machine's GPU. Of several batches the largest counts.
         threads: samples run at the same time; None: one per core.
@@ -249,6 +249,8 @@ def _result(
     timed: tuple[Mapping[str, float], str] | None,
 ) -> Sensitivity:
     points = ledger.points
+    if any(weight.node not in counts for weight in points.weights):
+        counts = {}
     total = sum(counts.values()) or 1
     left_out = ledger.left_out
     measured = {name: value for name, value in measured.items() if name not in left_out}
