@@ -142,6 +142,57 @@ def test_a_table_gives_the_scales(crops: Any, found: Sensitivity) -> None:
         trtopt.sensitivity(other, data={"z": values(8, 32)}, calib=table)
 
 
+@pytest.mark.parametrize(
+    ("factor", "scale", "said"),
+    [
+        (1.0, "right", ""),
+        (0.1, "clips", "the scale of rs clips: other samples or another method may help"),
+        (10.0, "too wide", "the scale of rs is too wide: other samples"),
+    ],
+)
+def test_a_wrong_scale_is_told_from_too_few_bits(crops: Any, factor: float, scale: str, said: str) -> None:
+    table = trtopt.calibrate(_net(), data={"x": crops}, method="mse").table
+    tensors = {**table.tensors, "rs": replace(table.tensors["rs"], amax=factor * table.tensors["rs"].amax)}
+    wrong = trtopt.sensitivity(
+        _net(),
+        data={"x": crops},
+        calib=replace(table, tensors=tensors),
+        samples=8,
+        precision_override=["c0=fp32", "c1=fp32", "fc=fp32"],
+    )
+    assert {item["name"]: item["scale"] for item in wrong.to_json()["sources"]}["rs"] == scale
+    assert {source.scale for source in wrong.sources if source.kind == "weight"} == {""}
+    if said:
+        has(wrong.summary, said)
+
+
+def test_values_that_no_scale_fits_want_more_bits() -> None:
+    random = np.random.default_rng(0)
+    uneven = random.standard_normal((16, 64)).astype(np.float32) * np.geomspace(1e-3, 1, 64, dtype=np.float32)
+    weights = {"w": values(64, 32) / np.geomspace(1e-3, 1, 64, dtype=np.float32)[:, None]}
+    net = model([node("MatMul", "z w", "y", "m")], weights=weights, inputs={"z": ("n", 64)}, outputs={"y": ("n", 32)})
+    found = trtopt.sensitivity(net, data={"z": uneven}, method="minmax")
+    assert found.weights < 1 / 2 and {source.scale for source in found.sources} == {"right", ""}
+    has(found.summary, "8 bits are too few, whatever the scale: `repair=True` of calibrate, or tune, may help")
+
+
+def test_shares_of_arithmetic_that_is_not_known_are_not_given() -> None:
+    """A Pad whose values are computed leaves the sizes behind it open."""
+    nodes = [
+        node("Conv", "x w0", "a", "c0"),
+        node("ReduceMax", "a", "most", "most", keepdims=0),
+        node("Cast", "most", "one", "cast", to=TensorProto.INT64),
+        node("Mul", "none one", "pads", "mul"),
+        node("Pad", "a pads", "b", "pad"),
+        node("Conv", "b w1", "c", "c1"),
+        node("GlobalAveragePool", "c", "y", "pool"),
+    ]
+    weights = {"w0": values(32, 16, 1, 1), "w1": values(32, 32, 1, 1, seed=1), "none": np.zeros(8, np.int64)}
+    net = model(nodes, weights=weights, inputs={"x": ("n", 16, 8, 8)}, outputs={"y": ("n", 32, 1, 1)})
+    found = trtopt.sensitivity(net, data={"x": values(16, 16, 8, 8)}, method="minmax")
+    assert len(found.sources) == 5 and {source.macs for source in found.sources} == {0.0}
+
+
 def test_an_output_that_is_no_float_is_left_out(crops: Any) -> None:
     proto = _net()
     proto.graph.node.append(node("ArgMax", "y", "best", "best", axis=1))

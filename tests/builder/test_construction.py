@@ -464,6 +464,22 @@ def test_what_reads_a_node_without_an_int8_kernel_is_kept_out_in_a_second_build(
     assert result.precision["int8"] == 2 and [text for text in heard.warnings if "again with second in FP16" in text]
 
 
+def test_a_dynamically_quantized_model_is_told_to_give_the_float_one(tmp_path: Path) -> None:
+    from onnxruntime.quantization import quantize_dynamic
+
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], "m")]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 32]) for name in "xy"]
+    weights = [numpy_helper.from_array(np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32), "w")]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    quantize_dynamic(tmp_path / "m.onnx", tmp_path / "q.onnx")
+    with pytest.raises(
+        UnsupportedOperator, match=r"quantized already.*MatMulInteger.*give the float model.*`int8=True`"
+    ):
+        trtopt.build(tmp_path / "q.onnx", tmp_path / "q.engine", fp16=True, target="sm89")
+    assert not (tmp_path / "q.engine").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

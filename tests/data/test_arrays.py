@@ -422,7 +422,9 @@ def test_an_iterator_is_read_as_far_as_the_limit() -> None:
 def test_samples_on_another_axis_say_what_to_do() -> None:
     inputs = [TensorInfo("x", "float32", ("n", 5)), TensorInfo("state", "float32", (2, "n", 4))]
     arrays = {"x": np.ones((6, 5), np.float32), "state": np.ones((2, 6, 4), np.float32)}
-    with pytest.raises(DataError, match=r"state is 2xnx4 beside x nx5: export it with that axis called batch in all"):
+    with pytest.raises(
+        DataError, match=r"state is \(2, n, 4\) beside x \(n, 5\): export it with that axis called batch in all"
+    ):
         open_data(inputs, data=arrays)
 
 

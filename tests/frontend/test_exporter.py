@@ -524,6 +524,43 @@ class Packing(nn.Module):
         return self.cell(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1][0][0]
 
 
+class Remembering(nn.Module):
+    """A mean that forward itself carries on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.mean.mul_(0.9).add_(x.mean((0, 2, 3)), alpha=0.1)
+        self.steps += 1
+        return x - self.mean[:, None, None]
+
+
+class Listing(nn.Module):
+    def forward(self, x: torch.Tensor, past: list[torch.Tensor]) -> Any:
+        return x + sum(past), [item * 2 for item in past]
+
+
+class Attending(nn.Module):
+    """Causal attention with a mask besides (True: keep); a row that is masked as a whole has no defined result."""
+
+    def forward(self, x: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+        mask = causal[None, None] & keep[:, None, None]
+        return torch.nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None], attn_mask=mask)
+
+
+class Rotating(nn.Module):
+    """Positions by complex numbers, as Llama's first code has them."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        angles = torch.outer(torch.arange(6.0), torch.tensor([1.0, 0.1]))
+        turned = torch.view_as_complex(x.reshape(-1, 6, 2, 2)) * torch.polar(torch.ones(6, 2), angles)[None]
+        return torch.view_as_real(turned).flatten(2)
+
+
 class Picking(nn.Module):
     """Of boxes that name their image: another number of them than of images."""
 
@@ -543,7 +580,15 @@ IMAGES: dict[str, Any] = {"x": ("batch", 3, 8, 8)}
         (Dropping, IMAGES, ["computes something random", "training=self.training"]),
         (FromDict, {"batch": ("n", 4)}, ["forward gets tensors alone"]),
         (Packing, {"x": ("n", 6, 4)}, ["packs sequences", "torch.gather"]),
-        (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["`sample=` gives real ones"]),
+        (Picking, {"image": (1, 3, 8, 8), "boxes": ("n", 5)}, ["which were made up? `sample=` gives real ones"]),
+        (Remembering, IMAGES, ["forward changes the module's mean, steps", "an input and an output of forward"]),
+        (Rotating, {"x": ("n", 6, 4)}, ["complex numbers", "cosine and sine"]),
+        (Listing, {"x": ("n", 4), "past": ("n", 4)}, ["n of past is always 8", "list of tensors", "one by one"]),
+        (
+            Attending,
+            {"x": ("n", 5, 8), "keep": TensorInfo("keep", "bool", ("n", 5))},
+            ["keep was made up of both 0 and 1", "give real ones by `sample=`"],
+        ),
         (Distances, {"x": ("n", 4)}, ["aten._cdist_forward", "no ONNX form"]),
         (Deformed, IMAGES, ["DeformConv", "opset 19", "`opset=20`"]),
         (dynamic_int8, {"input": ("n", 8)}, ["torch.ao", "float model"]),
@@ -564,6 +609,19 @@ def test_common_modules_that_cannot_be_exported_say_what_to_do(
         export(make(), tmp_path / "m.onnx", inputs=inputs)
     assert all(word in str(caught.value) for word in words), caught.value
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_real_inputs_make_of_forward_is_not_put_down_to_made_up_ones(tmp_path: Path) -> None:
+    wide = {"x": np.ones((4, 7), np.float32)}
+    with pytest.raises(
+        ModelError, match=r"forward fails on x float32 \[4, 7\].*values that were given \(arrays\)"
+    ) as caught:
+        export(Broken(), tmp_path / "m.onnx", inputs={"x": ("batch", 7)}, sample=wide)
+    assert "`sample=`" not in str(caught.value)
+    keep = np.arange(5) < np.array([[3], [5]])
+    real = {"x": np.random.default_rng(0).standard_normal((2, 5, 8)).astype(np.float32), "keep": keep}
+    inputs = {"x": ("n", 5, 8), "keep": TensorInfo("keep", "bool", ("n", 5))}
+    assert export(Attending(), tmp_path / "m.onnx", inputs=inputs, sample=real).verified
 
 
 def test_a_batch_behind_a_fixed_number_of_steps_is_compared_at_another_size(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from world import RTX, World
 
-from trtopt.core.errors import MissingDependency, OutputError, UsageError
+import trtopt
+from trtopt.core.errors import MissingDependency, ModelError, OutputError, UsageError
 from trtopt.frontend.proposal import init
 from trtopt.recipes.loader import Recipe, load_recipe, package_file
 
@@ -152,6 +153,18 @@ def test_what_cannot_be_is_refused(here: Path) -> None:
     with pytest.raises(OutputError):
         init("own.py:Digits", "no-folder/d.toml")
     assert sorted(path.name for path in here.glob("*.toml")) == []
+
+
+@pytest.mark.parametrize("kind", ["seq(float[n,4]) x", "optional(float[n,4]) x", "string[n,4] x"])
+def test_an_input_that_is_no_tensor_of_numbers_is_refused(here: Path, kind: str) -> None:
+    name = kind.split("(")[0].split("[")[0].replace("seq", "sequence")
+    text = f'<ir_version: 9, opset_import: ["" : 18]> g ({kind}) => ({kind.replace(" x", " y")}) {{ y = Identity(x) }}'
+    onnx.save(onnx.parser.parse_model(text), here / "m.onnx")
+    with pytest.raises(ModelError, match=f"the input x is of type {name}, which TensorRT hasn't; convert it outside"):
+        init("m.onnx")
+    with pytest.raises(UsageError, match=f"the input x is of type {name}, which samples can't be given for"):
+        trtopt.calibrate("m.onnx", data={"x": np.ones((2, 4), np.float32)})
+    assert not (here / "m.toml").exists()
 
 
 def test_a_torchvision_model_brings_its_own_preparation(here: Path) -> None:

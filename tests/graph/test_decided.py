@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx.parser
 import pytest
 from graphs import model, node, values
 from onnx import ModelProto, TensorProto, helper
@@ -13,7 +14,7 @@ from world import World, has
 
 import trtopt
 from trtopt.core.errors import CalibrationError, UsageError
-from trtopt.graph.decided import decided
+from trtopt.graph.decided import decided, how_to_decide
 from trtopt.graph.inputs import network_inputs
 from trtopt.graph.io import load_model, save_model
 from trtopt.graph.passes.fold import fold
@@ -118,6 +119,26 @@ def test_what_decides_control_flow_is_named_and_check_writes_it(world: World, tm
     has(said.out, "outputs unchanged")
     assert said.status == 0 and operators(load_model(written).proto) == ["Conv", "Relu"]
     assert trtopt.calibrate(written, data={"x": values(40, 16, 9)}, output=tmp_path / "t.json").table.samples == 40
+
+
+def test_data_that_decides_control_flow_is_no_setting() -> None:
+    """A condition that samples give, and a Scan, which goes along an axis: no value of an input would decide them."""
+    text = """<ir_version: 9, opset_import: ["" : 17]> g (float[n,4] x, bool flag) => (float[n,4] y) {
+        sum = ReduceSum <keepdims = 0> (x)
+        many = Cast <to = 9> (sum)
+        y = If (CONDITION) <
+            then_branch = a () => (float[n,4] p) { p = Relu(x) }, else_branch = b () => (float[n,4] q) { q = Neg(x) }
+        >
+    }"""
+    assert "set=['flag=VALUE']" in how_to_decide(onnx.parser.parse_model(text.replace("CONDITION", "flag")))
+    assert how_to_decide(onnx.parser.parse_model(text.replace("CONDITION", "many"))) == ""
+    scan = """<ir_version: 9, opset_import: ["" : 17]> g (float[4] first, float[n,4] x) => (float[4] last, float[n,4] y) {
+        last, y = Scan <num_scan_inputs = 1, body = step (float[4] s, float[4] v) => (float[4] t, float[4] w) {
+            t = Add(s, v)
+            w = Identity(t)
+        }> (first, x)
+    }"""
+    assert how_to_decide(onnx.parser.parse_model(scan)) == ""
 
 
 def test_sizes_are_named_where_they_decide() -> None:

@@ -32,6 +32,7 @@ WEIGHTS = {
     "c8": values(8, 16, 1, 1, seed=9),
     "up": values(16, 21, 2, 2, seed=10),
     "up1": values(16, 1, 2, 2, seed=11),
+    "up3": values(16, 3, 2, 2, seed=13),
     "vocabulary": values(32, 100, seed=12),
     "var": np.ones(10, np.float32),
     "last": np.array([-1]),
@@ -249,6 +250,18 @@ CASES: dict[str, Case] = {
         [_CONV, node("ConvTranspose", "h up", "y", strides=[2, 2])],
         IMAGES,
         _in(21, "a", "b"),
+        "mask",
+    ),
+    "an image": (
+        [_CONV, node("ConvTranspose", "h up3", "y", strides=[2, 2])],
+        IMAGES,
+        _in(3, "a", "b"),
+        "other",
+    ),
+    "three classes": (
+        [_CONV, node("ConvTranspose", "h up3", "k", strides=[2, 2]), node("Softmax", "k", "y", axis=1)],
+        IMAGES,
+        _in(3, "a", "b"),
         "mask",
     ),
     "reduced classes": (

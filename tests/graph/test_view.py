@@ -59,6 +59,11 @@ def test_a_sequence_is_no_tensor() -> None:
 
 def test_values_without_a_form_are_named() -> None:
     proto = conv_relu()
+    proto.graph.node.add(op_type="ZipMap", domain="ai.onnx.ml", input=["y"], output=["maps"])
+    proto.graph.output.add(name="maps").type.sequence_type.elem_type.map_type.key_type = TensorProto.INT64
+    with pytest.raises(ModelError, match=r"maps; leave these out.*ZipMap.*options=\{'zipmap': False\}"):
+        to_ir(proto)
+    proto = conv_relu()
     proto.graph.output[0].type.map_type.key_type = TensorProto.INT64
     with pytest.raises(ModelError, match="aren't tensors or sequences of them: y; leave these out"):
         to_ir(proto)

@@ -186,6 +186,20 @@ def test_damaged_weights_are_an_error() -> None:
     assert codes(conv_relu(weights={"w": damaged}))["non-finite-weight"].level == "error"
 
 
+def test_a_table_of_masks_is_not_taken_for_damaged() -> None:
+    def lookup(*row: float) -> dict[str, Any]:
+        table = {"masks": np.array([[0.0, 0.0], row], np.float32)}
+        inputs = {"ids": ("n", 3)}
+        proto = model([node("Gather", "masks ids", "y")], weights=table, inputs=inputs, outputs={"y": ("n", 3, 2)})
+        proto.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
+        return codes(proto)
+
+    assert lookup(-np.inf, 1.0)["mask-weight"].level == "warning"
+    assert "non-finite-weight" not in lookup(-np.inf, 1.0)
+    for bad in (np.nan, np.inf):
+        assert "non-finite-weight" in lookup(-np.inf, bad) and "mask-weight" not in lookup(-np.inf, bad)
+
+
 def test_a_variance_spelled_out_is_a_warning_and_a_normalization_a_note() -> None:
     two = {"two": np.float32(2).reshape(())}
     spelled = model([node("Pow", "x two", "h", "square"), node("ReduceMean", "h", "y", axes=[1])], weights=two)

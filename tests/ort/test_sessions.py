@@ -66,6 +66,18 @@ def test_synthetic_inputs_have_the_asked_sizes_and_are_seeded() -> None:
     assert all(np.array_equal(made[name], again[name]) for name in made)
 
 
+def test_no_row_of_made_up_masks_is_masked_as_a_whole() -> None:
+    infos = (
+        TensorInfo("mask", "bool", (64, 2)),
+        TensorInfo("ids", "int64", (64, 3)),
+        TensorInfo("flag", "bool", (4, 1)),
+    )
+    made = synthetic_inputs(infos, {})
+    for name in ("mask", "ids"):
+        assert (made[name].min(-1) == 0).all() and (made[name].max(-1) == 1).all(), name
+    assert made["mask"].dtype == bool and len(set(made["ids"][:, 0])) == 2
+
+
 def test_a_failing_session_is_a_model_error() -> None:
     session = OnnxSession(conv_relu(), threads=1)
     assert session({"x": values(1, 3, 8, 8)})["y"].shape == (1, 4, 8, 8)

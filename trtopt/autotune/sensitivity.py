@@ -7,7 +7,7 @@ correlates, so that the powers add up to what the whole Q/DQ graph loses; that i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from trtopt.autotune.layer_times import profiled_by_node
 from trtopt.autotune.request import SensitivityRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.importing import kept_out
-from trtopt.calibration.noise import NoiseLedger, snr_db
+from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
@@ -45,6 +45,7 @@ from trtopt.graph.work import macs, sizes_in
 Arrays = Mapping[str, NDArray[Any]]
 Floats = NDArray[np.float64]
 MOST = 2 / 3  # of the noise: what makes as much decides what helps
+BETTER = 0.5  # of a scale's noise: where another makes less, it is wrong
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ class NoiseSource:
         name: of the tensor.
         nodes: that read it quantized.
         noise: output → its noise power as a share of the signal's, at that output.
-        macs: share of the model's multiply-accumulates that these nodes do.
+        macs: share of the model's multiply-accumulates that these nodes do; 0 of all where the sizes of some aren't known.
         nbytes: of a weight, in FP32; 0 for an activation.
         ms: milliseconds that these nodes take in the engine that was profiled; None: none was.
+        scale: of an activation that makes a twentieth of the noise or more and has a scale of its own: "clips" where twice the
+            scale makes less than half of its noise at the output that the ranking goes by, "too wide" where half the scale
+            does, else "right"; "": not tried.
     """
 
     kind: str
@@ -68,6 +72,7 @@ class NoiseSource:
     macs: float
     nbytes: int = 0
     ms: float | None = None
+    scale: str = ""
 
     @property
     def what(self) -> str:
@@ -116,12 +121,19 @@ class Sensitivity:
         worst = self.sources[0]
         parts = f"weights make {self.weights:.0%} of the noise, activations {1 - self.weights:.0%}"
         first = f"{worst.what} {'make' if worst.kind == 'weight' else 'makes'} {self.share(worst):.0%}"
+        wrong = [source for source in self.sources if source.scale in _WRONG]
+        scales = ", ".join(f"the scale of {source.what} {_WRONG[source.scale]}" for source in wrong[:2])
+        scales += f", and {len(wrong) - 2} more" * (len(wrong) > 2)
         if self.weights >= MOST:
             advice = "calibration isn't to blame: other samples or another method won't help much"
-        elif self.weights <= 1 - MOST:
-            advice = "scales of activations decide: more samples or another method may help"
+        elif sum(map(self.share, wrong)) >= (1 - self.weights) / 2:
+            advice = f"{scales}: other samples or another method may help"
         else:
-            advice = "both matter"
+            right = [source for source in self.sources if source.scale == "right"]
+            enough = sum(map(self.share, [*right, *wrong])) >= (1 - self.weights) / 2
+            few = "8 bits are too few, whatever the scale" if enough else "many places make a little of it each"
+            rest = f"{scales}; for the rest " if scales else ""
+            advice = f"{rest}{few}: `repair=True` of calibrate, or tune, may help"
         return f"{parts}; {first} alone; {advice}"
 
     def to_json(self) -> dict[str, Any]:
@@ -145,6 +157,9 @@ class Sensitivity:
         }
 
 
+_WRONG = {"clips": "clips", "too wide": "is too wide"}
+
+
 def _decibels(noise: Mapping[str, float]) -> dict[str, Any]:
     return {name: plain(snr_db(value)) for name, value in noise.items()}
 
@@ -161,7 +176,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         calib: scales of activations, from `calibrate`; None: measured on all of the images or data.
         preprocess, method, precision_override: as for `calibrate`.
         samples: that noise is measured on, chosen by content. Their number decides how long it takes: half a pass over them
-            for each tensor and weight.
+            for each tensor and weight, and two more for a tensor that makes much, whose scale is tried at half and twice.
         profile: each layer's time, to stand beside its noise: what `profile` gave of an engine of this model, the file of its
             JSON, or an engine, which is profiled on this machine's GPU. Of several batches the largest counts.
         threads: samples run at the same time; None: one per core.
@@ -215,7 +230,7 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
     work = macs(ledger.proto, sizes)
     timed = None if times is None else profiled_by_node(times, work)
     with reporter.phase("measuring noise", len(points.activations) + len(points.weights)) as phase:
-        noise = dict(ledger.measured(table.repairs, phase.advance))
+        noise = list(ledger.measured(table.repairs, phase.advance))
     measured = ledger.of_whole(whole)
     return _result(model.path.name if model.path else model.proto.graph.name, ledger, noise, measured, work, timed)
 
@@ -228,34 +243,47 @@ def _profiled(given: Any, reporter: Reporter) -> Profiled:
 def _result(
     model: str,
     ledger: NoiseLedger,
-    noise: Mapping[Any, Mapping[str, float]],
+    noise: Sequence[Measured],
     measured: dict[str, float],
     counts: Mapping[str, int],
     timed: tuple[Mapping[str, float], str] | None,
 ) -> Sensitivity:
     points = ledger.points
+    if any(weight.node not in counts for weight in points.weights):
+        counts = {}
     total = sum(counts.values()) or 1
     left_out = ledger.left_out
-    readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
-    sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}
-    sources = []
-    for place, found in noise.items():
-        nodes = readers[place] if isinstance(place, str) else (place.node,)
-        share = sum(counts.get(node, 0) for node in nodes) / total
-        kept = {name: value for name, value in found.items() if name not in left_out}
-        ms = None if timed is None else sum(timed[0].get(node, 0.0) for node in nodes)
-        if isinstance(place, str):
-            sources.append(NoiseSource("activation", place, nodes, kept, share, ms=ms))
-        else:
-            sources.append(NoiseSource("weight", place.name, nodes, kept, share, sizes.get(place.name, 0), ms))
     measured = {name: value for name, value in measured.items() if name not in left_out}
     if not measured:
         raise ModelError(
             "noise has no measure at any output: " + "; ".join(f"{key} {why}" for key, why in left_out.items())
         )
     output = max(measured, key=lambda name: measured[name])
+    readers = {name: tuple(dict.fromkeys(node for node, _ in slots)) for name, slots in points.reads.items()}
+    sizes = {tensor.name: tensor_size(tensor) for tensor in ledger.proto.graph.initializer}
+    sources = []
+    for place, found, others in noise:
+        nodes = readers[place] if isinstance(place, str) else (place.node,)
+        share = sum(counts.get(node, 0) for node in nodes) / total
+        kept = {name: value for name, value in found.items() if name not in left_out}
+        ms = None if timed is None else sum(timed[0].get(node, 0.0) for node in nodes)
+        if isinstance(place, str):
+            scale = _judged(found[output], {factor: made[output] for factor, made in others.items()})
+            sources.append(NoiseSource("activation", place, nodes, kept, share, ms=ms, scale=scale))
+        else:
+            sources.append(NoiseSource("weight", place.name, nodes, kept, share, sizes.get(place.name, 0), ms))
     sources.sort(key=lambda source: -source.noise[output])
     predicted = {name: sum(source.noise[name] for source in sources) for name in measured}
     count = sum(sample.of.real for sample in ledger.samples)
     said = "" if timed is None else timed[1]
     return Sensitivity(model, count, output, tuple(sources), predicted, measured, dict(left_out), said)
+
+
+def _judged(noise: float, others: Mapping[float, float]) -> str:
+    """`NoiseSource.scale`, by the noise that the scale makes, and others: factor on it → noise."""
+    if not others:
+        return ""
+    factor = min(others, key=lambda factor: others[factor])
+    if others[factor] >= BETTER * noise:
+        return "right"
+    return "clips" if factor > 1 else "too wide"

@@ -74,7 +74,7 @@ from trtopt.graph.output_kinds import resolve, stated
 from trtopt.graph.passes.expand import written_out
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import WEIGHTED
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.typed import typed_already
 from trtopt.graph.proto import fingerprint
 from trtopt.graph.view import to_ir
@@ -438,9 +438,9 @@ class _Build:
                 return self._planned(graph, {**unquantized, **reading}, folder)
             if parts is None:
                 origins = Origins(self.model.proto, graph)
-                raise (
-                    error.retold(origins.retold) if error.issues else type(error)(origins.explained(str(error)))
-                ) from error
+                if not error.issues:
+                    raise type(error)(origins.explained(str(error))) from error
+                raise error.advised(quantized_otherwise(self.model.proto)).retold(origins.retold) from error
         except BackendError as error:
             raise type(error)(Origins(self.model.proto, graph).explained(str(error))) from error
         old = {node.name for node in graph.graph.node}

@@ -31,7 +31,12 @@ from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.sessions import as_taken, open_session
 
 Arrays = Mapping[str, NDArray[Any]]
+Measured = tuple[
+    Any, dict[str, float], dict[float, dict[str, float]]
+]  # place, its noise, and at other scales: factor → noise
 PURPOSE = "measuring quantization noise"
+FACTORS = (0.5, 2.0)  # on a scale, to see whether it is far too wide, or clips
+LOUD = 0.05  # of the noise so far: a quieter place's scale isn't tried at others
 RESTS = 12  # models of the rest of the graph that are opened in turn; each holds the weights of that rest
 MOST = 1 << 30  # bytes of the weights of such a rest; the segments of a larger one run one by one
 
@@ -203,16 +208,26 @@ class NoiseLedger(Parts):
         node_in = {node.name: number for number, item in enumerate(self.segments) for node in item.proto.graph.node}
         self.holders = [(weight, node_in[weight.node]) for weight in points.weights]
 
-    def measured(
-        self, repairs: Mapping[str, Repair], advance: Callable[[], None]
-    ) -> Iterator[tuple[Any, dict[str, float]]]:
-        """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once."""
+    def measured(self, repairs: Mapping[str, Repair], advance: Callable[[], None]) -> Iterator[Measured]:
+        """The noise at each output of each activation (by its name) and weight, in the order of the graph. Once.
+
+        An activation that makes `LOUD` of the noise of all that came before it, at any output, and so each that does of all, is
+        also measured with `FACTORS` on its scale, where that is its own.
+        """
+        sums: dict[str, float] = {}
+        grouped = {name for group in self.points.groups for name in group}
         for number, segment in enumerate(self.segments):
             for name in (name for name, start in self.starts.items() if start == number):
-                yield name, self.of_activation(name)
+                noise = self.of_activation(name)
+                sums = {output: sums.get(output, 0.0) + made for output, made in noise.items()}
+                loud = any(made and made >= LOUD * sums[output] for output, made in noise.items())
+                factors = FACTORS if loud and name not in grouped else ()
+                yield name, noise, {factor: self.of_activation(name, factor=factor) for factor in factors}
                 advance()
             for weight in (weight for weight, holder in self.holders if holder == number):
-                yield weight, self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
+                noise = self.of_weight(number, self.with_weight(segment, weight, repairs.get(weight.node)))
+                sums = {output: sums.get(output, 0.0) + made for output, made in noise.items()}
+                yield weight, noise, {}
                 advance()
             self.step(number)
 

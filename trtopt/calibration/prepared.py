@@ -22,7 +22,7 @@ from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
 from trtopt.graph.passes.fold import fold
 from trtopt.graph.passes.placement import find_points
-from trtopt.graph.passes.quantize import is_quantized
+from trtopt.graph.passes.quantize import is_quantized, quantized_otherwise
 from trtopt.graph.passes.smooth import smoothed_name
 from trtopt.graph.view import to_ir
 from trtopt.ort.sessions import version as ort_version
@@ -138,9 +138,12 @@ class Prepared:
 
 def refuse_quantized(model: Model) -> None:
     """Raise CalibrationError for a model that holds scales already."""
+    if otherwise := quantized_otherwise(model.proto):
+        raise CalibrationError(f"the model can't be calibrated: {otherwise}")
     if is_quantized(model.proto):
         raise CalibrationError(
-            "the model already holds Q/DQ nodes with scales of their own: build it as it is, or give the FP32 model"
+            "the model already holds Q/DQ nodes with scales of their own: build it as it is, if TensorRT takes them (trtopt "
+            "check says so), or give the FP32 model"
         )
 
 
@@ -158,9 +161,9 @@ def prepare(model: Model, overrides: Sequence[Override] = (), *, reporter: Repor
         reasons = [f"{item.node} ({item.op}): {item.reason}" for item in points.kept[:3]]
         recurrent = sorted({node.op_type for node in folded.graph.node} & {"GRU", "LSTM", "RNN"})
         reasons += [f"{op} is never quantized" for op in recurrent]
-        reasons += (
-            [f"what is inside control flow isn't quantized: {decide}"] if (decide := how_to_decide(folded)) else []
-        )
+        if any(node.op_type in ("If", "Loop", "Scan") for node in folded.graph.node):
+            decide = how_to_decide(folded)
+            reasons.append(f"what is inside control flow isn't quantized{f': {decide}' * bool(decide)}")
         kept = "; ".join(reasons)
         raise CalibrationError(
             "there is nothing to quantize in the model: "

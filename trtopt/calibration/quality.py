@@ -256,7 +256,8 @@ def random_tokens(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _tokens(feed: Mapping[str, NDArray[Any]]) -> bytes:
-    sequences = [array.reshape(-1) for array in feed.values() if array.dtype.kind in "iu" and array.size >= 8]
+    # A text is one row a sample; numbers of several axes are categories or edges, which may well be spread evenly.
+    sequences = [array for array in feed.values() if array.dtype.kind in "iu" and array.ndim == 1 and array.size >= 8]
     if not sequences:
         return b""
     tokens = max(sequences, key=lambda array: int(array.max()))[:TOKENS].astype("<i8")

@@ -136,13 +136,14 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     """Say where INT8 loses accuracy: the noise of each tensor and each weight, at the outputs."""
     from trtopt.calibration.noise import snr_db
 
+    counted = any(item.macs for item in result.sources)
     rows = [
         (
             item.what,
             ", ".join(item.nodes[:2]) + (", …" if len(item.nodes) > 2 else "") if item.kind == "activation" else "",
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
-            f"{item.macs:.1%}",
+            f"{item.macs:.1%}" if counted else "?",
             *([] if item.ms is None else [f"{item.ms:.4f}"]),
         )
         for item in result.sources[: values["top"] or None]

@@ -84,6 +84,10 @@ class UnsupportedOperator(_Listing, ModelError):
         super().__init__(problem, words or [str(issue) for issue in issues], advice)
         self.issues = tuple(issues)
 
+    def advised(self, advice: str) -> UnsupportedOperator:
+        """The same, with an advice where there is none yet."""
+        return UnsupportedOperator(self.problem, self.issues, self.advice or advice, self.parts)
+
     def retold(self, word: Callable[[Any], str]) -> UnsupportedOperator:
         """The same, its issues in the words that `word` gives them."""
         return UnsupportedOperator(self.problem, self.issues, self.advice, list(map(word, self.issues)))

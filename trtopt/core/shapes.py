@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
-from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo
+from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo, named_size
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
 _INPUT = re.compile(rf"[;\s]*(?P<name>[^;,\s][^;]*?)\s*:\s*(?P<shapes>{SHAPE}(?:\s*,\s*{SHAPE})*)\s*(?:[;,]|$)")
@@ -213,7 +213,7 @@ def suggested_shapes(
             if key not in ranges:
                 ranges[key] = guess = default_range(info, axis, alone)
                 unnamed = f"dimension {axis} of {info.name}" if axis != info.batch_axis else "batch"
-                label = str(size) if str(size).isidentifier() else unnamed
+                label = str(size) if named_size(size) else unnamed
                 guesses.append(f"{label} {','.join(map(str, guess))}")
             places.append(ranges[key])
         texts[info.name] = ShapeRange(*zip(*places))

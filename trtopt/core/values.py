@@ -360,6 +360,11 @@ class TensorInfo:
     batch_axis: int | None = 0
 
     @property
+    def numeric(self) -> bool:
+        """Whether it is a tensor of real numbers or booleans: no text, sequence, optional or complex numbers."""
+        return self.dtype.startswith(("float", "bfloat", "int", "uint", "bool"))
+
+    @property
     def open_axes(self) -> tuple[int, ...]:
         """Places of the sizes that the model leaves open."""
         return tuple(axis for axis, size in enumerate(self.shape) if isinstance(size, str) or size < 0)
@@ -368,12 +373,14 @@ class TensorInfo:
     def dims(self) -> str:
         """The shape for people: (batch, 3, ?, ?); "scalar" without any. Names that a program made up are "?" as well."""
         sizes = [
-            str(size)
-            if (size.isidentifier() and not size.startswith("unk__") if isinstance(size, str) else size >= 0)
-            else "?"
-            for size in self.shape
+            str(size) if named_size(size) or (not isinstance(size, str) and size >= 0) else "?" for size in self.shape
         ]
         return f"({', '.join(sizes)})" if sizes else "scalar"
+
+
+def named_size(size: int | str) -> bool:
+    """Whether a size is open and has a name that says something; tf2onnx numbers those that have none: unk__12."""
+    return isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
 
 
 def parse_size(text: str | int) -> int:

@@ -49,7 +49,7 @@ def open_data(
         unpack: a folder where compressed arrays are unpacked to, so that many passes can map them; None: each reads them.
 
     Raises:
-        UsageError: neither or both are given, or they don't fit the model.
+        UsageError: neither or both are given, they don't fit the model, or an input is no tensor of numbers.
         DataError: nothing usable in them.
     """
     if (images is None) == (data is None):
@@ -59,6 +59,11 @@ def open_data(
             else "no data: give `images=DIR` or `data='F.npz'`"
         )
         raise UsageError(said)
+    if odd := next((info for info in inputs if not info.numeric), None):
+        raise UsageError(
+            f"the input {odd.name} is of type {odd.dtype}, which samples can't be given for and TensorRT hasn't; convert it "
+            "outside the network, or export the model with a tensor of numbers there"
+        )
     if limit is not None and limit < 1:
         raise UsageError(f"`limit=` is {limit}; at least 1 is needed")
     if batch < 1:

@@ -335,8 +335,8 @@ def _apart(inputs: Sequence[TensorInfo]) -> str:
     if odd is None:
         return ""
     return (
-        f". Samples are counted on the first axis of every input, and the model's {odd.name} is {x(odd.shape)} beside "
-        f"{arrays[0].name} {x(arrays[0].shape)}: export it with that axis called batch in all, wherever it is "
+        f". Samples are counted on the first axis of every input, and the model's {odd.name} is {odd.dims} beside "
+        f"{arrays[0].name} {arrays[0].dims}: export it with that axis called batch in all, wherever it is "
         f"(`inputs=['{odd.name}:2,batch,64']`), or call it so in the ONNX file (trtopt check MODEL "
         f"`set='{odd.name}:2,batch,64'` `fix='OUT.onnx'`), or build it in floating point, which needs no data"
     )

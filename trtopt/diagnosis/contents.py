@@ -109,6 +109,7 @@ def contents(subject: Subject, other: Subject | None = None) -> dict[str, Any]:
 def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
     """What can't be said, and the command that gives it."""
     name, manifest, measured = shlex.quote(subject.engine.name), subject.manifest, subject.measured
+    samples = _samples(subject)
     found: list[tuple[str, str]] = []
 
     def measure(what: str, command: str, engine: str = name) -> None:
@@ -126,7 +127,7 @@ def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
         measure("how long each layer takes", f"profile {name}")
     if measured.sensitivity is None:
         what = "what INT8 costs in accuracy, layer by layer"
-        measure(what, "sensitivity MODEL.onnx --images DIR --preprocess PRESET")
+        measure(what, f"sensitivity MODEL.onnx {samples}")
     if subject.graph is None:
         what = "shares of fused nodes, and nodes that no layer names: neither the graph nor the model is there"
         found.append((what, f"trtopt report {name} -o report.html --model MODEL.onnx"))
@@ -134,13 +135,26 @@ def _unknown(subject: Subject, accuracy: Sequence[str]) -> list[dict[str, str]]:
         what = "histograms and thresholds: they are in the table that was given as --calib, or that --save-calib wrote"
         found.append((what, f"trtopt report {name} -o report.html --calib T.calib.json"))
     if measured.tuning is None:
-        tune = "tune MODEL.onnx --images DIR --preprocess PRESET --min-snr 25 -o tuned.engine"
+        tune = f"tune MODEL.onnx {samples} --min-snr 25 -o tuned.engine"
         measure("accuracy against INT8's share", tune, "tuned.engine")
     if measured.bench is None:
         measure("latency beside other ways of running it, and memory", f"bench {name} --against onnxruntime")
     if not accuracy:
-        measure("how near the results are to FP32's", f"verify MODEL.onnx {name} --images DIR --preprocess PRESET")
+        measure("how near the results are to FP32's", f"verify MODEL.onnx {name} {samples}")
     return [{"what": what, "command": command} for what, command in found]
+
+
+def _samples(subject: Subject) -> str:
+    """The options that give samples like those that the engine was calibrated on, or else that its inputs take."""
+    manifest, table = subject.manifest, subject.table
+    if manifest is None or manifest.preprocess is not None:
+        images = True
+    elif table is not None and "kind" in table.data:
+        images = table.data["kind"] == "images"
+    else:  # calibrated without images, or not at all
+        shapes = [item["shape"] for item in manifest.inputs]
+        images = manifest.calibration is None and len(shapes) == 1 and len(shapes[0]) == 4
+    return "--images DIR --preprocess PRESET" if images else "--data F.npz"
 
 
 # Layers ------------------------------------------------------------------------------------------------------------------
@@ -531,7 +545,7 @@ def _warnings(subject: Subject, layers: Sequence[Mapping[str, Any]]) -> list[dic
     found: list[tuple[str, str | None]] = []
     manifest, measured = subject.manifest, subject.measured
     if manifest is not None:
-        check = f"trtopt verify MODEL.onnx {name} --images DIR --preprocess PRESET says whether results suffer"
+        check = f"trtopt verify MODEL.onnx {name} {_samples(subject)} says whether results suffer"
         if any(item["kept"] and item["accuracy"] for item in _candidates(subject)):
             check = "nothing, if the accuracy above will do: it was measured on this engine"
         found += [(text, None if "`" in text else check) for text in manifest.warnings]  # ours name an option

@@ -186,7 +186,7 @@ def export(request: ExportRequest) -> ExportResult:
         stack.enter_context(_evaluating(torch, source.module))
         subject = _Subject(torch, source.text, called(torch, source.module, keywords), infos, arrays)
         with reporter.phase("run the PyTorch model"):
-            values = _first_run(subject, source.module)
+            values = _first_run(subject, source.module, sampled)
         tensors = [name for name, value in values if isinstance(value, torch.Tensor)]
         for name, value in values:
             if not isinstance(value, torch.Tensor):
@@ -232,7 +232,7 @@ def export(request: ExportRequest) -> ExportResult:
         else:
             notes.append("not compared with PyTorch, as asked")
         save_model(model.proto, request.output)
-    if request.verify and sampled.startswith("synthetic"):
+    if request.verify and _made_up(sampled):
         notes.append("compared on synthetic inputs: give a sample of real ones to be sure")
     return ExportResult(
         path=Path(request.output),
@@ -521,7 +521,7 @@ def _elsewhere(
     return [], [f"compared at one size alone: PyTorch doesn't take {' or '.join(tried)}"] if tried else []
 
 
-def _first_run(subject: _Subject, user: Any) -> list[tuple[str, Any]]:
+def _first_run(subject: _Subject, user: Any, sampled: str) -> list[tuple[str, Any]]:
     """What the user's forward returns, by name; its faults show here, before the exporter hides them."""
     batch = subject.batch(subject.batch_sizes[-1])
     results: list[Any] = []
@@ -532,7 +532,7 @@ def _first_run(subject: _Subject, user: Any) -> list[tuple[str, Any]]:
         given = ", ".join(f"{info.name} {info.dtype} {list(batch[info.name].shape)}" for info in subject.infos)
         raise ModelError(
             f"{subject.text}: forward fails on {given}, {_at(error)}{type(error).__name__}: {essence(error)}"
-            f"{_input_hint(error, subject)}"
+            f"{_input_hint(error, subject, sampled)}"
         ) from error
     finally:
         hook.remove()
@@ -593,7 +593,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
             raise ModelError(f"{subject.text} can't be exported: {error}{hint}") from error
         raise ModelError(
             f"{subject.text} uses {newer[0]}, which ONNX has from opset {newer[1]} on; this export writes {target}: "
-            f"{_NEWER.format(max(newer[1], 20))}"
+            f"{_NEWER.format(max(newer[1], 20))}; `trtopt check` then says whether TensorRT has it"
         ) from error
     exported = [info.name for info in model.inputs]
     if exported != [info.name for info in infos]:
@@ -654,8 +654,20 @@ def _record_training(subject: _Subject, model: Model) -> None:
 
 def _disagree(subject: _Subject, size: int, expected: Mapping[str, NDArray[Any]], gap: str, sampled: str) -> NoReturn:
     """Say that the exported model computes something else, and whether PyTorch itself does, the second time."""
+    held = {name: buffer.clone() for name, buffer in subject.module.named_buffers()}
     again = dict(zip(expected, subject(subject.batch(size))))
     changed = [name for name, value in again.items() if not np.array_equal(value.cpu().numpy(), expected[name], True)]
+    moved = [
+        name.removeprefix(f"{INNER}.")
+        for name, buffer in subject.module.named_buffers()
+        if name not in held or not np.array_equal(buffer.cpu().numpy(), held[name].cpu().numpy(), True)
+    ]
+    if changed and moved:
+        raise ExportMismatch(
+            f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: forward changes "
+            f"the module's {', '.join(moved[:4])}, and a graph keeps nothing from one run to the next. Nothing was written. "
+            "Leave that out of forward, or make it an input and an output of forward, so that the caller keeps it"
+        )
     if changed:
         raise ExportMismatch(
             f"{subject.text}: PyTorch itself gives another {changed[0]} for the same inputs the second time: it computes "
@@ -663,9 +675,16 @@ def _disagree(subject: _Subject, size: int, expected: Mapping[str, NDArray[Any]]
             "unless it is given training=self.training (torch.nn.Dropout is off by itself); random numbers belong outside, as "
             f"an input. If it is meant so: `verify=False` ({gap})"
         )
+    masks = [info.name for info in subject.infos if not info.dtype.startswith(("float", "bfloat"))]
+    if masks and _made_up(sampled):
+        hint = (
+            f"{', '.join(masks)} {'was' if len(masks) == 1 else 'were'} made up of both 0 and 1: of what a mask leaves nothing "
+            "of, PyTorch and ONNX make each something else; give real ones by `sample=`"
+        )
+    else:
+        hint = "If the model computes in lower precision than FP32, give a larger `tolerance=`"
     raise ExportMismatch(
-        f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. If the "
-        "model computes in lower precision than FP32, give a larger tolerance"
+        f"{subject.text}: PyTorch and ONNX Runtime disagree on {sampled} at batch {size}: {gap}. Nothing was written. {hint}"
     )
 
 
@@ -694,7 +713,14 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
     ]
     fixed = list(dict.fromkeys(fixed))
     if fixed:
-        return f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
+        listed = (
+            ". Where forward goes through that input as through a list of tensors, export a module around it, whose forward "
+            "takes them one by one"
+        )
+        return (
+            f": it fixes a dimension that was asked to be dynamic: {'; '.join(fixed)}; give the size in `inputs=`"
+            f"{listed if any('unbind' in name for name in operators) else ''}"
+        )
     signs = ("Constraints violated", "inferred a static shape", "specialized", "ConstraintViolation")
     if any(sign in told for sign in signs):
         return f": {_at(error)}it fixes a dimension that was asked to be dynamic: give a size in its place in `inputs=`"
@@ -714,6 +740,11 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             ": it holds PyTorch's own INT8 operators or their observers (torch.ao), which ONNX lacks: export the float model, "
             "as it is before prepare and convert, and let trtopt build --int8 quantize it"
         )
+    if "complex-valued input" in told:
+        return (
+            f": {_at(error)}it computes with complex numbers, of which torch's exporter knows few operations: write that part "
+            "with two real tensors, the real and the imaginary one (a rotation by torch.polar: cosine and sine)"
+        )
     if lacking := _LACKING.search(told):
         return (
             f": {_at(error)}it uses PyTorch's {lacking[1]}, for which torch's exporter has no ONNX form: write that part with "
@@ -725,15 +756,19 @@ def _why(error: BaseException, infos: Sequence[TensorInfo], operators: Sequence[
             "on tensors (torch.where chooses by value), or leave it out of the exported model"
         )
     where = f": {found}" if (found := _at(error).removesuffix(": ")) else ""
+    tries = []
     for info in infos:
         if any(isinstance(size, str) for size in info.shape):
             batch, *rest = (_sizes(infos).get(str(size), size) for size in info.shape)
             fixed_sizes = "x".join(map(str, (1 if isinstance(info.shape[0], str) else batch, *rest)))
-            return (
-                f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
-                f"`inputs='{info.name}:{fixed_sizes}'`"
-            )
-    return where
+            kind = "" if info.dtype == "float32" else f":{info.dtype}"
+            tries.append(f"`inputs='{info.name}:{fixed_sizes}{kind}'`")
+    if not tries:
+        return where
+    return (
+        f"{where}: torch's exporter itself fails. It knows more of a model without open sizes: try them fixed, such as "
+        f"{' '.join(tries)}"
+    )
 
 
 def _at(error: BaseException) -> str:
@@ -741,8 +776,13 @@ def _at(error: BaseException) -> str:
     return f"at {where}: " if where else ""
 
 
-def _input_hint(error: BaseException, subject: _Subject) -> str:
-    told = str(error)
+def _input_hint(error: BaseException, subject: _Subject, sampled: str) -> str:
+    """What to do where forward itself fails.
+
+    Args:
+        sampled: what it ran on, as `ExportResult.sample` says it.
+    """
+    told, made_up = str(error), _made_up(sampled)
     if "data type 'str'" in told or "'Tensor' object has no attribute" in told:
         return (
             ". forward gets tensors alone: where it takes a dict or an object, export a module around it, whose forward takes "
@@ -753,11 +793,17 @@ def _input_hint(error: BaseException, subject: _Subject) -> str:
             ". Where a tensor of another type is needed, say so: `inputs='NAME:batchx16:int64'` (or :float16)"
             f"{_types_hint(subject)}"
         )
-    if "index out of range" in told:
+    if "index out of range" in told and made_up:
         return ". Integer inputs were made up of 0 and 1: give real ones by `sample=`, or other shapes by `inputs=`"
+    if made_up:
+        return ". Are the shapes and types of `inputs=` right, and the values, which were made up? `sample=` gives real ones"
     return (
-        ". Are the shapes and types of `inputs=` right, and the values, if they were made up? `sample=` gives real ones"
+        f". Are the shapes and types of `inputs=` right, and does forward take the values that were given ({sampled})?"
     )
+
+
+def _made_up(sampled: str) -> bool:
+    return sampled.startswith("synthetic")
 
 
 def _types_hint(subject: _Subject) -> str:

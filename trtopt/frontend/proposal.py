@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from trtopt.calibration.expected import examine, first_layers, statistics
-from trtopt.core.errors import MissingDependency, TrtoptError, UsageError, require
+from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
 from trtopt.core.files import check_writable, existing_file, write_bytes
 from trtopt.core.library_output import quiet
 from trtopt.core.options import taking
 from trtopt.core.shapes import batch_alone, default_range
-from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo
+from trtopt.core.values import MIN_AGREEMENT, ShapeRange, TensorInfo, named_size
 from trtopt.data import open_data
 from trtopt.frontend.exporter import PHOTOS, described_inputs
 from trtopt.frontend.factories import SEED
@@ -31,6 +31,7 @@ from trtopt.frontend.forward import Arguments, example, leaves
 from trtopt.frontend.modules import Source, opened
 from trtopt.frontend.request import InitRequest
 from trtopt.graph.io import Model, load_model
+from trtopt.graph.limits import OUTSIDE
 from trtopt.graph.output_kinds import resolve
 from trtopt.graph.passes.quantize import is_quantized
 from trtopt.recipes.loader import known_recipes, load_recipe, package_file
@@ -142,6 +143,8 @@ def init(request: InitRequest) -> InitResult:
 def _onnx(text: str, folder: Path) -> _Seen:
     path = existing_file(text, "the model")
     model = load_model(path, lazy=True)
+    if odd := next((info for info in model.inputs if not info.numeric), None):
+        raise ModelError(f"{path}: the input {odd.name} is of type {odd.dtype}, which TensorRT hasn't; {OUTSIDE}")
     inputs, left_out = [], []
     for info in model.inputs:
         if info.shape and 0 not in info.shape:
@@ -182,7 +185,7 @@ def _named(info: TensorInfo) -> TensorInfo:
         size
         if not isinstance(size, str) and size > 0
         else size
-        if isinstance(size, str) and size.isidentifier() and not size.startswith("unk__")
+        if named_size(size)
         else usual.get(axis, re.sub(r"\W", "_", f"{info.name}_{axis}"))
         for axis, size in enumerate(info.shape)
     )

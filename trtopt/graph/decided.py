@@ -18,7 +18,7 @@ from trtopt.core.errors import UsageError
 from trtopt.core.options import named
 from trtopt.core.values import TensorInfo, x
 from trtopt.graph.inputs import forget_batch_axes
-from trtopt.graph.proto import Links, all_graphs, node_reads, subgraphs, tensor_info, whole_copy
+from trtopt.graph.proto import Links, all_graphs, node_reads, tensor_info, whole_copy
 
 _OPEN = "?"
 
@@ -59,11 +59,15 @@ def decided(proto: ModelProto, settings: Sequence[str]) -> ModelProto:
 
 
 def how_to_decide(proto: ModelProto) -> str:
-    """What to type for control flow that inputs decide: their values, or else their sizes; empty where none does."""
+    """What to type for control flow that inputs decide: their values, or else their sizes.
+
+    Empty where none does, or one that is no setting but data: with sizes that are open, or no tensor of numbers. A Scan is
+    decided by nothing: it goes along an axis.
+    """
     links = Links(proto.graph)
     inputs = {value.name for value in proto.graph.input} - links.constants.keys()
     found = dict[tuple[str, bool], None]()
-    pending = [(name, True) for node in links.nodes if any(subgraphs(node)) for name in node.input[:1]]
+    pending = [(name, True) for node in links.nodes if node.op_type in ("If", "Loop") for name in node.input[:1]]
     seen = set(pending)
     for name, by_value in pending:  # grows on the way
         if name in inputs:
@@ -72,6 +76,9 @@ def how_to_decide(proto: ModelProto) -> str:
             further = [(read, by_value and maker.op_type not in ("Shape", "Size")) for read in node_reads(maker)]
             pending += [item for item in further if item not in seen]
             seen.update(further)
+    infos = {value.name: tensor_info(value) for value in proto.graph.input}
+    if any(by_value and (infos[name].open_axes or not infos[name].numeric) for name, by_value in found):
+        return ""
     values = [f"{name}=VALUE" for name, by_value in found if by_value]
     settings = values or [f"{name}:SIZES" for name, _ in found]
     if not settings:

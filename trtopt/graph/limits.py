@@ -31,7 +31,7 @@ _OWN_REFUSALS = {
 }  # fmt: skip
 UNKNOWN = "undefined"  # what `dtype_name` calls a type that nobody has said
 CONSTANT = 1 << 29  # bytes of all that are computed: folding leaves none in a model that means it
-_OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
+OUTSIDE = "convert it outside the network, or export the model with float32, int32 or int64 there"
 
 
 def issues(proto: ModelProto, types: Collection[str], absent: Mapping[str, str]) -> tuple[Issue, ...]:
@@ -75,7 +75,7 @@ class _Limits:
             for name in names:
                 if self.kinds[name] not in self.types and name not in self.weights:
                     text = f"the {side} is of type {self.kinds[name]}, which TensorRT hasn't"
-                    yield Issue(name, "", f"{text}; {_OUTSIDE}")
+                    yield Issue(name, "", f"{text}; {OUTSIDE}")
 
     def types_of(self, node: NodeProto) -> Iterator[Issue]:
         """Constants that it reads and results of types that this TensorRT hasn't."""
@@ -83,7 +83,7 @@ class _Limits:
         results = [(f"gives {name!r} in", name) for name in node.output if name not in self.declared]
         for text, name in (*constants, *results):
             if (kind := self.kinds.get(name, UNKNOWN)) not in self.types:
-                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {_OUTSIDE}")
+                yield Issue(node.name, node.op_type, f"{text} type {kind}, which TensorRT hasn't; {OUTSIDE}")
 
     def quantized(self, node: NodeProto) -> Iterator[Issue]:
         """Quantized types where TensorRT doesn't take them, and zero points that aren't constant."""

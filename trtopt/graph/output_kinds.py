@@ -132,6 +132,7 @@ _DIVISOR = (
     *("Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Expand", "QuantizeLinear", "DequantizeLinear"),
     *("Sqrt", "Pow", "Reciprocal", "Clip", "Max", "Abs", "Add", "Mul", "Div"),
 )
+_COLOURS = 3
 _DEPTH = 16  # steps that a divisor is followed for
 _WIDTH = 64
 _WIDEST = 4096
@@ -159,7 +160,7 @@ def guess(proto: ModelProto, outputs: Sequence[TensorInfo]) -> dict[str, Kind]:
     - samples × positions × N: the same, of each position; classes of positions are tokens.
     - samples × channels × height × width: softmax or sigmoid over the channels, or several channels that are enlarged (resized,
       transposed convolution) or have the size of the image that goes in and another number of channels, are a mask. One
-      channel without a sigmoid isn't: depths end like that, and are all on one side of 0.
+      channel without a sigmoid isn't: depths end like that, and are all on one side of 0. Nor are three: they are colours.
     - boxes: a name that says so and an axis of 4; or samples × (4 + classes) × anchors, joined from parts of which one has 4
       channels, or two have 2.
 
@@ -277,7 +278,7 @@ class _Graph:
             return Kind.MASK if channels != 1 and self._axis(end) == 1 else Kind.OTHER
         if end.op == "sigmoid" or _says(name, _MASK_WORDS):
             return Kind.MASK
-        if not isinstance(channels, int) or channels < 2:
+        if not isinstance(channels, int) or channels in (1, _COLOURS):
             return Kind.OTHER
         if end.op == "ConvTranspose" or (end.op in ("Resize", "Upsample") and self._enlarges(end)):
             return Kind.MASK

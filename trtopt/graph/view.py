@@ -53,8 +53,11 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
     try:
         return ir.from_proto(proto)
     except ir.serde.SerdeError as error:  # maps, and other types that it has no form for
+        maps = any(node.op_type == "ZipMap" for node in proto.graph.node)
         raise ModelError(
             f"the model holds values that aren't tensors or sequences of them: {_strange(proto)}"
+            + "; a ZipMap of scikit-learn's converter makes them: to_onnx(…, options={'zipmap': False}) gives arrays"
+            * maps
         ) from error
 
 

@@ -67,6 +67,10 @@ _WARNINGS = {
         "check that the model means it",
     ),
     "non-finite-weight": ("{name} holds NaN or infinity", "the weights are damaged: export them again"),
+    "mask-weight": (
+        "{name} holds -inf, as a table of masks does: where all of a softmax is masked, NaN comes of it",
+        "check that the model means it; -65504 in its place does the same without NaN",
+    ),
     "fp16-weight-underflow": (
         "the values of {name} are too small for FP16 (largest {largest:.2g}): {share:.0%} of them is lost",
         "`precision_override=['{node}=fp32']`, or `bf16=True`",
@@ -304,7 +308,8 @@ def _damaged(graph: _Graph) -> Iterator[Finding]:
     for tensor, values in graph.tensors(TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16):
         if _spoiled(values.astype(np.float32, copy=False)):
             node, op = graph.read_by(tensor.name)[0]
-            finding = _said("non-finite-weight", node, op, name=tensor.name)
+            masks = op not in WEIGHTED and not (np.isnan(values) | (values == np.inf)).any()
+            finding = _said("mask-weight" if masks else "non-finite-weight", node, op, name=tensor.name)
             yield replace(finding, level="error") if op in WEIGHTED else finding
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from trtopt.core.errors import TrtoptError, UsageError
 from trtopt.core.shapes import DEFAULT_BATCH, batch_alone
-from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, x
+from trtopt.core.values import Precision, Profile, ShapeRange, TensorInfo, named_size, x
 from trtopt.data.convert import numpy_dtype
 from trtopt.engine.manifest import Manifest
 from trtopt.runtime.session import Session
@@ -141,7 +141,7 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
                 return Batching(0, f"the first dimension of {what} {info.name!r} is always {info.shape[0]}")
     if interface.values:
         return Batching(0, f"input {min(interface.values)!r} decides shapes by its values")
-    names = {str(info.shape[0]) for info in interface.inputs if _named(info.shape[0])}
+    names = {str(info.shape[0]) for info in interface.inputs if named_size(info.shape[0])}
     if len(names) > 1:
         return Batching(0, f"the first dimensions of the inputs have different names: {', '.join(sorted(names))}")
     most = DEFAULT_BATCH[2]
@@ -178,11 +178,6 @@ def find_batching(interface: Interface, run: Callable[[Mapping[str, Any]], Mappi
             if shape[:1] != (size,):
                 return Batching(0, f"output {info.name!r} has shape {x(shape)} for a batch of {size}")
     return Batching(most)
-
-
-def _named(dim: int | str) -> bool:
-    """Whether a dimension has a name that says something; exporters number those that they know nothing of."""
-    return isinstance(dim, str) and dim.isidentifier() and not dim.startswith("unk__")
 
 
 def zeros(inputs: Sequence[TensorInfo], profile: Profile, batch: int) -> dict[str, Any]:

@@ -99,11 +99,14 @@ def parser_issues(parser: Any, nodes: Sequence[tuple[str, str]]) -> list[Issue]:
     return list(dict.fromkeys(issues))
 
 
+_UNKNOWN = ("Plugin not found", "No importer registered", "creator was not found", "not found in plugin registry")
+
+
 def _reason(description: str, op: str) -> str:
     text = tidy(str(description))
     if text in ("", "false"):
         return f"TensorRT's parser has no {op}" if op else "TensorRT's parser refuses the model without a reason"
-    if "Plugin not found" in text or "No importer registered" in text or "creator was not found" in text:
+    if any(sign in text for sign in _UNKNOWN):
         return f"TensorRT has neither an operator nor a plugin named {op or 'that'}"
     return in_words(str(description)) or text
 

@@ -18,6 +18,10 @@ from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
 
 QDQ = ("QuantizeLinear", "DequantizeLinear")
+# What ONNX Runtime's quantizers write beside them: standard integer operators, and its own.
+_QUANTIZERS = ("DynamicQuantize", "QLinear", "QOrdered")
+_ORT_QUANTIZED = ("ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QAttention", "QGemm", "QMoE",
+                  "QEmbedLayerNormalization", "GatherBlockQuantized")  # fmt: skip
 OPSET = {Precision.INT8: 13, Precision.FP8: 19}  # the first with per-axis, and with float8 Q/DQ
 FLOATS = "float weight"  # in `meta` of a DequantizeLinear node: the tensor that its codes were made of
 LARGEST = {Precision.INT8: 127.0, Precision.FP8: 448.0}  # largest magnitude of int8 (symmetric) and of float8 E4M3
@@ -32,6 +36,24 @@ _ROUNDED: dict[Precision, Any] = {
 def is_quantized(proto: onnx.ModelProto) -> bool:
     """Whether the graph already holds explicit quantization."""
     return any(node.op_type in QDQ for node in proto.graph.node)
+
+
+def quantized_otherwise(proto: onnx.ModelProto) -> str:
+    """Empty, or what to do about a model that ONNX Runtime's quantizers wrote in operators that TensorRT hasn't."""
+    found = sorted(
+        {
+            node.op_type
+            for node in proto.graph.node
+            if node.op_type.startswith(_QUANTIZERS) or node.op_type in _ORT_QUANTIZED
+        }
+    )
+    if not found:
+        return ""
+    return (
+        f"it is quantized already, in operators that TensorRT hasn't ({', '.join(found[:3])}{', …' * (len(found) > 3)}), as "
+        "ONNX Runtime's quantizer writes them: give the float model that it was made from, and let build quantize that "
+        "(`int8=True`)"
+    )
 
 
 def round_scale(scale: NDArray[np.floating[Any]], base: Precision) -> NDArray[np.float32]:
