@@ -20,6 +20,7 @@ from trtopt.cli.tables import print_table
 from trtopt.core import stopping
 from trtopt.core.options import about
 from trtopt.core.values import x
+from trtopt.core.words import first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
@@ -139,7 +140,7 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     rows = [
         (
             item.what,
-            ", ".join(item.nodes[:2]) + (", …" if len(item.nodes) > 2 else "") if item.kind == "activation" else "",
+            first_of(item.nodes, 2) if item.kind == "activation" else "",
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}",
