@@ -21,6 +21,7 @@ from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import existing_file, sha256_json, write_json
+from trtopt.core.options import typed
 from trtopt.core.version import __version__
 from trtopt.core.words import first_of
 from trtopt.graph.passes.repair import Repair
@@ -111,6 +112,7 @@ class Table:
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
+    @typed
     def with_method(self, method: str) -> Table:
         """The same measurement, thresholds chosen by another method. No data is read.
 
