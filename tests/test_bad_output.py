@@ -44,7 +44,7 @@ def test_outputs_that_cannot_be_written(world: World) -> None:
     for command in commands(world, file / "m.out"):
         has(world.refused(*command), "can't write", f"{file}")
     for command in commands(world, world.output / ("long" * 100)):
-        has(world.refused(*command), "can't write", "name too long")
+        has(world.refused(*command), "name too long")
     manifest = world.output / "b.engine.json"
     manifest.mkdir()
     has(world.refused("build", world.model, "--fp16", "-o", world.output / "b.engine"), f"can't write {manifest}")

@@ -6,17 +6,21 @@ import inspect
 import os
 import pydoc
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, FrozenInstanceError, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch  # noqa: TID251
 
 from trtopt.core.errors import UsageError
-from trtopt.core.options import about, keyed, named, option, options, spoken, taking, without
+from trtopt.core.options import about, keyed, named, option, options, spoken, taking, typed, without
+from trtopt.core.progress import SILENT, Reporter
+
+if TYPE_CHECKING:
+    from trtopt.core.values import Profile
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,7 @@ class Paths:
     run: Any = field(default=None, metadata=about(takes=("function",)))
     images: Any = None
     names: Sequence[str] = ()
+    files: Sequence[str | os.PathLike[str]] = ()
 
 
 @taking(Paths)
@@ -183,7 +188,11 @@ class Plain:
     on: bool = option(False)
     out: str | os.PathLike[str] | None = None
     words: Sequence[str] = option(())
-    sizes: Sequence[int] = (1,)
+    sizes: Sequence[int] = option((1,), least=1)
+    threads: int | None = option(None, least=1)
+    kinds: Mapping[str, str] | Sequence[str] = option(())
+    shapes: Sequence[str] | str | Profile | Sequence[Profile] = option(())  # noqa: RUF009
+    reporter: Reporter = SILENT
 
 
 @taking(Plain)
@@ -206,6 +215,23 @@ def plainly(request: Plain) -> Plain:
         ({"words": 3}, "`words=` is 3; a list, each a text, is needed"),
         ({"words": ["a", object()]}, "`words=` is list; a list, each a text, is needed"),
         ({"sizes": "12"}, "`sizes=` is '12'; a list, each a whole number, is needed"),
+        ({"sizes": {1: 2}}, "`sizes=` is dict; a list, each a whole number, is needed"),
+        ({"sizes": {1, 2}}, "`sizes=` is set; a list, each a whole number, is needed"),
+        ({"sizes": [4, 0]}, "`sizes=` is 0; at least 1 is needed"),
+        ({"threads": -7}, "`threads=` is -7; at least 1 is needed"),
+        ({"threads": 2**70}, f"`threads=` is {2**70}; a whole number is needed"),
+        ({"words": iter(["a", 3])}, "`words=` is tuple; a list, each a text, is needed"),
+        ({"kinds": {"y": 3}}, "`kinds=` is dict; a mapping of a text to a text or a list, each a text, is needed"),
+        ({"kinds": [object()]}, "`kinds=` is list; a mapping of a text to a text or a list, each a text, is needed"),
+        (
+            {"shapes": 3.5},
+            "`shapes=` is 3.5; a text or a mapping of inputs to their shapes or a list of these is needed",
+        ),
+        ({"reporter": None}, "`reporter=` is NoneType; a trtopt.Reporter is needed"),
+        ({"reporter": print}, "`reporter=` is builtin_function_or_method; a trtopt.Reporter is needed"),
+        ({"out": "a\0b"}, r"`out=` is 'a\x00b': it has a NUL"),
+        ({"words": "\ud800"}, r"`words=` is '\ud800': it can't be encoded"),
+        ({"out": "x" * 300}, f"`out=` is '{'x' * 40}'…: File name too long"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(given: dict[str, Any], said: str) -> None:
@@ -219,6 +245,27 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert plainly(least=3, on=True, sizes=[np.int32(1)], words=(word for word in "ab"), out=Path("a")).on  # type: ignore[arg-type]
 
 
+def test_what_gives_its_items_once_becomes_a_list_of_them() -> None:
+    assert plainly(sizes=iter([1, 2])).sizes == (1, 2)  # type: ignore[arg-type]
+    assert plainly(shapes={"x": "1x3"}).shapes == {"x": "1x3"}  # type: ignore[dict-item]
+
+
+class Opened:
+    @typed
+    def __init__(self, name: str, *, count: int = 1, other: Plain | None = None, **more: int) -> None:
+        self.given = name, count, other, more
+
+
+def test_functions_with_arguments_of_their_own_refuse_other_types_too() -> None:
+    assert Opened("a", count=2, other=3, more=4).given == ("a", 2, 3, {"more": 4})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^`name=` is 3; a text is needed$"):
+        Opened(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"^`count=` is 'x'; a whole number is needed$"):
+        Opened("a", count="x")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'name'"):
+        Opened()  # type: ignore[call-arg]
+
+
 def test_an_option_may_take_more_than_its_path() -> None:
     images: Any = ["a.png", "b.png"]
     assert look("m", images=images).images == images
@@ -227,5 +274,5 @@ def test_an_option_may_take_more_than_its_path() -> None:
 
 def test_one_text_is_a_list_of_it() -> None:
     assert look("m", names="conv1=fp32").names == ("conv1=fp32",)
-    assert look("m", names=Path("a")).names == (Path("a"),)  # type: ignore[arg-type]
+    assert look("m", files=Path("a")).files == (Path("a"),)
     assert look("m", names=["a", "b"]).names == ["a", "b"]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trtopt.core.errors import UsageError
+from trtopt.core.options import spoken
 from trtopt.core.shapes import parse_profile, parse_profiles, profiles_asked, shapes_option, suggested_shapes
 from trtopt.core.values import Profile, ShapeRange, TensorInfo
 from trtopt.trt import validate_profiles
@@ -88,15 +89,21 @@ def test_different_inputs_are_one_profile_and_an_input_again_is_another(
 def test_profiles_that_can_not_be_told_apart_print_the_line_to_type(typed: list[str], line: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_profiles(typed)
-    assert str(caught.value).endswith(f": {line}")
+    assert _typed(str(caught.value)).endswith(f": {line}")
     options = shlex.split(line)[1::2]
-    assert shapes_option(parse_profiles(options)) == line
+    assert _typed(shapes_option(parse_profiles(options))) == line
+    assert f"`shapes={options!r}`" in str(caught.value)  # as Python takes it
 
 
 @pytest.mark.parametrize("typed", [[3], [{"a": (1, "4")}], [{"a": [(1, 4), (2, 4)]}], [{"a": "1y4"}]])
 def test_profiles_from_python_that_are_something_else_say_so(typed: list[Profile]) -> None:
     with pytest.raises(UsageError, match=r"is needed|are needed|can't be read"):
         parse_profiles(typed)
+
+
+def _typed(text: str) -> str:
+    """As the command line says it."""
+    return spoken(text, {"shapes": "--shapes"})
 
 
 def _asked(**options: object) -> tuple[Profile, ...]:
@@ -180,16 +187,18 @@ def test_the_option_to_type_is_whole_and_says_what_to_adapt(
     inputs: list[TensorInfo], known: Profile | None, line: str, adapt: str
 ) -> None:
     said = suggested_shapes(inputs, known)
-    assert (said.option, str(said)) == (line, line + adapt)
+    assert (_typed(said.option), _typed(str(said))) == (line, line + adapt)
+    if line:
+        assert said.option == f"`shapes={shlex.split(line)[1]!r}`"
     if line:
         validate_profiles(inputs, parse_profiles(shlex.split(line)[1]))
 
 
 def test_values_that_decide_shapes_stand_in_the_same_option() -> None:
     steps_first = [TensorInfo("x", "float32", ("time", "n", 3), 1)]
-    assert suggested_shapes(steps_first).option == "--shapes x:8x1x3,128x1x3,512x8x3"
+    assert suggested_shapes(steps_first).option == "`shapes='x:8x1x3,128x1x3,512x8x3'`"
     said = suggested_shapes([TensorInfo("x", "float32", ("n", 3))], values={"size": 2})
-    assert said.option == "--shapes 'x:1x3,8x3,32x3;size:NxN,NxN,NxN'"
+    assert said.option == "`shapes='x:1x3,8x3,32x3;size:NxN,NxN,NxN'`"
     assert "the 2 values N of size" in said.guesses
 
 

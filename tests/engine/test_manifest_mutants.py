@@ -230,6 +230,28 @@ def test_a_build_over_any_of_them_builds_again(built: Built, monkeypatch: pytest
         assert made.compute_capabilities == [89] and made.built_for == (89,)
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("seconds",), float("nan"), "seconds is the number nan"),
+        (("layers", 0, "name"), 2**70, r"layers\[0\]\.name is a whole number that doesn't fit in 64 bits"),
+        (("generation", "version"), float("inf"), r"generation\.version is the number inf"),
+        (("graph_file",), "a\0b", "graph_file: 'a.*can't be a path"),
+        (("inputs", 0), {"name": "x", "dtype": "float32"}, r"inputs\[0\] lacks 'shape'"),
+    ],
+)
+def test_values_that_no_field_may_have_are_refused_by_name(built: Built, path: Place, value: Any, said: str) -> None:
+    built.write(changed(built.content, path, value))
+    with pytest.raises(EngineError, match=said):
+        load_manifest(built.engine)
+
+
+@pytest.mark.parametrize("profiles", [[], [{}], [{"another": "1x3x32x32"}]])
+def test_inspect_takes_profiles_that_leave_an_input_out(built: Built, profiles: Any) -> None:
+    built.write(built.content | {"profiles": profiles})
+    assert json.dumps(inspect(built.engine).to_json())
+
+
 def test_names_that_are_not_known_are_passed_over(built: Built) -> None:
     built.write(built.content | {"new": [1], "spec": built.content["spec"] | {"new": {}}})
     assert load_manifest(built.engine) is not None

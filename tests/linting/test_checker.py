@@ -273,6 +273,12 @@ def test_opset_against_the_generation(backend: Any) -> None:
     assert "opset-too-new" not in {item.code for item in check(conv_relu(opset=18)).findings}
 
 
+@pytest.mark.parametrize("given", [{"preprocess": "imagenet"}, {"limit": 5}])
+def test_what_is_for_samples_is_refused_without_them(given: Any) -> None:
+    with pytest.raises(UsageError, match=f"`{next(iter(given))}=` is for samples, and there are none"):
+        check(conv_relu(), **given)
+
+
 def test_fix_writes_a_model_with_the_same_outputs(tmp_path: Path) -> None:
     out = tmp_path / "clean.onnx"
     report = check(rapidocr("cls"), fix=out)

@@ -533,9 +533,10 @@ def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> N
             ({"max_delay": "2 minutes"}, "max_delay is '2 minutes'"),
             ({"max_delay": -1}, "max_delay is -1"),
             ({"max_delay": float("nan")}, "max_delay is nan"),
-            ({"max_delay": None}, "max_delay is None"),
+            ({"max_delay": None}, "`max_delay=` is NoneType; a text or a number is needed"),
             ({"max_batch": 33}, "at most 32"),
-            ({"max_batch": 1.5}, "max_batch is 1.5"),
+            ({"max_batch": 1.5}, "`max_batch=` is 1.5; a whole number is needed"),
+            ({"max_batch": 0}, "max_batch is 0"),
             ({"max_queue": 0}, "max_queue is 0"),
             ({"slots": -1}, "slots is -1"),
         ):
@@ -543,6 +544,8 @@ def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> N
                 Batcher(session, **options)  # type: ignore[arg-type]
     with open_session(adding_engine(cuda)) as session, pytest.raises(UsageError, match="'row' has shape 3"):
         Batcher(session)
+    with pytest.raises(UsageError, match=r"`session=` is NoneType; a trtopt\.Session is needed"):
+        Batcher(None)  # type: ignore[arg-type]
     assert threads() == []
 
 

@@ -217,3 +217,9 @@ def test_images_of_an_engine_that_gives_no_classes(world: World, rtx: None) -> N
         == ["0.jpg", "1.jpg", "2.jpg", "3.jpg"]
         == [Path(n).name for n in found.images]
     )
+
+
+@pytest.mark.parametrize("given", [3.5, object(), [object()], b"ab", [None]])
+def test_what_is_no_array_is_refused_by_name(two: Path, given: object) -> None:
+    with pytest.raises(UsageError, match=r"`input=` holds \w+; an array, a file, a mapping of input names"):
+        run(two, input=given, backend="onnxruntime")

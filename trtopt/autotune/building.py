@@ -167,7 +167,7 @@ def _built(request: BuildRequest) -> BuildResult:
             raise UsageError(
                 "`best=True` compares engines: drop `compare=False`, or name the precision instead of `best=True`"
             )
-        for name in ("max_drop", "metric"):
+        for name in ("max_drop", "labels", "metric", "min", "budget"):
             if getattr(request, name) is not None:
                 raise UsageError(f"`{name}=` is judged by a search in INT8: `int8=True` instead of `best=True`")
         return _Best(request, Limits.of(request.min_agreement, request.min_snr) or Limits()).build()

@@ -80,9 +80,15 @@ def goal_of(request: BuildRequest) -> Goal | None:
         raise UsageError("`metric=` and `min=` go together: a function and the least that it must give")
     if request.metric is not None:
         metric = request.metric if callable(request.metric) else _function(request.metric)
+    if labels is not None and drop is None and (metric is None or not _takes_labels(metric)):
+        by = "`metric=`" if metric is None else "a `metric=` that takes them"
+        raise UsageError(f"`labels=` are for `max_drop=` and {by}: add one of them, or drop the labels")
     if limits is None and drop is None and metric is None:
-        if labels is not None:
-            raise UsageError("`labels=` are for `max_drop=` and `metric=`: add one of them, or drop the labels")
+        if request.budget is not None:
+            raise UsageError(
+                "`budget=` is the time to look for what stays out of INT8 within a limit: add `int8=True` and a limit such as "
+                "`min_snr=25`, or drop it"
+            )
         return None
     name = request.metric if isinstance(request.metric, str) else getattr(metric, "__qualname__", str(metric or ""))
     return Goal(limits, drop, labels, metric, request.min or 0.0, name)
@@ -311,9 +317,8 @@ class Judge:
         goal = self.goal
         assert goal.metric is not None
         given: list[Any] = [_of_all(arrays)]
-        takes = _arguments(goal.metric)
-        named = {REFERENCE: self.reference} if REFERENCE in takes else {}
-        if len(takes - {REFERENCE}) > 1:
+        named = {REFERENCE: self.reference} if REFERENCE in _arguments(goal.metric) else {}
+        if _takes_labels(goal.metric):
             if goal.labels is None:
                 raise UsageError(f"`metric='{goal.name}'` takes labels as well: add `labels='FILE'`")
             given.append(np.array(goal.labels))
@@ -355,6 +360,10 @@ def _arguments(metric: Metric) -> set[str]:
     except (TypeError, ValueError):  # in C, without a signature
         return set()
     return {item.name for item in taken if item.default is item.empty or item.name == REFERENCE}
+
+
+def _takes_labels(metric: Metric) -> bool:
+    return len(_arguments(metric) - {REFERENCE}) > 1
 
 
 def _of_all(arrays: Sequence[Arrays]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class SensitivityRequest:
     )
     preprocess: Any = shared.preprocess()
     method: str = shared.method()
-    samples: int = option(16, help="Samples that noise is measured on.")
+    samples: int = option(16, help="Samples that noise is measured on.", least=1)
     profile: Any = option(
         None,
         help="Say each layer's time, too: the JSON of trtopt profile, or an engine, which is timed on this GPU.",
@@ -59,5 +59,5 @@ class SensitivityRequest:
     )
     precision_override: Sequence[str] = shared.precision_override()
     threads: int | None = shared.threads()
-    top: int = option(20, help="Rows of the table to print; 0: all.")
+    top: int = option(20, help="Rows of the table to print; 0: all.", least=0)
     reporter: Reporter = SILENT

@@ -22,7 +22,7 @@ from trtopt.calibration.noise import Measured, NoiseLedger, snr_db
 from trtopt.calibration.prepared import refuse_quantized
 from trtopt.calibration.table import Table
 from trtopt.core.documents import plain
-from trtopt.core.errors import ModelError, UsageError
+from trtopt.core.errors import ModelError
 from trtopt.core.host import cores
 from trtopt.core.options import taking
 from trtopt.core.progress import Reporter
@@ -190,12 +190,6 @@ def sensitivity(request: SensitivityRequest) -> Sensitivity:
         MissingDependency: ONNX Runtime isn't installed.
     """
     reporter = request.reporter
-    for name in ("samples", "threads"):
-        value = getattr(request, name)
-        if value is not None and value < 1:
-            raise UsageError(f"`{name}=` is {value}; at least 1 is needed")
-    if request.top < 0:
-        raise UsageError(f"`top=` is {request.top}; a number of rows is needed, or 0 for all")
     overrides = tuple(map(Override.parse, request.precision_override))
     model = load_model(request.model)
     refuse_quantized(model)

@@ -93,7 +93,7 @@ def with_profiles(
 
 def check_outputs(request: BuildRequest) -> None:
     """Raise OutputError or UsageError unless everything can be written, and nothing that is read would be lost by it."""
-    if request.save_cache and request.calibrator != "native":
+    if request.save_cache is not None and request.calibrator != "native":
         raise UsageError(
             "`save_cache=` keeps what TensorRT's own calibrator wrote: add `calibrator='native'`; trtopt's own scales become "
             "a cache with trtopt calibrate --export-cache"
@@ -104,7 +104,7 @@ def check_outputs(request: BuildRequest) -> None:
     others = (request.save_onnx, request.save_cache, request.save_calib, request.report, request.log)
     written = (request.output, manifest_path(request.output), *others)
     for index, path in enumerate(written):
-        if path:
+        if path is not None:
             check_writable(path, *read, *written[:index])
 
 

@@ -60,6 +60,7 @@ from trtopt.core.values import (
     x,
 )
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
 from trtopt.cuda.device import DeviceInfo
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
@@ -347,10 +348,9 @@ class _Build:
             named = any(overriding(spec.overrides, node, operators.get(node, "")) is not None for node in lost)
             repairable = bool(lost) and report.share >= LEAST_SHARE and not named
             if repairable and self.table is not None and not spec.allow_precision_fallback:
-                some = ", ".join(list(lost)[:3]) + (", …" if len(lost) > 3 else "")
                 reporter.note(
-                    f"{generation} runs {len(lost)} of {len(asked)} quantized layers in floating point ({some}): building "
-                    f"again with these in {spec.base.upper()}"
+                    f"{generation} runs {len(lost)} of {len(asked)} quantized layers in floating point ({first_of(lost)}): "
+                    f"building again with these in {spec.base.upper()}"
                 )
                 reasons = {node: f"{generation} runs it in {other} when quantized" for node, other in lost.items()}
                 lowered, built = self._planned(folded, reasons, folder)
@@ -433,8 +433,9 @@ class _Build:
             parts = written_out(graph, error.issues, self.request.reporter)
             reading = {} if self.table is None or error.issues else self._reading(str(error), graph)
             if parts is None and not reading.keys() <= unquantized.keys():
-                some = ", ".join(list(reading)[:3]) + (", …" if len(reading) > 3 else "")
-                self.request.reporter.warn(f"building again with {some} in {spec.base.upper()}, for {error}")
+                self.request.reporter.warn(
+                    f"building again with {first_of(reading)} in {spec.base.upper()}, for {error}"
+                )
                 return self._planned(graph, {**unquantized, **reading}, folder)
             if parts is None:
                 origins = Origins(self.model.proto, graph)

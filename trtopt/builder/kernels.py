@@ -23,6 +23,7 @@ from trtopt.core.host import import_path
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
 from trtopt.core.values import BuildSpec, LayerInfo, Precision
+from trtopt.core.words import first_of
 from trtopt.engine.manifest import HEAVY
 from trtopt.trt import HEAVY_OPS, BuiltPlan
 from trtopt.trt.layers import profile_suffix
@@ -81,7 +82,7 @@ def seen_through(
         asked = {name: lowered.layer_precision.get(name, spec.precision) for name in weighted}
     if not asked:
         return built
-    unseen = f"of what is in {', '.join(regions[:2])}{', …' if len(regions) > 2 else ''} TensorRT says nothing"
+    unseen = f"of what is in {first_of(regions, 2)} TensorRT says nothing"
     if len(set(asked.values())) > 1:
         return replace(built, unseen=unseen)
     hidden = {name: nodes[name][1] for name in asked}

@@ -12,6 +12,7 @@ from trtopt.calibration.importing import NO_SCALE, kept_out, without_scales
 from trtopt.calibration.table import Table
 from trtopt.core.errors import ModelError
 from trtopt.core.values import BuildSpec, Kept, LayerInfo, Precision, check_overrides, overriding
+from trtopt.core.words import first_of
 from trtopt.data.embedded import Embedded
 from trtopt.engine.manifest import HEAVY, lost_precision
 from trtopt.graph.guard import invalid
@@ -240,9 +241,8 @@ def judge(
     share = min(1.0, kept / total) if total else 1.0
     problem = ""
     if lost:
-        some = ", ".join(f"{node} ({lowered.asked[node]} → {found})" for node, found in list(lost.items())[:5])
-        more = ", …" if len(lost) > 5 else ""
-        problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}{more}"
+        some = first_of((f"{node} ({lowered.asked[node]} → {found})" for node, found in lost.items()), 5)
+        problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
     elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
         problem = f"none of its {len(heavy)} convolutions and matrix products runs in {spec.precision}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from trtopt.calibration.table import Table
     from trtopt.core.values import Profile
-    from trtopt.graph.output_kinds import Given
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class BuildRequest:
     embed_preprocess: bool = option(
         False, help="Take images as uint8 pixels, N x H x W x 3; all but resizing is done in the engine."
     )
-    shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    shapes: Sequence[str] | str | Profile | Sequence[Profile] = shared.shapes()
     min_shapes: Sequence[str] | str = shared.min_shapes()
     opt_shapes: Sequence[str] | str = shared.opt_shapes()
     max_shapes: Sequence[str] | str = shared.max_shapes()
@@ -119,7 +118,7 @@ class BuildRequest:
     classes: str | os.PathLike[str] | Sequence[str] | None = option(
         None, help="Class names for the manifest, one a line; or imagenet.", metavar="FILE", typed=str
     )
-    output_kind: Given = shared.output_kind()
+    output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     report: str | os.PathLike[str] | None = shared.report()
     log: str | os.PathLike[str] | None = shared.log()
     force: bool = option(False, help="Build even if the engine is up to date, or in the store.")

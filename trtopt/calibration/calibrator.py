@@ -171,8 +171,6 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
     """
     reporter, started = request.reporter, time.monotonic()
     choice(request.method, METHODS, "`method=`")
-    if request.threads is not None and request.threads < 1:
-        raise UsageError(f"`threads=` is {request.threads}; at least 1 is needed")
     choice(request.missing, MISSING, "`missing=`")
     choice(request.device, DEVICES, "`device=`")
     overrides = tuple(map(Override.parse, request.precision_override))

@@ -21,6 +21,7 @@ from trtopt.calibration.table import Table
 from trtopt.calibration.text_cache import write_cache
 from trtopt.calibration.thresholds import choose
 from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.graph.view import is_constant, is_float, to_ir
 
@@ -86,9 +87,8 @@ def export(
     write_cache(entries | others, path)
     lacking = tuple(name for name in wanted if name not in entries)
     if lacking:
-        some = ", ".join(lacking[:3]) + (", …" if len(lacking) > 3 else "")
         reporter.warn(
-            f"the exported cache has no scale for {len(lacking)} of the {len(wanted)} floating tensors ({some}): TensorRT "
-            "will run layers beside them in floating point; calibrate on data to have them all"
+            f"the exported cache has no scale for {len(lacking)} of the {len(wanted)} floating tensors ({first_of(lacking)}): "
+            "TensorRT will run layers beside them in floating point; calibrate on data to have them all"
         )
     return ExportedCache(Path(path), len(entries), len(others), lacking)

@@ -31,6 +31,7 @@ from trtopt.core.errors import CalibrationError, TrtoptError
 from trtopt.core.temporary import scratch
 from trtopt.core.values import Override, Precision
 from trtopt.core.version import to_install
+from trtopt.core.words import first_of
 from trtopt.data.preprocess import Preprocess
 from trtopt.graph.io import save_model
 from trtopt.graph.passes.placement import Points, find_points
@@ -106,7 +107,7 @@ class Coverage:
     def rows(self) -> list[tuple[str, str, str]]:
         """What, how many, the first names: for a table."""
         parts = {what: getattr(self, field) for field, what in _ROWS.items()}
-        rows = [(what, str(len(names)), _some(names)) for what, names in parts.items() if names or what == "missing"]
+        rows = [(what, str(len(names)), first_of(names)) for what, names in parts.items() if names or what == "missing"]
         return [("tensors that INT8 needs", str(self.needed), ""), *rows]
 
     @property
@@ -114,7 +115,7 @@ class Coverage:
         """What the user should know of a cache that was taken."""
         kept = (
             f"{len(self.unquantized)} nodes stay in floating point, because the cache has no scale for what they read: "
-            f"{_some(self.unquantized)}"
+            f"{first_of(self.unquantized)}"
         )
         foreign = f"{self.foreign}: scales of another model cost accuracy, so look whether it is this model's"
         return (
@@ -128,7 +129,7 @@ class Coverage:
     def unusable_entries(self) -> str:
         names = self.unusable
         which = f"{len(names)} entry of the cache is" if len(names) == 1 else f"{len(names)} entries of the cache are"
-        return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {_some(names)}"
+        return f"{which} no scale (infinite, NaN, negative, cut off or out of range): {first_of(names)}"
 
     def to_json(self) -> dict[str, Any]:
         return {"needed": self.needed, **plain(self)}
@@ -197,7 +198,7 @@ def import_table(
         raise CalibrationError(_lacking(coverage, points))
     if not points.activations:
         raise CalibrationError(
-            f"the cache gives no INT8 layer at all: {_some(coverage.missing)} have no scale; was it made for another model?"
+            f"the cache gives no INT8 layer at all: {first_of(coverage.missing)} have no scale; was it made for another model?"
         )
     amax = {name: scales[name].amax for name in points.activations}
     for group in points.groups:
@@ -230,10 +231,6 @@ def _names(proto: ModelProto) -> set[str]:
     return {value.name for value in proto.graph.input} | {name for node in proto.graph.node for name in node.output}
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
-
-
 def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
     """Names such as `relu_1` or `123` are in many models: that some fit, even all that are needed, proves nothing."""
     named = [name for name in cache.amax if not _UNNAMED.fullmatch(name)]
@@ -242,7 +239,7 @@ def _foreign(cache: TextCache, strange: Sequence[str]) -> str:
         return ""
     return (
         f"the cache seems to be of another model: {len(unknown)} of the {len(named)} tensors that it names aren't in this one "
-        f"({_some(unknown)})"
+        f"({first_of(unknown)})"
     )
 
 
@@ -251,12 +248,12 @@ def _lacking(coverage: Coverage, points: Points) -> str:
     readers = list(dict.fromkeys(node for name in names for node, _ in points.reads.get(name, ())))
     text = (
         f"the cache ({coverage.header}) has no scale for {len(names)} of the {coverage.needed} tensors that INT8 needs: "
-        f"{_some(names)} (read by {_some(readers)})"
+        f"{first_of(names)} (read by {first_of(readers)})"
     )
     strange = coverage.strange
     told = (
         coverage.unusable and coverage.unusable_entries,
-        coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({_some(strange)})"),
+        coverage.foreign or (strange and f"{len(strange)} entries fit no tensor of this model ({first_of(strange)})"),
         coverage.note,
     )
     node = glob.escape(readers[0]) if readers else "NODE"

@@ -17,6 +17,7 @@ from trtopt.core.files import sha256_json
 from trtopt.core.progress import SILENT, Reporter
 from trtopt.core.values import Override
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.half import fp32_typed
 from trtopt.graph.io import Model
@@ -123,8 +124,7 @@ class Prepared:
         lacking = [name for name in self.tensors if name not in table.tensors]
         if table.model["fingerprint"] != self.fingerprint or lacking:
             why = (
-                f"has nothing of {', '.join(lacking[:3])}{', …' if len(lacking) > 3 else ''}: it was made with other "
-                "`precision_override=`"
+                f"has nothing of {first_of(lacking)}: it was made with other `precision_override=`"
                 if table.model["fingerprint"] == self.fingerprint
                 else f"is of {table.model.get('name', 'another model')}, not of this one, or not of these weights"
             )

@@ -20,6 +20,7 @@ from trtopt.calibration.quality import checksum
 from trtopt.calibration.rounding import Moments, moments, rounded, unsupported
 from trtopt.core.documents import plain
 from trtopt.core.progress import SILENT, Reporter
+from trtopt.core.words import first_of
 from trtopt.data import Batches
 from trtopt.data.convert import single_runs
 from trtopt.graph.inputs import network_inputs
@@ -97,7 +98,7 @@ class Repairs:
         kept = ""
         for why in dict.fromkeys(self.left.values()):
             nodes = [node for node, reason in self.left.items() if reason == why]
-            kept += f"; not tried: {', '.join(nodes[:3])}{', …' * (len(nodes) > 3)} ({why})"
+            kept += f"; not tried: {first_of(nodes)} ({why})"
         return f"{count}: {self.output} {old:.1f} → {new:.1f} dB on {self.samples} samples held apart{kept}"
 
 

@@ -21,7 +21,9 @@ from trtopt.calibration.thresholds import choose
 from trtopt.core.documents import Damaged, converted, read_json
 from trtopt.core.errors import CalibrationError
 from trtopt.core.files import existing_file, sha256_json, write_json
+from trtopt.core.options import typed
 from trtopt.core.version import __version__
+from trtopt.core.words import first_of
 from trtopt.graph.passes.repair import Repair
 from trtopt.graph.passes.typed import near_fp16_end
 
@@ -110,6 +112,7 @@ class Table:
         decided |= {"beyond_fp16": sorted(beyond)} if (beyond := self.beyond_fp16) else {}
         return sha256_json({"model": self.model.get("fingerprint"), "amax": self.amax, **decided})
 
+    @typed
     def with_method(self, method: str) -> Table:
         """The same measurement, thresholds chosen by another method. No data is read.
 
@@ -121,7 +124,7 @@ class Table:
         bare = [name for name in self.tensors if name not in histograms]
         if bare:
             raise CalibrationError(
-                f"the table has thresholds without histograms ({', '.join(bare[:3])}{', …' if len(bare) > 3 else ''}), so "
+                f"the table has thresholds without histograms ({first_of(bare)}), so "
                 f"`method='{method}'` can't choose others: run trtopt calibrate on data, or leave the method out"
             )
         return replace(self, tensors=choose_all(histograms, self.groups, method), method=method)

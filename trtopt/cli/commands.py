@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,13 @@ from trtopt.cli.application import Options, command_group, command_of
 from trtopt.cli.inspection import difference_lines, engine_lines, layer_lines, memory_size, model_lines
 from trtopt.cli.tables import print_table
 from trtopt.core import stopping
-from trtopt.core.options import about
 from trtopt.core.values import x
+from trtopt.core.words import first_of
 from trtopt.diagnosis.request import DoctorRequest, ProfileRequest, ReportRequest
 from trtopt.engine.request import InspectRequest, PruneStoreRequest, SignRequest, StoreRequest
 from trtopt.evaluation.request import BenchRequest, VerifyRequest
 from trtopt.frontend.request import ExportRequest, InitRequest
-from trtopt.jobs.request import JobsRequest
+from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.linting.request import CheckRequest
 from trtopt.recipes.request import PipelineRequest
 from trtopt.runtime.request import RunRequest
@@ -140,7 +140,7 @@ def sensitivity(result: Any, values: Options) -> Iterator[str]:
     rows = [
         (
             item.what,
-            ", ".join(item.nodes[:2]) + (", …" if len(item.nodes) > 2 else "") if item.kind == "activation" else "",
+            first_of(item.nodes, 2) if item.kind == "activation" else "",
             f"{snr_db(item.noise[result.output]):.1f}",
             f"{result.share(item):.1%}",
             f"{item.macs:.1%}" if counted else "?",
@@ -346,12 +346,7 @@ def run_jobs(result: Any, values: Options) -> Iterator[str]:
     yield f"{result.summary}; state in {result.state}"
 
 
-@dataclass(frozen=True)
-class _StateRequest:
-    state: Path = field(metadata=about(help="The state folder of a job list.", metavar="STATE", typed=Path))
-
-
-@command_of(_StateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
+@command_of(JobsStateRequest, "trtopt jobs show jobs.state", group=jobs, name="show", judged=False)
 def show_jobs(result: Any, values: Options) -> Iterator[str]:
     """Say what a state folder holds: each job's state and result. A run may be at work on it."""
     print_table(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trtopt.cli.tables import print_table
+from trtopt.core.words import first_of
 
 MOST_SHOWN = 20  # of what differs, in each table
 
@@ -37,8 +38,7 @@ def difference_lines(found: Any) -> Iterator[str]:
         ),
     ):
         if nodes:
-            some = f"{', '.join(nodes[:3])}{', …' * (len(nodes) > 3)}"
-            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({some})"
+            yield f"only in {name} in a layer with products: {len(nodes)} node{'s' * (len(nodes) > 1)} ({first_of(nodes)})"
     if found.same:
         yield "nothing differs of what is compared"
     for note in found.notes:

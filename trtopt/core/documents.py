@@ -102,18 +102,23 @@ def _content(path: str | os.PathLike[str], limit: int) -> bytes:
 
 def _bounded(content: Any) -> Any:
     """The same, once all of it is seen to be within the limits; by levels, not by recursion."""
-    level = [content]
+    level = [("", content)]
     for _ in range(DEPTH + 1):
-        for value in level:
+        for where, value in level:
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                raise Damaged("a whole number that doesn't fit in 64 bits")
+                raise Damaged(f"{where or 'it'} is a whole number that doesn't fit in 64 bits")
             if isinstance(value, float) and not math.isfinite(value):
-                raise Damaged(f"the number {value}")
+                raise Damaged(f"{where or 'it'} is the number {value}")
         level = [
             item
-            for value in level
-            if isinstance(value, (dict, list))
-            for item in (value.values() if isinstance(value, dict) else value)
+            for where, value in level
+            for item in (
+                ((f"{where}.{name}".strip("."), inner) for name, inner in value.items())
+                if isinstance(value, dict)
+                else ((f"{where}[{number}]", inner) for number, inner in enumerate(value))
+                if isinstance(value, list)
+                else ()
+            )
         ]
         if not level:
             return content

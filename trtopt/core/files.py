@@ -91,12 +91,20 @@ def check_writable(path: str | os.PathLike[str], *others: Any) -> None:
         OutputError: it is there and isn't a file, its folder is missing, or it isn't writable.
     """
     for other in [value for item in others for value in (item.values() if isinstance(item, Mapping) else [item])]:
-        if isinstance(other, (str, os.PathLike)) and os.path.realpath(other) == os.path.realpath(path):
+        if isinstance(other, (str, os.PathLike)) and (there := _real(other)) is not None and there == _real(path):
             raise UsageError(
                 f"{os.fspath(path)} would overwrite a file that is read or written besides: give another name"
             )
     with folder_beside(path):
         pass
+
+
+def _real(path: str | os.PathLike[str]) -> str | None:
+    """Where links lead; None: no file can have that name."""
+    try:
+        return os.path.realpath(path)
+    except ValueError:  # a NUL, or half of a surrogate pair
+        return None
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes | memoryview) -> None:
@@ -175,7 +183,10 @@ def made_folder(path: str | os.PathLike[str], what: str = "the folder", advice: 
 
 def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> Path:
     """`path` as a Path, or a UsageError that says what was looked for, and `advice` where nothing is there."""
-    found = Path(path)
+    try:
+        found = Path(path)
+    except TypeError:
+        raise UsageError(f"{what} is {type(path).__name__}; a path is needed") from None
     try:
         mode = found.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):

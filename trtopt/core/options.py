@@ -17,16 +17,18 @@ flags of a command in their place: --min-snr, --backend rtx.
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import errno
 import functools
 import numbers
 import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
-from inspect import Parameter, Signature
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,6 +51,7 @@ class About:
         short: one-letter form, such as "-o"; an option without a default is a positional argument unless it has one.
         needed: the command can't do without it, though the function can.
         positional: it is an argument of the command though it has a default.
+        least: the smallest number that it may be, or hold; None: any.
         takes: names of the types that the function takes besides a path (function: whatever can be called); others are
             refused. None: they aren't, unless it is a path without a default, which takes nothing else.
     """
@@ -60,6 +63,7 @@ class About:
     short: str = ""
     needed: bool = False
     positional: bool = False
+    least: int | None = None
     takes: tuple[str, ...] | None = None
 
 
@@ -96,7 +100,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
 
     Raises (when that is called):
         TypeError: an unknown name (near ones are told), or an argument that is missing or given twice.
-        UsageError: a value of another type than the option's, such as something else than a path.
+        UsageError: a value of another type than the option's, such as something else than a path, or a number too small.
     """
     parameters = [
         Parameter(
@@ -128,26 +132,80 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
     return made
 
 
+def typed(work: Callable[P, T]) -> Callable[P, T]:
+    """The function, which refuses an argument of another type than it says, by name; classes and functions aren't looked at.
+
+    Raises (when it is called):
+        UsageError: a value of another type.
+    """
+    known = signature(work)
+
+    @functools.wraps(work)
+    def public(*arguments: P.args, **keywords: P.kwargs) -> T:
+        with contextlib.suppress(TypeError):  # which the call itself will raise
+            for name, value in known.bind(*arguments, **keywords).arguments.items():
+                item = known.parameters[name]
+                plain = item.kind is not item.VAR_KEYWORD and isinstance(item.annotation, str)
+                if plain and value is not item.default:
+                    _refuse_other(name, value, _kind(item.annotation))
+        return work(*arguments, **keywords)
+
+    return public
+
+
 def _fitting(request: R) -> R:
-    """The request, one text or path in place of what may be repeated made a list of it.
+    """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
 
     Raises:
-        UsageError: a value isn't of the field's type.
+        UsageError: a value isn't of the field's type or too small, or a text can't be a path.
     """
     changes = {}
     for name, (item, said) in options(request).items():  # type: ignore[arg-type]
         value, kind = getattr(request, name), _kind(str(item.type))
         takes = () if said.takes is None and item.default is MISSING and said.typed is Path else said.takes
-        if isinstance(value, (str, os.PathLike)) and item.default == ():
-            changes[name] = (value,)
-        elif value is item.default or (takes is not None and isinstance(value, (str, os.PathLike))):
+        if isinstance(value, (str, os.PathLike)):
+            _refuse_unless_written(name, value, path=said.typed is Path or "PathLike" in str(item.type))
+        if item.default == () and isinstance(value, (str, os.PathLike)):
+            changes[name] = value = (value,)
+        elif isinstance(value, Iterator) and "Sequence" in str(item.type):
+            changes[name] = value = tuple(value)
+        if value is item.default or (takes is not None and isinstance(value, (str, os.PathLike))):
             continue
-        elif takes is not None:
+        if takes is not None:
             _refuse_unless(takes, name, value)
-        elif _known(kind) and not _is_of(value, kind):
-            shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
-            raise _wrong(f"{named(name)} is {shown}; {_words(kind)} is needed")
+        else:
+            _refuse_other(name, value, kind)
+        for number in () if said.least is None else value if isinstance(value, Sequence) else (value,):
+            if number is not None and number < said.least:
+                raise _wrong(f"{named(name)} is {number}; at least {said.least} is needed")
     return replace(request, **changes) if changes else request  # type: ignore[type-var]
+
+
+def _refuse_other(name: str, value: Any, kind: ast.expr) -> None:
+    """Raise UsageError for a value of another type, where it is one that can be told."""
+    if _known(kind) and not _is_of(value, kind):
+        shown = repr(value) if isinstance(value, (str, numbers.Number)) else type(value).__name__
+        raise _wrong(f"{named(name)} is {shown}; {_words(kind)} is needed")
+
+
+def _refuse_unless_written(name: str, value: str | os.PathLike[str], *, path: bool) -> None:
+    """Raise UsageError for what no file can be called: with a NUL, with half of a surrogate pair, or (of a path) too long."""
+    try:
+        text = os.fsencode(value)
+        if b"\0" in text:
+            raise ValueError("it has a NUL")
+        if path:
+            os.lstat(text)
+    except ValueError as error:
+        why = "it can't be encoded" if isinstance(error, UnicodeError) else str(error)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return
+        why = str(error.strerror)
+    else:
+        return
+    said = os.fspath(value)
+    raise _wrong(f"{named(name)} is {said[:40]!a}{'…' * (len(said) > 40)}: {why}")
 
 
 def _refuse_unless(takes: tuple[str, ...], name: str, value: Any) -> None:
@@ -173,23 +231,35 @@ def _wrong(text: str) -> Exception:
 # Types of fields, as they are written ---------------------------------------------------------------------------------------
 
 
-def _index(value: Any) -> bool:
+def _whole(value: Any) -> bool:
     try:
-        operator.index(value)
+        return -(2**63) <= operator.index(value) < 2**63
     except TypeError:
         return False
-    return True
 
 
-# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none.
+# Scalars of other libraries (NumPy's) count as those of Python: by what they can do, since this module imports none; classes
+# of trtopt by their names.
 _PLAIN: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "int": (_index, "a whole number"),
-    "float": (lambda value: isinstance(value, numbers.Real) or _index(value), "a number"),
-    "bool": (lambda value: type(value).__name__ in ("bool", "bool_") or _index(value), "True or False"),
+    "int": (_whole, "a whole number"),
+    "float": (lambda value: isinstance(value, numbers.Real) or _whole(value), "a number"),
+    "bool": (lambda value: type(value).__name__ in ("bool", "bool_") or _whole(value), "True or False"),
     "str": (lambda value: isinstance(value, str), "a text"),
     "os.PathLike[str]": (lambda value: isinstance(value, (str, os.PathLike)), "a path"),
+    "Profile": (lambda value: isinstance(value, Mapping), "a mapping of inputs to their shapes"),
+    "Reporter": (lambda value: _named_class(value, "Reporter"), "a trtopt.Reporter"),
+    "Session": (lambda value: _named_class(value, "Session"), "a trtopt.Session"),
+    "Any": (lambda value: True, "anything"),
     "None": (lambda value: value is None, ""),
 }
+_LISTS: dict[str, Callable[[Any], bool]] = {
+    "Iterable": lambda value: isinstance(value, Iterable) and not isinstance(value, Mapping),
+    "Sequence": lambda value: isinstance(value, Iterable) and not isinstance(value, (Mapping, Set, Iterator)),
+}
+
+
+def _named_class(value: Any, name: str) -> bool:
+    return any(kind.__name__ == name for kind in type(value).__mro__)
 
 
 @functools.cache
@@ -197,46 +267,55 @@ def _kind(written: str) -> ast.expr:
     return ast.parse(written, mode="eval").body
 
 
-def _parts(kind: ast.expr) -> Iterable[ast.expr]:
+def _parts(kind: ast.expr) -> Sequence[ast.expr]:
     """The alternatives of a union."""
     return (*_parts(kind.left), *_parts(kind.right)) if isinstance(kind, ast.BinOp) else (kind,)
 
 
-def _items(kind: ast.expr) -> ast.expr | None:
-    """What a list of it holds; None: it is no list."""
-    listed = isinstance(kind, ast.Subscript) and ast.unparse(kind.value) in ("Sequence", "Iterable")
-    return kind.slice if listed else None  # type: ignore[attr-defined]
+def _held(kind: ast.expr) -> tuple[str, list[ast.expr]]:
+    """What a list or mapping is called, and its items' kind, or its keys' and values'; nothing, of what is neither."""
+    name = ast.unparse(kind.value) if isinstance(kind, ast.Subscript) else ""
+    if not isinstance(kind, ast.Subscript) or name not in (*_LISTS, "Mapping"):
+        return "", []
+    return name, kind.slice.elts if isinstance(kind.slice, ast.Tuple) else [kind.slice]
 
 
 def _known(kind: ast.expr) -> bool:
     return all(
-        ast.unparse(part) in _PLAIN if (inner := _items(part)) is None else _known(inner) for part in _parts(kind)
+        all(map(_known, inner)) if (inner := _held(part)[1]) else ast.unparse(part) in _PLAIN for part in _parts(kind)
     )
 
 
 def _is_of(value: Any, kind: ast.expr) -> bool:
-    for part in _parts(kind):
-        inner = _items(part)
-        if inner is None:
-            fits = _PLAIN[ast.unparse(part)][0](value)
-        else:
-            listed = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
-            # what gives its items only once isn't looked into
-            fits = listed and (not isinstance(value, Collection) or all(_is_of(item, inner) for item in value))
-        if fits:
-            return True
-    return False
+    return any(_is_one(value, part) for part in _parts(kind))
+
+
+def _is_one(value: Any, kind: ast.expr) -> bool:
+    name, inner = _held(kind)
+    if name == "Mapping":
+        keyed_by, holds = inner
+        fits = isinstance(value, Mapping)
+        return fits and all(_is_of(key, keyed_by) and _is_of(item, holds) for key, item in value.items())
+    if name:
+        fits = _LISTS[name](value) and not isinstance(value, (str, bytes))
+        # what gives its items only once isn't looked into
+        return fits and (not isinstance(value, Collection) or all(_is_of(item, inner[0]) for item in value))
+    return _PLAIN[ast.unparse(kind)][0](value)
 
 
 def _words(kind: ast.expr) -> str:
-    parts, words = list(_parts(kind)), []
-    written = [ast.unparse(part) for part in parts]
-    for part, text in zip(parts, written):
-        inner = _items(part)
-        if inner is not None:
-            words.append(f"a list, each {_words(inner)},")
-        elif text != "None" and not (text == "str" and "os.PathLike[str]" in written):
+    parts = {ast.unparse(part): _held(part) for part in _parts(kind)}
+    words: list[str] = []
+    for text, (name, inner) in parts.items():
+        if name == "Mapping":
+            words.append(f"a mapping of {_words(inner[0])} to {_words(inner[1])}")
+        elif not name and text != "None" and not (text == "str" and "os.PathLike[str]" in parts):
             words.append(_PLAIN[text][1])
+    listed = [_words(inner[0]) for name, inner in parts.values() if name in _LISTS]
+    if listed:
+        words += (
+            ["a list of these"] if words and set(listed) <= set(words) else [f"a list, each {each}," for each in listed]
+        )
     return " or ".join(words)
 
 

@@ -1,13 +1,13 @@
-"""--shapes: profiles read, written as they are typed, and suggested where a model leaves sizes open."""
+"""`shapes=`: profiles read, written as they are typed, and suggested where a model leaves sizes open."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from trtopt.core.errors import UsageError
+from trtopt.core.options import named
 from trtopt.core.values import EXAMPLE, SHAPE, Profile, ShapeRange, TensorInfo, named_size
 
 DEFAULT_BATCH = (1, 8, 32)  # min, opt, max for a model whose only dynamic dimension is the first
@@ -136,7 +136,9 @@ def _each(texts: str | Iterable[str], option: str) -> dict[str, tuple[int, ...]]
 def _stated(profile: Any) -> dict[str, ShapeRange]:
     """A profile from Python, its ranges as objects or as text."""
     if not isinstance(profile, Mapping):
-        raise UsageError(f"shapes holds {profile!r}; 'NAME:MIN,OPT,MAX' or a mapping of names to ShapeRange is needed")
+        raise UsageError(
+            f"`shapes=` holds {profile!r}; 'NAME:MIN,OPT,MAX' or a mapping of names to ShapeRange is needed"
+        )
     return {name: _range(name, shape) for name, shape in profile.items()}
 
 
@@ -154,18 +156,18 @@ def _range(name: str, shape: Any) -> ShapeRange:
         ):
             return ShapeRange(*whole)
     raise UsageError(
-        f"shapes holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
+        f"`shapes=` holds {shape!r} for {name!r}; a ShapeRange, 'MIN,OPT,MAX', one shape, or three (min, opt, max) are needed"
     )
 
 
 def shapes_option(profiles: Iterable[Mapping[str, ShapeRange | str]]) -> str:
-    """Profiles as they are typed."""
-    texts = (";".join(f"{name}:{shape}" for name, shape in profile.items()) for profile in profiles)
-    return " ".join(f"--shapes {shlex.quote(text)}" for text in texts)
+    """Profiles as an option of messages."""
+    texts = [";".join(f"{name}:{shape}" for name, shape in profile.items()) for profile in profiles]
+    return named("shapes", texts[0] if len(texts) == 1 else texts)
 
 
 class Suggestion(NamedTuple):
-    """A whole --shapes option, empty where nothing is open, and what of it was guessed: names with their min,opt,max."""
+    """A whole `shapes=` option, empty where nothing is open, and what of it was guessed: names with their min,opt,max."""
 
     option: str
     guesses: tuple[str, ...] = ()
@@ -186,7 +188,7 @@ def batch_alone(inputs: Iterable[TensorInfo]) -> bool:
 def suggested_shapes(
     inputs: Sequence[TensorInfo], given: Profile | None = None, values: Mapping[str, int] | None = None
 ) -> Suggestion:
-    """The --shapes option for inputs that leave sizes open.
+    """The `shapes=` option for inputs that leave sizes open.
 
     Args:
         given: ranges that are known; a dimension has the same range wherever its name stands.

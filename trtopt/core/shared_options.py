@@ -15,9 +15,9 @@ preprocess = partial(
     option, None, help="imagenet, efficientnet-lite, yolo, or a file.", metavar="PRESET|FILE.toml", typed=str
 )
 method = partial(option, "auto", help="auto, entropy, mse, minmax or percentile.")
-limit = partial(option, None, help="Use at most so many samples.", typed=int)
-batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.")
-threads = partial(option, None, help="CPU threads; default: one per core.", typed=int)
+limit = partial(option, None, help="Use at most so many samples.", typed=int, least=1)
+batch = partial(option, 8, help="Samples at a time; the result doesn't depend on it.", least=1)
+threads = partial(option, None, help="CPU threads; default: one per core.", typed=int, least=1)
 precision_override = partial(option, (), help="By node name or operator; repeatable.", metavar="PATTERN=PRECISION")
 _one = partial(option, (), metavar="NAME:1x3x224x224[,…]")
 min_shapes = partial(_one, help="Smallest shapes, beside --opt-shapes; of several inputs NAME:…,NAME:….")

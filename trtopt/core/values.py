@@ -14,6 +14,7 @@ from typing import Any
 
 from trtopt.core.documents import plain
 from trtopt.core.errors import UsageError
+from trtopt.core.options import typed
 
 
 class Precision(str, enum.Enum):
@@ -86,6 +87,7 @@ class ShapeRange:
                 )
 
     @classmethod
+    @typed
     def parse(cls, text: str) -> ShapeRange:
         """Read `MIN,OPT,MAX`, each as 1x3x224x224; one shape alone stands for all three.
 

@@ -308,13 +308,13 @@ def _matched(
         part = {_only(inputs, part.name).name: part} if single else stored_arrays(part, checked=checked)
     wanted = [info.name for info in inputs]
     if missing := [name for name in wanted if name not in part]:
-        extra = ", ".join(part) or "none"
+        extra = ", ".join(map(str, part)) or "none"
         raise UsageError(
             f"{where} lacks {', '.join(missing)}; it has {extra}, the model's inputs are {', '.join(wanted)}"
         )
     if unknown := [name for name in part if name not in wanted]:
         raise UsageError(
-            f"{where} has {', '.join(unknown)}, which is no input; the model's inputs are {', '.join(wanted)}"
+            f"{where} has {', '.join(map(str, unknown))}, which is no input; the model's inputs are {', '.join(wanted)}"
         )
     found = {info.name: _fitting(part[info.name], info, f"{where}: {info.name}") for info in inputs}
     most = max(map(len, found.values()), default=0)

@@ -16,6 +16,7 @@ from trtopt.core.documents import Damaged, converted, read_toml
 from trtopt.core.errors import DataError, OutputError, UsageError, require
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.temporary import folder_in
+from trtopt.core.words import first_of
 from trtopt.data.decoding import decode
 from trtopt.recipes.loader import check_keys, package_file
 
@@ -97,7 +98,7 @@ def write_crops(name: str | os.PathLike[str], folder: str | os.PathLike[str]) ->
         others += [item.name for item in target.glob("*") if not item.match("crop_*.png") and item != mark]
         if others:
             raise UsageError(
-                f"{target} holds what wasn't made from a recipe ({', '.join(others[:3])}): give another folder, or use it "
+                f"{target} holds what wasn't made from a recipe ({first_of(others)}): give another folder, or use it "
                 "with `images=`"
             )
     try:

@@ -154,11 +154,6 @@ def profile(request: ProfileRequest) -> EngineProfile:
 
 def _check(request: ProfileRequest) -> None:
     choice(request.backend, BACKENDS, "backend")
-    for name, least in (("iterations", 1), ("warmup", 0), ("top", 0)):
-        if getattr(request, name) < least:
-            raise UsageError(f"`{name}=` is {getattr(request, name)}; at least {least} is needed")
-    if wrong := [size for size in request.batch if size < 1]:
-        raise UsageError(f"`batch=` has {wrong[0]}; at least 1 is needed")
     if len(set(request.batch)) != len(request.batch):
         raise UsageError("`batch=` names a size twice")
 

@@ -44,10 +44,10 @@ class ProfileRequest:
     engine: str | os.PathLike[str] = field(metadata=about(help="A TensorRT plan.", metavar="M.engine", typed=Path))
     _: KW_ONLY
     batch: Sequence[int] = option(
-        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str
+        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str, least=1
     )
-    iterations: int = option(50, help="Inferences; each layer's median counts.")
-    warmup: int = option(10, help="Inferences before, not counted.")
+    iterations: int = option(50, help="Inferences; each layer's median counts.", least=1)
+    warmup: int = option(10, help="Inferences before, not counted.", least=0)
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess()
@@ -55,7 +55,7 @@ class ProfileRequest:
     trace: str | os.PathLike[str] | None = option(
         None, help="Write a trace for Perfetto or chrome://tracing.", metavar="F.json", typed=Path
     )
-    top: int = option(20, help="Layers of each batch to print; 0: all.")
+    top: int = option(20, help="Layers of each batch to print; 0: all.", least=0)
     backend: str = shared.backend()
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()

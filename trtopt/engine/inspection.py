@@ -189,7 +189,7 @@ def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
         sizes: dict[str, int] = {}
         for item in manifest.inputs:
             shape = largest.get(item["name"], item["shape"])
-            sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str)}
+            sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str) and size != name}
         for tensors, each in zip((manifest.inputs, manifest.outputs), found):
             each.append(_total(_nbytes(item, largest.get(item["name"]), sizes) for item in tensors))
     return _largest(found[0]), _largest(found[1])

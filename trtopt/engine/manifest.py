@@ -329,8 +329,15 @@ def read_manifest(path: Path, accept: Callable[[bytes], None] = lambda _: None) 
 
 def _check(manifest: Manifest, folder: Path) -> None:
     """Raise Damaged for texts that stand for something, and don't."""
+    for what in ("inputs", "outputs"):
+        for number, item in enumerate(getattr(manifest, what)):
+            if "shape" not in item:
+                raise Damaged(f"{what}[{number}] lacks 'shape'")
     if (graph := manifest.graph_file) is not None:
-        path_in(folder, graph)
+        try:
+            path_in(folder, graph)
+        except Damaged as error:
+            raise Damaged(f"graph_file: {error}") from None
         if _elsewhere(graph):
             raise Damaged(f"graph_file is {graph!r}; a file in the plan's folder or below it is needed")
     where = ""
@@ -347,7 +354,7 @@ def _check(manifest: Manifest, folder: Path) -> None:
         where = "embedded"
         embedded, names = embedded_by(manifest), [item["name"] for item in manifest.inputs]
         if embedded is not None and embedded.input not in names:
-            raise Damaged(f"embedded.input is {embedded.input!r}; the engine has {', '.join(names)}")
+            raise Damaged(f"embedded.input is {embedded.input!r}; inputs has {', '.join(names) or 'none'}")
     except UsageError as error:
         raise Damaged(f"{where}: {error}") from None
 

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from trtopt.core.documents import plain
 from trtopt.core.errors import DeviceError, ModelError, UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import named
 from trtopt.core.values import TensorInfo, choice
 from trtopt.cuda.device import probe
 from trtopt.cuda.smi import Clocks, clocks, others
@@ -180,17 +179,11 @@ def measure(request: BenchRequest) -> BenchReport:
 
 def _check(request: BenchRequest) -> None:
     against, batch = request.against, request.batch
-    if isinstance(batch, int):
-        raise UsageError(f"`batch=` is {batch}; a list is needed, such as batch=(1, 32)")
     for name in against:
         choice(name, BASELINES, "`against=`")
     for values, what in ((against, "`against=`"), (batch, "`batch=`")):
         if len(set(values)) != len(values):
             raise UsageError(f"{what} names something twice: {', '.join(map(str, values))}")
-    least = [("streams", request.streams, 1), ("iterations", request.iterations, 1), ("warmup", request.warmup, 0)]
-    for what, value, low in least + [("batch", size, 1) for size in batch]:
-        if value < low:
-            raise UsageError(f"{named(what)} is {value}; at least {low} is needed")
 
 
 # Inputs ----------------------------------------------------------------------------------------------------------------

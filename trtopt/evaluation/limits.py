@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtopt.core.errors import UsageError
+from trtopt.core.options import typed
 from trtopt.core.values import MIN_AGREEMENT, read_share
 from trtopt.evaluation.outputs import NEAR_ZERO, cosine, decibels, measure, share
 from trtopt.graph.output_kinds import Kind
@@ -49,6 +50,7 @@ class Limits:
             raise UsageError(f"`min_snr=` is {self.min_snr}; a number of dB is needed, such as 20")
 
     @classmethod
+    @typed
     def of(cls, min_agreement: str | float | None, min_snr: float | None) -> Limits | None:
         """Those that are given, with the other one's default; None: none is.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from trtopt.evaluation.verify import Arrays, Runner
-    from trtopt.graph.output_kinds import Given
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class VerifyRequest:
     preprocess: Any = shared.preprocess()
     limit: int | None = shared.limit()
     batch: int = shared.batch()
-    output_kind: Given = shared.output_kind()
+    output_kind: Mapping[str, str] | Sequence[str] = shared.output_kind()
     min_agreement: str | float | None = option(
         None,
         help="Least share of classes, tokens, pixels (0.99 or 99%); default: 0.95 where least dB are given, else not judged.",
@@ -73,11 +72,11 @@ class BenchRequest:
     _: KW_ONLY
     against: Sequence[str] = option((), help="torch, onnxruntime, polygraphy.", metavar="NAME[,NAME]", typed=str)
     batch: Sequence[int] = option(
-        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str
+        (), help="Samples at a time; default: what it is tuned for.", metavar="N[,N]", typed=str, least=1
     )
-    streams: int = option(1, help="Threads calling at once, for the throughput.")
-    iterations: int = option(200, help="Calls of each kind.")
-    warmup: int = option(20, help="Calls before, not counted.")
+    streams: int = option(1, help="Threads calling at once, for the throughput.", least=1)
+    iterations: int = option(200, help="Calls of each kind.", least=1)
+    warmup: int = option(20, help="Calls before, not counted.", least=0)
     data: Any = shared.data()
     images: Any = shared.images()
     preprocess: Any = shared.preprocess()

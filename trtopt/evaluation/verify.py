@@ -339,12 +339,22 @@ def verify_all(
     """
     comparisons = {name: _Comparison(labels, kinds) for name in candidates}
     for batch in batches:
+        _check_arrays("a batch", batch)
         samples = next((len(array) for array in batch.values() if array.ndim), 1)
         expected = reference(batch)
         for name, run in candidates.items():
             comparisons[name].add(expected, run(batch), samples)
     names = tuple(getattr(batches, "names", ()))
     return {name: comparison.result(names) for name, comparison in comparisons.items()}
+
+
+def _check_arrays(what: str, given: Any) -> None:
+    """Raise UsageError unless it is a mapping of names to arrays."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{what} is {type(given).__name__}; a mapping of names to arrays is needed")
+    for name, value in given.items():
+        if not hasattr(value, "ndim"):
+            raise UsageError(f"{what} has {type(value).__name__} for {name!r}; an array is needed")
 
 
 class _Comparison:
@@ -359,6 +369,8 @@ class _Comparison:
         )
 
     def add(self, reference: Arrays, candidate: Arrays, samples: int) -> None:
+        _check_arrays("what the reference gives", reference)
+        _check_arrays("what the candidate gives", candidate)
         if set(reference) != set(candidate):
             names = (", ".join(sorted(outputs)) for outputs in (reference, candidate))
             raise UsageError("the reference has outputs {}; the candidate {}".format(*names))

@@ -20,6 +20,7 @@ from typing import Any
 from trtopt.core.errors import MissingDependency, ModelError, TrtoptError, UsageError, require
 from trtopt.core.foreign import essence, offline, place
 from trtopt.core.library_output import quiet
+from trtopt.core.words import first_of
 
 SEED = 0
 _ENDINGS = {"true": "True", "false": "False", "null": "None", "none": "None"}
@@ -155,7 +156,7 @@ def bare_file(text: str) -> str | None:
                     modules.append(item.name)
     return (
         f"{text} is a Python file: say which class or function of it gives the model, as in "
-        f"{path}:{[*modules[-1:], *names, 'NAME'][0]}{f'; there are: {_some(names)}' if names else ''}"
+        f"{path}:{[*modules[-1:], *names, 'NAME'][0]}{f'; there are: {first_of(names, 8)}' if names else ''}"
     )
 
 
@@ -163,7 +164,7 @@ def _file(path: Path) -> ModuleType:
     """The user's own file, whatever installed module has its name; its folder comes first on sys.path, for its siblings."""
     if not path.is_file():
         near = [str(path.with_name(name)) for name in _near(path.name, path.parent)]
-        raise UsageError(f"the file {path} doesn't exist{f'; there is: {_some(near)}' if near else ''}")
+        raise UsageError(f"the file {path} doesn't exist{f'; there is: {first_of(near, 8)}' if near else ''}")
     path = path.resolve()
     sys.path.insert(0, str(path.parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"own_{path.stem}"
@@ -190,7 +191,7 @@ def _module(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         near = _near(f"{name}.py", Path())
-        hint = f"; there is: {_some(near)}" if near else ""
+        hint = f"; there is: {first_of(near, 8)}" if near else ""
         if Path(f"{name}.py").is_file():  # a path without its ending
             hint = f"; write {name}.py"
         raise UsageError(
@@ -222,7 +223,7 @@ def _attribute(module: ModuleType, attribute: str, text: str) -> Any:
                 and name[0] != "_"
                 and f"{getattr(value, '__module__', '')}.".startswith(f"{package}.")
             ]
-            hint = f"; it has: {_some(difflib.get_close_matches(attribute, public) or public)}" if public else ""
+            hint = f"; it has: {first_of(difflib.get_close_matches(attribute, public) or public, 8)}" if public else ""
         raise UsageError(f"{text}: {module.__name__} ({origin or 'built in'}) has no {attribute!r}{hint}") from error
 
 
@@ -273,7 +274,7 @@ def _told(text: str, left: str, error: BaseException) -> TrtoptError:
 def _kind(value: Any) -> str:
     name = type(value).__name__
     if isinstance(value, (tuple, list)):
-        name += f" ({', '.join(type(item).__name__ for item in value[:4])}{', …' if len(value) > 4 else ''})"
+        name += f" ({first_of((type(item).__name__ for item in value), 4)})"
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
@@ -281,7 +282,3 @@ def _near(name: str, folder: Path) -> list[str]:
     with contextlib.suppress(OSError):
         return difflib.get_close_matches(name, sorted(item.name for item in folder.glob("*.py")), 3)
     return []
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

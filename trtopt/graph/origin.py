@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from onnx import ModelProto, NodeProto
 
 from trtopt.core.values import Issue
+from trtopt.core.words import first_of
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.proto import Links, all_nodes, node_label, subgraphs
 
@@ -65,8 +66,9 @@ class Origins:
         flow = [node for node in self._nodes.values() if any(subgraphs(node))]
         if named or not flow:
             return text
-        origins = [f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow[:3]]
-        some = ", ".join(origins) + (", …" if len(flow) > 3 else "")
+        some = first_of(
+            f"{node.op_type} that {it}" if (it := self.of(node.name)) else node_label(node) for node in flow
+        )
         advice = "export it with that decided, or, where it depends on a size, leave its other side out of `shapes=`"
         advice += f"; {decide}" if (decide := how_to_decide(self._made)) else ""
         return f"{text}; the model holds control flow, of which TensorRT builds only part: {some}: {advice}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import ModelError
 from trtopt.core.library_output import quiet
+from trtopt.core.words import first_of
 from trtopt.graph.lazy_weights import is_lazy
 from trtopt.graph.proto import STANDARD, infer_shapes, schema_of, tensor_chunks, to_array, unique
 
@@ -85,7 +86,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 def _strange(proto: onnx.ModelProto) -> str:
     values = (*proto.graph.input, *proto.graph.output, *proto.graph.value_info)
     names = [value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)]
-    return f"{', '.join(names[:5]) or 'see its types'}; leave these out of the network"
+    return f"{first_of(names, 5) or 'see its types'}; leave these out of the network"
 
 
 def opset_of(model: ir.Model) -> int:

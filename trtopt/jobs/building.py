@@ -18,6 +18,7 @@ from trtopt.core.files import check_writable, existing_file, sha256_file, write_
 from trtopt.core.host import forget_peak, peak_memory
 from trtopt.core.progress import Reporter
 from trtopt.core.temporary import scratch
+from trtopt.core.words import first_of
 from trtopt.cuda.device import probe, require_gpu
 from trtopt.data.images import EXTENSIONS
 from trtopt.engine.manifest import load_manifest, manifest_path
@@ -44,7 +45,7 @@ def examine(builds: Sequence[tuple[str, BuildRequest]], here: bool) -> tuple[str
         if why := _refused(request, here):
             refused.setdefault(why, []).append(name)
     if refused:
-        told = [f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}: {why}" for why, names in refused.items()]
+        told = [f"{first_of(names)}: {why}" for why, names in refused.items()]
         raise UnsupportedRequest(
             "jobs of the list can't be built " + ("on this machine" if here else "anywhere"),
             told,

@@ -1,4 +1,4 @@
-"""What running a job list is asked for."""
+"""What running a job list, and looking at one, are asked for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,23 @@ class JobsRequest:
     state: str | os.PathLike[str] | None = option(
         None, help="Holds what is done; default: JOBS.state.", metavar="DIR", typed=Path
     )
-    workers: int | None = option(None, help="Processes; default: one per core.", typed=int)
+    workers: int | None = option(None, help="Processes; default: one per core.", typed=int, least=1)
     threads: int | None = option(
-        None, help="Samples that a worker runs at a time; default: cores / workers.", typed=int
+        None, help="Samples that a worker runs at a time; default: cores / workers.", typed=int, least=1
     )
-    shard: int | None = option(None, help="Samples in one piece of work; the result doesn't depend on it.", typed=int)
+    shard: int | None = option(
+        None, help="Samples in one piece of work; the result doesn't depend on it.", typed=int, least=1
+    )
     ray: str | None = option(
         None, help="Run shards and builds on a Ray cluster; alone: auto.", metavar="[ADDRESS|auto|local]", typed=str
     )
     reporter: Reporter = SILENT
+
+
+@dataclass(frozen=True)
+class JobsStateRequest:
+    """The arguments of `trtopt.show_jobs`, which describes them."""
+
+    state: str | os.PathLike[str] = field(
+        metadata=about(help="The state folder of a job list.", metavar="STATE", typed=Path)
+    )

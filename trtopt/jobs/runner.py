@@ -8,7 +8,6 @@ it and no others.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +20,7 @@ from typing import Any
 from trtopt.core.errors import CalibrationError, OutputError, TrtoptError, UsageError
 from trtopt.core.files import sha256_file, sha256_json
 from trtopt.core.host import cores
-from trtopt.core.options import named, taking
+from trtopt.core.options import taking
 from trtopt.core.progress import Phase, Reporter
 from trtopt.jobs.builders import Lane, check_place, local_lanes
 from trtopt.jobs.building import install, make_place
@@ -31,7 +30,7 @@ from trtopt.jobs.gpus import HOST_MEMORY, Gpus
 from trtopt.jobs.joblist import BuildJob, Job, in_list, load_jobs
 from trtopt.jobs.loop import BUILD, FINISH, OBSERVE, OPEN, STAGE, Call, Loop, Memory, Steps, result_of
 from trtopt.jobs.pool import Pool
-from trtopt.jobs.request import JobsRequest
+from trtopt.jobs.request import JobsRequest, JobsStateRequest
 from trtopt.jobs.results import JobResult, JobsResult
 from trtopt.jobs.state import State, check_folder
 from trtopt.jobs.work import OpenData, OpenModel, Samples, versions
@@ -67,9 +66,6 @@ def run_jobs(request: JobsRequest) -> JobsResult:
         MissingDependency: Ray is asked for and not installed.
     """
     reporter, workers = request.reporter, request.workers
-    for name, value in (("workers", workers), ("threads", request.threads), ("shard", request.shard)):
-        if value is not None and value < 1:
-            raise UsageError(f"{named(name)} is {value}; at least 1 is needed")
     started, listed = time.monotonic(), load_jobs(request.jobs)
     folder = Path(request.state) if request.state is not None else Path(request.jobs).with_suffix(".state")
     have = cores()
@@ -128,14 +124,15 @@ def _asked(function: str, *arguments: Any) -> Any:
         asking.close()
 
 
-def show_jobs(state: str | os.PathLike[str]) -> JobsResult:
+@taking(JobsStateRequest)
+def show_jobs(request: JobsStateRequest) -> JobsResult:
     """What a state folder holds of its jobs, by name; a run may be at work on it. If none is, no job is running: those
     that were when one was killed are pending.
 
     Raises:
         UsageError: it isn't a state folder, or it holds something else than files and folders.
     """
-    folder = Path(state)
+    folder = Path(request.state)
     if not (folder / "jobs").is_dir():
         raise UsageError(f"{folder} isn't the state folder of a job list; trtopt jobs run LIST.toml makes LIST.state")
     check_folder(folder)

@@ -15,9 +15,17 @@ from onnx import ModelProto, numpy_helper
 
 from trtopt import trt
 from trtopt.core.documents import plain
-from trtopt.core.errors import BackendError, InvalidModel, MissingDependency, ModelError, NoBackend, UnsupportedRequest
+from trtopt.core.errors import (
+    BackendError,
+    InvalidModel,
+    MissingDependency,
+    ModelError,
+    NoBackend,
+    UnsupportedRequest,
+    UsageError,
+)
 from trtopt.core.files import check_writable
-from trtopt.core.options import taking
+from trtopt.core.options import named, taking
 from trtopt.core.progress import Reporter
 from trtopt.core.shapes import DEFAULT_BATCH, NOTHING, Suggestion, batch_alone, profiles_asked, suggested_shapes
 from trtopt.core.temporary import scratch
@@ -62,7 +70,7 @@ class CheckReport:
         fixed: the cleaned model that was written, if any.
         verified: None: nothing was written; True: the cleaned model's outputs are the same in ONNX Runtime; False: that
             couldn't be tried (a finding says why).
-        shapes: the --shapes option to build with, and what of it is a guess; empty where build needs none or one was given.
+        shapes: the `shapes=` option to build with, and what of it is a guess; empty where build needs none or one was given.
         nodes: of the folded graph, if they were asked for: the names that --precision-override takes.
     """
 
@@ -140,6 +148,12 @@ def check(request: CheckRequest) -> CheckReport:
     chosen_builder(request.backend)
     targets = parse_targets(request.target)
     profiles = profiles_asked(request)
+    sampled = request.images is not None or request.data is not None
+    for name in ("preprocess", "limit"):
+        if getattr(request, name) is not None and not sampled:
+            raise UsageError(
+                f"{named(name)} is for samples, and there are none: add `images=DIR` or `data='F.npz'`, or drop it"
+            )
     if request.fix is not None:
         check_writable(request.fix)
     name = "the model" if isinstance(request.model, ModelProto) else os.fspath(request.model)
@@ -177,7 +191,7 @@ def check(request: CheckRequest) -> CheckReport:
         text = f"no TensorRT parser was asked about operators: {reason}"
         findings.append(Finding("warning", "parser-not-asked", "", "", text))
     findings += _request(generation, loaded, targets, profiles)
-    if request.images is not None or request.data is not None:
+    if sampled:
         with reporter.phase("measuring ranges"):
             findings += _ranges(request, loaded, folded, profiles)
     suggestion = NOTHING if profiles else suggested_shapes(loaded.inputs, values=values)

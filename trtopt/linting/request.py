@@ -36,7 +36,7 @@ class CheckRequest:
     )
     backend: str = shared.backend()
     target: str | Iterable[str] = shared.target()
-    shapes: Sequence[str] | str | Sequence[Profile] = shared.shapes()
+    shapes: Sequence[str] | str | Profile | Sequence[Profile] = shared.shapes()
     min_shapes: Sequence[str] | str = shared.min_shapes()
     opt_shapes: Sequence[str] | str = shared.opt_shapes()
     max_shapes: Sequence[str] | str = shared.max_shapes()

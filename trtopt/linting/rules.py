@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto
 
 from trtopt.core.values import choice
+from trtopt.core.words import first_of
 from trtopt.graph.decided import how_to_decide
 from trtopt.graph.passes.placement import WEIGHTED
 from trtopt.graph.passes.typed import FP16_MAX
@@ -244,7 +245,7 @@ def _several(nodes: Sequence[NodeProto], words: str, **values: Any) -> Iterator[
 
 def such(nodes: Sequence[str]) -> str:
     """How many nodes a finding on the first of them stands for; empty for one."""
-    return f" ({len(nodes)} such nodes: {', '.join(nodes[:6])}{', …' * (len(nodes) > 6)})" if len(nodes) > 1 else ""
+    return f" ({len(nodes)} such nodes: {first_of(nodes, 6)})" if len(nodes) > 1 else ""
 
 
 def _ends(graph: _Graph) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from trtopt.core.errors import UsageError
+from trtopt.core.options import typed
 from trtopt.core.values import ShapeRange, parse_seconds, x
 from trtopt.cuda.arrays import View, view
 from trtopt.cuda.tensors import Shape, Tensor, check_array
@@ -64,6 +65,7 @@ class Batcher:
         DeviceError: this process was forked from the one that opened the session.
     """
 
+    @typed
     def __init__(
         self,
         session: Session,
@@ -77,8 +79,8 @@ class Batcher:
         session._alive()
         delay = parse_seconds(max_delay, "max_delay")
         slots = 2 * max(1, len(session._gpus)) if slots is None else slots
-        for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch or 1)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):
+            if value is not None and value < 1:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs

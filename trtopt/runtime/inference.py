@@ -7,7 +7,7 @@ import functools
 import os
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -131,8 +131,6 @@ def run(request: RunRequest) -> RunResult:
     """
     if (request.input is None) == (request.images is None):
         raise UsageError("give one of `input=` and `images=`: what the engine is to be run on")
-    if request.top < 1:
-        raise UsageError(f"`top=` is {request.top}; at least 1 is needed")
     if request.images is None and request.preprocess is not None:
         raise UsageError("`preprocess=` is for `images=`: arrays in `input=` are used as they are; drop one")
     path = existing_file(request.engine, "the engine")
@@ -194,10 +192,15 @@ def _arrays(given: Any, inputs: Sequence[TensorInfo]) -> dict[str, Array]:
     """
     if isinstance(given, Mapping):
         return {str(name): _loaded(item) if _is_path(item) else np.asarray(item) for name, item in given.items()}
-    if isinstance(given, np.ndarray):
-        return {_only(inputs, "an array"): given}
     if _is_path(given):
         return _from_file(os.fspath(given), inputs)
+    if hasattr(given, "__array__"):
+        return {_only(inputs, "an array"): np.asarray(given)}
+    if not isinstance(given, Iterable):
+        raise UsageError(
+            f"`input=` holds {type(given).__name__}; an array, a file, a mapping of input names to these, or a list of them is "
+            "needed"
+        )
     found: dict[str, Array] = {}
     for item in given:
         named = _arrays(item, inputs)

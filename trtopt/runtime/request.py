@@ -32,7 +32,7 @@ class RunRequest:
     output: str | os.PathLike[str] | None = option(
         None, help="Write NAME.npy, or predictions.json.", metavar="DIR", typed=Path, short="-o"
     )
-    top: int = option(5, help="How many of the best classes to show.")
+    top: int = option(5, help="How many of the best classes to show.", least=1)
     backend: str = option("auto", help="auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU.")
     device: int = shared.gpu()
     trust_host_code: bool = shared.trust_host_code()

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from trtopt.core.documents import converted
 from trtopt.core.errors import DeviceError, SignatureRefused, UsageError
 from trtopt.core.files import existing_file
+from trtopt.core.options import typed
 from trtopt.core.values import Kind, LayerInfo, Profile, TensorInfo, choice, chosen_builder, parse_size, x
 from trtopt.cuda.arrays import gpu_of, stream_handle, view
 from trtopt.cuda.device import after_capture
@@ -133,6 +134,7 @@ class Session:
         NoBackend: the TensorRT that made it isn't installed.
     """
 
+    @typed
     def __init__(
         self,
         engine: str | os.PathLike[str],
@@ -150,10 +152,10 @@ class Session:
     ) -> None:
         choice(backend, BACKENDS, "backend")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
-            if not isinstance(value, int) or value < least:
+            if value < least:
                 raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
         self.engine = existing_file(engine, "the engine")
-        if threads is not None and (backend != "onnxruntime" or not isinstance(threads, int) or threads < 1):
+        if threads is not None and (backend != "onnxruntime" or threads < 1):
             raise UsageError(f"threads is {threads!r}; a number of at least 1 is needed, with backend='onnxruntime'")
         onnx = self.engine.suffix == ".onnx"
         if onnx and backend != "onnxruntime":
@@ -202,6 +204,7 @@ class Session:
         self._entry: Entry | None = None  # of the store, where it stays while this is open
 
     @classmethod
+    @typed
     def for_model(
         cls,
         model: str | os.PathLike[str] | Any,
@@ -619,6 +622,7 @@ class Session:
 
     # What it holds -------------------------------------------------------------------------------------------------
 
+    @typed
     def pinned(self, name: str, shape: Sequence[int]) -> NDArray[Any]:
         """An array for input `name` in page-locked memory: write into it and give it to `run`, which then copies nothing.
 
@@ -679,6 +683,7 @@ class Session:
         finally:
             self._slots.give(slot)
 
+    @typed
     def profile(self, inputs: Mapping[str, Any], iterations: int = 50, warmup: int = 10) -> LayerTimes:
         """Measure each layer on `inputs`, in an execution context of its own, by TensorRT's profiler.
 

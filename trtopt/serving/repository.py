@@ -105,8 +105,6 @@ def deploy_triton(request: DeployRequest) -> Deployment:
     choice(request.runtime, RUNTIMES, "`runtime=`")
     if request.name is not None and len(engines) > 1:
         raise UsageError(f"`name=` is for one engine; there are {len(engines)}: each takes its file's name")
-    if request.instances < 1:
-        raise UsageError(f"`instances=` is {request.instances}; at least 1 is needed")
     if request.backend == "tensorrt":
         for option, value in (("runtime", request.runtime != "auto"), ("from_images", request.from_images)):
             if value:

@@ -31,7 +31,7 @@ class DeployRequest:
         "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
     )
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
-    instances: int = option(1, help="Copies that run at the same time, on each GPU.")
+    instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")
@@ -59,7 +59,7 @@ class ServeRequest:
         "auto", help="With python: auto, tensorrt, lean, rtx; onnxruntime: the kept graph, on the CPU."
     )
     from_images: bool = option(False, help="With python: take encoded images, prepared as at calibration.")
-    instances: int = option(1, help="Copies that run at the same time, on each GPU.")
+    instances: int = option(1, help="Copies that run at the same time, on each GPU.", least=1)
     max_delay: str = option("2ms", help="How long a request waits for others to fill a batch.", typed=str)
     trust_host_code: bool = shared.trust_host_code()
     overwrite: bool = option(False, help="Replace a configuration that says something else.")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trtopt.core.errors import CalibrationError
 from trtopt.core.values import Precision
+from trtopt.core.words import first_of
 from trtopt.graph.passes.placement import Points, Weight
 from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, drop_unread
@@ -100,7 +101,7 @@ def check_scales(points: Points, amax: Mapping[str, float]) -> None:
     if missing:
         raise CalibrationError(
             f"the calibration table has no scale for {len(missing)} of {len(points.activations)} tensors "
-            f"({', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}): it was made for another model or other "
+            f"({first_of(missing, 5)}): it was made for another model or other "
             "`precision_override=`; run trtopt calibrate on this model"
         )
     bad = {name: amax[name] for name in points.activations if not 0 < amax[name] < float("inf")}

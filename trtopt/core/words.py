@@ -1,0 +1,11 @@
+"""Words that messages of several rooms have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def first_of(names: Iterable[object], most: int = 3) -> str:
+    """The first `most` names, and "…" where there are more: "a, b, c, …"."""
+    texts = [str(name) for name in names]
+    return ", ".join(texts[:most]) + (", …" if len(texts) > most else "")
