@@ -14,6 +14,7 @@ from trtopt.core.values import LayerInfo, Precision
 from trtopt.runtime import kernel_run
 
 CONVOLUTION = "sm80_xmma_fprop_implicit_gemm_interleaved_indexed_i8f32_i8i32_f32_nchw_vect_c_32kcrs_vect_c_32_nchw"
+DEPTHWISE = "sm50_xmma_convolution_depthwiseHMMA_FP16NHWCx8_TR_TS_STRIDEH_STRIDEW_execute_kernel_trt"
 LIGHT = (
     "_ZN15genericReformat16copyPackedKernelIfaLb1ELb0ENS_19IdentityCoordMapperILi4EEELi4EEEvjjPKvNS_6ArrayN",
     "__myl_bb0_13_CasResTraConCasAddCasMeaSubMulMeaAddSqrDivMulMulAddMulMinMaxRouCas",
@@ -47,7 +48,7 @@ LAYERS = (
             Precision.INT8,
         ),
         (
-            (*FP16, "ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x5_tn", "volta_h884gemm_64x64_nn"),
+            (*FP16, DEPTHWISE, "ampere_fp16_s16816gemm_fp16_64x64_ldg8_f2f_stages_64x5_tn", "volta_h884gemm_64x64_nn"),
             Precision.FP16,
         ),
         ((*FP32, "ampere_sgemm_128x64_nn", "ampere_s1688gemm_tf32_64x64_nn"), Precision.FP32),

@@ -43,12 +43,12 @@ _TYPE = {
     "e5m2": Precision.FP8,
 }
 _OPERANDS = re.compile(rf"_({'|'.join(_TYPE)})(?:{'|'.join(_TYPE)}|i32)_")  # TensorRT's: of A and of C, such as i8f32
-_NAMED = (  # cuBLAS's and cuDNN's, the first that matches
-    (re.compile(r"bf16"), Precision.BF16),
-    (re.compile(r"tf32"), Precision.FP32),
-    (re.compile(r"int8|i8816|i16832|igemm|imma|_s8"), Precision.INT8),
-    (re.compile(r"fp16|f16|[hs]884|[hs]1688|[hs]16816|hgemm|hmma"), Precision.FP16),
-    (re.compile(r"fp32|f32|sgemm|ffma|scudnn"), Precision.FP32),
+_NAMED = (  # the first that matches: cuBLAS's, cuDNN's, and those of TensorRT's that name the type of a layout (FP16NHWCx8)
+    (re.compile(r"(?i)bf16"), Precision.BF16),
+    (re.compile(r"(?i)tf32"), Precision.FP32),
+    (re.compile(r"(?i)int8|i8816|i16832|igemm|imma|_s8"), Precision.INT8),
+    (re.compile(r"(?i)fp16|f16|[hs]884|[hs]1688|[hs]16816|hgemm|hmma"), Precision.FP16),
+    (re.compile(r"(?i)fp32|f32|sgemm|ffma|scudnn"), Precision.FP32),
 )
 
 
