@@ -103,7 +103,7 @@ def test_the_command_and_its_json(engine: Path, tmp_path: Path) -> None:
         ({"batch": (9,)}, "outside the engine's shapes"),
         ({"batch": 4}, "`batch=` is 4; a list, each a whole number, is needed"),
         ({"batch": (2, 2)}, "names a size twice"),
-        ({"batch": (0,)}, "`batch=` has 0"),
+        ({"batch": (0,)}, "`batch=` is 0; at least 1 is needed"),
         ({"iterations": 0}, "`iterations=` is 0"),
         ({"top": -1}, "`top=` is -1"),
         ({"preprocess": "imagenet"}, "`preprocess=` is for `images=`"),

@@ -9,6 +9,7 @@ import hostile_models
 import pytest
 from graphs import conv_relu
 from onnx import ModelProto
+from onnx.parser import parse_model
 
 from trtopt.core.errors import ModelError
 from trtopt.graph.io import load_model
@@ -35,6 +36,17 @@ def test_sizes_that_the_model_does_not_run_at_are_passed_over() -> None:
     assert compared(fixed, fixed, [{"side": 0}, {"side": 8}]) == ""
     with pytest.raises(ModelError, match="can't run"):
         compared(fixed, fixed, [{"side": 0}])
+
+
+def test_made_up_values_that_give_other_shapes_than_declared_say_nothing() -> None:
+    graph = '<ir_version: 8, opset_import: ["": 14]> g (float[0, 3] x, int64[2] sizes) => (float[{}, 0] y)'
+    given = "{ y = Reshape <allowzero: int = 1> (x, sizes) }"
+    folded = "<int64[2] to = {4, 0}> { y = Reshape <allowzero: int = 1> (x, to) }"
+    with pytest.raises(ModelError, match="other shapes than the model declares"):
+        compared(parse_model(graph.format(4) + given), parse_model(graph.format(4) + folded))
+    assert "largest difference" in compared(
+        parse_model(graph.format("N") + given), parse_model(graph.format("N") + folded)
+    )
 
 
 def test_a_crash_a_hang_and_too_much_memory_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

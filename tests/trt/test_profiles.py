@@ -33,7 +33,7 @@ def test_every_problem_at_once() -> None:
         "profile 2: image has a fixed size of 224 in dimension 3, given 224, 256, 256",
     ]
     with pytest.raises(
-        UsageError, match=r"imaeg.*rank 4.*fixed size.*Write --shapes image:1x3x224x224,8x3x224x224,32x3x224x224"
+        UsageError, match=r"imaeg.*rank 4.*fixed size.*Write `shapes='image:1x3x224x224,8x3x224x224,32x3x224x224'`"
     ):
         validate_profiles([IMAGE], profiles)
 

@@ -142,6 +142,10 @@ def gap(
         except ModelError as error:
             return _refused(error)
         if not far.within(tolerance, bounded=bounded):
+            if not sizes and any(_contradicts(expected[name], shape) for name, shape in before.declared.items()):
+                # Values of an input are sizes then, and made-up ones aren't those that the model is for.
+                problem = ModelError("made-up inputs give results of other shapes than the model declares")
+                continue
             return str(far)
         if ran:
             return ""
@@ -149,6 +153,14 @@ def gap(
     if not ran and problem is not None:
         raise problem
     return ""
+
+
+def _contradicts(result: object, declared: Sequence[int | str | None]) -> bool:
+    """Whether an array isn't of the shape that the model declares."""
+    shape = getattr(result, "shape", None)
+    if shape is None:
+        return False
+    return len(shape) != len(declared) or any(isinstance(b, int) and a != b for a, b in zip(shape, declared))
 
 
 def _refused(error: ModelError) -> str:

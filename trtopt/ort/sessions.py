@@ -203,6 +203,7 @@ class OnnxSession:
         on_gpu: whether it became a GPU.
         inputs: name → ONNX Runtime's name of the type.
         outputs: names.
+        declared: the outputs' shapes as the model declares them.
         fixed: inputs whose first axis has a fixed size.
         batch: the size that inputs' first axes are fixed to; None: dynamic, or not the same for all that are fixed.
 
@@ -227,7 +228,8 @@ class OnnxSession:
         self.fixed = tuple(name for name, size in first.items() if isinstance(size, int) and size > 0)
         sizes = {first[name] for name in self.fixed}
         self.batch = sizes.pop() if len(sizes) == 1 else None
-        self.outputs = tuple(item.name for item in self._session.get_outputs())
+        self.declared = {item.name: item.shape for item in self._session.get_outputs()}
+        self.outputs = tuple(self.declared)
 
     def __call__(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         try:
