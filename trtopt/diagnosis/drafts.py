@@ -95,6 +95,11 @@ class Draft:
     def commands(self) -> list[str]:
         engine = self.engine or (with_suffix(self.model, ".engine") if self.model else "MODEL.engine")
         made = []
+        if self.engine and not self.model:
+            self.say(
+                self.engine,
+                "a plan that trtopt didn't build has no manifest: add --trust, if you know where it is from",
+            )
         if self.model and self.building:
             made.append(["trtopt", "build", self.model, *self.words(), "-o", engine])
         if self.inspecting:

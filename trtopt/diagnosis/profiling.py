@@ -112,7 +112,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
         csv: where to write all layers as a table: one line a layer and batch, milliseconds, nodes separated by spaces.
         trace: where to write them as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
         top: layers of each batch that the command prints; 0: all.
-        trust_host_code, trusted_keys: as for `Session`.
+        trust, trust_host_code, trusted_keys: as for `Session`.
 
     Raises:
         UsageError: arguments that can't be right, or a batch outside the engine's shapes.
@@ -131,7 +131,9 @@ def profile(request: ProfileRequest) -> EngineProfile:
     for output in (request.csv, request.trace):
         if output is not None:
             check_writable(output, path, *([request.csv] if output is request.trace and request.csv else []))
-    options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code", "trusted_keys")}
+    options = {
+        name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+    }
     with Session(path, contexts=1, **options) as session:
         inputs, origin = inputs_for(session, request)
         batches: dict[int, LayerTimes] = {}

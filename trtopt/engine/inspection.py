@@ -101,31 +101,33 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
         engine: a plan; its manifest alone (M.engine.json), where the plan isn't at hand; or an ONNX file.
         diff: another engine or manifest: what differs is in the report's `difference`. No GPU is needed.
         layers: the command lists the layers; the report has them anyway.
+        trust: read the layers of a plan that no manifest describes, too: TensorRT loads it for that. Without, the report holds
+            what the plan's first bytes say.
 
     Raises:
         UsageError: there is no such file; or an ONNX file was given with `diff`.
         InvalidModel: its name ends in .onnx, and it isn't a valid model.
         EngineError: it isn't a TensorRT plan, or is damaged, or its manifest can't be read.
-        EngineMismatch: the plan isn't the one its manifest describes; or there is none, and the TensorRT that made the plan
-            isn't installed.
+        EngineMismatch: the plan isn't the one its manifest describes; or there is none, `trust` is given, and the TensorRT that
+            made the plan isn't installed.
     """
     path = existing_file(request.engine, "the engine")
     if request.diff is None:
-        return _model(path) if path.suffix == ".onnx" else _engine(path)
+        return _model(path) if path.suffix == ".onnx" else _engine(path, request.trust)
     paths = path, existing_file(request.diff, "the other engine")
     for one in paths:
         if one.suffix == ".onnx":
             raise UsageError(
                 f"`diff=` compares engines; {one} is an ONNX model: trtopt verify compares what models give"
             )
-    this, other = map(_engine, paths)
+    this, other = (_engine(each, request.trust) for each in paths)
     known = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
     found = compare(*paths, (known[0], known[1]), (this.layers, other.layers))
     return replace(this, difference=replace(found, notes=(*notes, *found.notes)))
 
 
-def _engine(path: Path) -> EngineReport:
+def _engine(path: Path, trust: bool) -> EngineReport:
     if path.suffix == ".json":
         alone = read_manifest(path)
         return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
@@ -143,9 +145,12 @@ def _engine(path: Path) -> EngineReport:
     notes = ["no manifest beside the plan: how it was made isn't known"]
     counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
     try:
-        loaded = plan_loader("auto", made).load(plan, str(path))
-        scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
-        counts, summary = precision_summary(report.layers, (), report.unread)
+        if trust:
+            loaded = plan_loader("auto", made).load(plan, str(path))
+            scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
+            counts, summary = precision_summary(report.layers, (), report.unread)
+        else:
+            notes.append("its layers aren't read: TensorRT would load it for that; if you trust it: `trust=True`")
     except EngineError:  # damaged, or another's
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it

@@ -143,7 +143,9 @@ def measure(request: BenchRequest) -> BenchReport:
     strangers = others(request.device)  # before this process is there itself
     idle = clocks(request.device)
     with contextlib.ExitStack() as stack:
-        options = {name: getattr(request, name) for name in ("device", "backend", "trust_host_code", "trusted_keys")}
+        options = {
+            name: getattr(request, name) for name in ("device", "backend", "trust", "trust_host_code", "trusted_keys")
+        }
         session = Session(path, contexts=max(4, request.streams), **options)
         stack.callback(session.close)
         notes = list(session.notes)

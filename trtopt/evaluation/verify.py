@@ -226,7 +226,7 @@ def _layers_of(
     tensors = tensors_of_engine(reference, graph)
     with scratch() as folder:
         plan = build_with_outputs(manifest, graph, tensors, folder, reporter=reporter)
-        with Session(plan, contexts=1) as session:
+        with Session(plan, contexts=1, trust=True) as session:  # built just now
             types = {item.name: item.dtype for item in session.inputs}
             batches = [shape.min[0] for profile in session.profiles for shape in profile.values() if shape.min]
 

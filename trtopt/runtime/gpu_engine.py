@@ -17,7 +17,7 @@ from trtopt.runtime.contexts import Source
 from trtopt.runtime.profiling import LayerTimes, profile_slot
 from trtopt.runtime.slot import Slot
 from trtopt.runtime.slot_pool import CLOSED
-from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin
+from trtopt.trt import LoadedEngine, Loader, PlanOrigin, host_code_refused, plan_loader, plan_origin, unrecorded
 
 
 def ordinals(devices: str | Sequence[int]) -> list[int]:
@@ -37,12 +37,14 @@ def open_gpus(
     backend: str,
     graphs: int,
     limit: int | None,
-    trust_host_code: bool = False,
+    trust: bool,
+    trust_host_code: bool,
 ) -> tuple[str, list[GpuEngine]]:
     """The family of TensorRT that runs the plan `engine`, and it on each GPU.
 
     Args:
         backend: "auto" (whoever made the plan, the lean runtime where that isn't here), "tensorrt", "lean" or "rtx".
+        trust: as of `Session`.
         graphs, limit, trust_host_code: see `GpuEngine`.
 
     Raises:
@@ -58,7 +60,10 @@ def open_gpus(
     plan = engine.read_bytes()
     made = plan_origin(plan) if manifest is None else manifest.origin
     generation = plan_loader(backend, made)
-    if manifest is not None:
+    if manifest is None:
+        if not trust:
+            raise unrecorded(engine.name)
+    else:
         _check_made(manifest.origin, generation, engine)
         if manifest.origin.carries and not trust_host_code:
             raise host_code_refused(engine.name)

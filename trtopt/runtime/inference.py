@@ -119,6 +119,7 @@ def run(request: RunRequest) -> RunResult:
             what the manifest says.
         top: how many of the best classes to give.
         backend: "auto", "tensorrt", "lean", "rtx" or "onnxruntime" (on the CPU, the graph that `build --save-onnx` kept).
+        trust: as for `Session`: load a plan that no manifest describes.
         trust_host_code: as for `Session`: run the machine code that a version-compatible plan carries.
         trusted_keys: as for `Session`: run only an engine that one of these has signed.
 
@@ -137,6 +138,7 @@ def run(request: RunRequest) -> RunResult:
     options: dict[str, Any] = {
         "backend": request.backend,
         "device": request.device,
+        "trust": request.trust,
         "trust_host_code": request.trust_host_code,
         "trusted_keys": request.trusted_keys,
     }

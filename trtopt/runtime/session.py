@@ -103,7 +103,7 @@ class Session:
     """A TensorRT engine, ready to run.
 
     Args:
-        engine: a plan file; its manifest, where there is one beside it, is checked.
+        engine: a plan file, which must be the one that the manifest beside it describes.
         device: the GPU's number.
         devices: several GPUs ("all", or their numbers): a call goes to the one with fewest of them; instead of `device`. No
             call changes which device is the calling thread's current one.
@@ -116,8 +116,10 @@ class Session:
         queue: calls that `submit` and `run_async` hold at the most; beyond, they wait.
         graphs: shapes that keep a context and CUDA graphs of their own, in each slot; 0: no CUDA graphs.
         memory: the most GPU memory for scratch and buffers on each GPU, such as "2GiB"; None: what there is.
+        trust: open also a plan that no manifest describes, such as trtexec's: only from where you would take programs.
         trust_host_code: open also a plan that was built with `--version-compatible` and carries TensorRT's lean runtime: a
-            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust.
+            library that is loaded and run on the host, with this process's rights. Only for plans whose maker you trust;
+            `trust` is included.
         trusted_keys: public Ed25519 keys (PEM files): open only an engine that one of them has signed (`trtopt.sign`), manifest
             and plan as they are; such a one may carry a library. Empty: who made it isn't asked.
         threads: CPU threads of a call with backend "onnxruntime"; None: one per core. Where several processes share the cores,
@@ -127,7 +129,7 @@ class Session:
     only let go of frees its memory, too, but writes no file.
 
     Raises:
-        UsageError: no such file, arguments that can't be right, or a plan that needs `trust_host_code`.
+        UsageError: no such file, arguments that can't be right, or a plan that needs `trust` or `trust_host_code`.
         DeviceError: no GPU, no driver, or not enough memory.
         EngineMismatch: the plan isn't for this GPU or TensorRT, or isn't what its manifest describes; both are named.
         EngineError: the plan or its manifest is damaged; SignatureRefused: no trusted key has signed it.
@@ -146,6 +148,7 @@ class Session:
         queue: int = 64,
         graphs: int = 16,
         memory: str | int | None = None,
+        trust: bool = False,
         trust_host_code: bool = False,
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
         threads: int | None = None,
@@ -181,6 +184,7 @@ class Session:
                 backend,
                 graphs,
                 self._limit,
+                trust or trust_host_code,
                 trust_host_code or bool(trusted_keys),
             )
             self._use_gpus(*opened, contexts)

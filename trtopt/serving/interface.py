@@ -44,7 +44,7 @@ class Batching(NamedTuple):
 
 
 def read_interface(
-    engine: Path, manifest: Manifest | None, runtime: str, *, trust_host_code: bool = False
+    engine: Path, manifest: Manifest | None, runtime: str, *, trust: bool, trust_host_code: bool
 ) -> Interface:
     """The interface of a plan, or of the graph that stands in for it.
 
@@ -64,7 +64,7 @@ def read_interface(
             manifest,
         )
     try:
-        with Session(engine, trust_host_code=trust_host_code) as session:
+        with Session(engine, trust=trust, trust_host_code=trust_host_code) as session:
             return Interface(session.inputs, session.outputs, session.profiles)
     except TrtoptError as error:
         raise UsageError(

@@ -44,7 +44,7 @@ from trtopt.trt.plans import plan_header
 
 _FOR_ENGINES = (
     *("name", "backend", "runtime", "from_images", "instances", "max_delay"),
-    *("trust_host_code", "overwrite"),
+    *("trust", "trust_host_code", "overwrite"),
 )
 _PORTS = ("http_port", "grpc_port", "metrics_port")
 _IN_FLIGHT = re.compile(r"Found (\d+) model versions that have in-flight inferences")
@@ -166,7 +166,7 @@ def serve(request: ServeRequest) -> Server:
     Args:
         engines: plans, or with `runtime="onnxruntime"` ONNX files, as for `deploy_triton`; or a repository's folder.
         repo: a folder to keep the repository in; None: a temporary one.
-        name, runtime, from_images, instances, max_delay, trust_host_code, overwrite: as for `deploy_triton`.
+        name, runtime, from_images, instances, max_delay, trust, trust_host_code, overwrite: as for `deploy_triton`.
         backend: "python", or "tensorrt" on a server that has that backend.
         host: the address to listen on; by default only this machine can connect, and whoever can connect can use the models.
         http_port, grpc_port, metrics_port: ports; the last one gives metrics for Prometheus.

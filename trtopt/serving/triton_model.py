@@ -38,6 +38,7 @@ class TritonPythonModel:
             Path(__file__).parent / asked["engine"],
             backend=asked["runtime"],
             device=int(args["model_instance_device_id"]) if args["model_instance_kind"] == "GPU" else 0,
+            trust=asked.get("trust") == "true",
             trust_host_code=asked.get("trust_host_code") == "true",
             threads=_share(config["instance_group"]) if asked["runtime"] == "onnxruntime" else None,
         )

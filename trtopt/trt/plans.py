@@ -317,6 +317,14 @@ def check_maker(plan: bytes | memoryview, product: str, version: str, name: str)
     return header
 
 
+def unrecorded(name: str) -> UsageError:
+    """For a plan without a manifest that nobody vouches for."""
+    return UsageError(
+        f"{name} has no manifest ({name}.json), which says which plan it is, and a plan is a program for the GPU. If you know "
+        "where it comes from: `trust=True`"
+    )
+
+
 def host_code_refused(name: str) -> UsageError:
     """For a plan that may not run the code that it carries."""
     return UsageError(
