@@ -146,8 +146,8 @@ def parse_targets(text: str | int | Iterable[str | int]) -> tuple[int, ...]:
     Raises:
         UsageError: a part isn't smNN.
     """
-    given = [text] if isinstance(text, (str, int)) else text
-    parts = [piece for item in given for piece in str(item).split(",")]
+    items = [text] if isinstance(text, (str, int)) else text
+    parts = [piece for item in items for piece in str(item).split(",")]
     targets: list[int] = []
     for part in (piece.strip().lower() for piece in parts):
         match = re.fullmatch(r"(?:sm_?)?(\d{2,3})", part)
@@ -181,11 +181,11 @@ class Override:
 
 def overriding(overrides: Iterable[Override], node_name: str, op_type: str) -> Precision | None:
     """The precision that the last matching override asks for; None: none matches."""
-    asked = None
+    precision = None
     for item in overrides:
         if item.matches(node_name, op_type):
-            asked = item.precision
-    return asked
+            precision = item.precision
+    return precision
 
 
 def check_overrides(overrides: Iterable[Override], nodes: Iterable[Any]) -> None:

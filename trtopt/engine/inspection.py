@@ -121,10 +121,10 @@ def inspect(request: InspectRequest) -> EngineReport | ModelReport:
                 f"`diff=` compares engines; {one} is an ONNX model: trtopt verify compares what models give"
             )
     this, other = (_engine(each, request.trust) for each in paths)
-    known = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
+    compared = [facts(each.nbytes, each.precision_summary, each.manifest) for each in (this, other)]
     notes = [f"{each.engine}: {note}" for each in (this, other) for note in each.notes]
-    found = compare(*paths, (known[0], known[1]), (this.layers, other.layers))
-    return replace(this, difference=replace(found, notes=(*notes, *found.notes)))
+    difference = compare(*paths, (compared[0], compared[1]), (this.layers, other.layers))
+    return replace(this, difference=replace(difference, notes=(*notes, *difference.notes)))
 
 
 def _engine(path: Path, trust: bool) -> EngineReport:
@@ -132,12 +132,12 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         alone = read_manifest(path)
         return _described(path, int(alone.plan["bytes"]), None, alone, "the manifest alone: no plan was looked at")
     manifest, plan = load_manifest(path), path.read_bytes()
-    made = plan_origin(plan)
-    maker = str(made) if made else None
+    origin = plan_origin(plan)
+    maker = str(origin) if origin else None
     if manifest is not None:
         manifest.check_plan(path, hashlib.sha256(plan).hexdigest())
         return _described(path, len(plan), maker, manifest)
-    if made is None:
+    if origin is None:
         raise EngineError(
             f"{path} isn't a TensorRT plan: its header isn't one, and there is no manifest beside it (an ONNX model's name "
             "ends in .onnx)"
@@ -146,7 +146,7 @@ def _engine(path: Path, trust: bool) -> EngineReport:
     counts, summary, report, scratch = dict[str, int](), "layers not read", LayerReport(), None
     try:
         if trust:
-            loaded = plan_loader("auto", made).load(plan, str(path))
+            loaded = plan_loader("auto", origin).load(plan, str(path))
             scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
             counts, summary = precision_summary(report.layers, (), report.unread)
         else:
@@ -155,15 +155,15 @@ def _engine(path: Path, trust: bool) -> EngineReport:
         raise
     except NoBackend as error:  # its maker isn't here; what is can't read it
         raise EngineMismatch(
-            f"{path} was made by {made}, which isn't here to read it ({error}), and there is no manifest beside it: "
+            f"{path} was made by {origin}, which isn't here to read it ({error}), and there is no manifest beside it: "
             "install that generation, or build the engine again"
         ) from error
     except TrtoptError as error:
         notes.append(f"its layers can't be read here: {error}")
-    if not made.compatible and made.product == "TensorRT":
+    if not origin.compatible and origin.product == "TensorRT":
         notes.append("whether it is version-compatible isn't known: it doesn't carry the lean runtime")
     layers, memory = plain(report.layers), {"plan": len(plan), "scratch": scratch}
-    return EngineReport(path, len(plan), maker, runs_on(made), None, counts, summary, layers, memory, tuple(notes))
+    return EngineReport(path, len(plan), maker, runs_on(origin), None, counts, summary, layers, memory, tuple(notes))
 
 
 def _described(path: Path, nbytes: int, maker: str | None, manifest: Manifest, *notes: str) -> EngineReport:
@@ -188,27 +188,27 @@ def _tensor_bytes(manifest: Manifest) -> tuple[int | None, int | None]:
 
     An output's size is known where the inputs have its dimension, by name.
     """
-    found: tuple[list[int | None], list[int | None]] = [], []
+    totals: tuple[list[int | None], list[int | None]] = [], []
     for profile in manifest.profiles or ({},):
         largest = {name: ShapeRange.parse(text).max for name, text in profile.items()}
         sizes: dict[str, int] = {}
         for item in manifest.inputs:
             shape = largest.get(item["name"], item["shape"])
             sizes |= {name: size for name, size in zip(item["shape"], shape) if isinstance(name, str) and size != name}
-        for tensors, each in zip((manifest.inputs, manifest.outputs), found):
+        for tensors, each in zip((manifest.inputs, manifest.outputs), totals):
             each.append(_total(_nbytes(item, largest.get(item["name"]), sizes) for item in tensors))
-    return _largest(found[0]), _largest(found[1])
+    return _largest(totals[0]), _largest(totals[1])
 
 
 def _nbytes(tensor: Mapping[str, Any], shape: Sequence[int] | None, sizes: Mapping[str, int]) -> int | None:
-    known = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
+    resolved = [sizes.get(size, -1) if isinstance(size, str) else size for size in shape or tensor["shape"]]
     width = _WIDTHS.get(str(tensor["dtype"]))
-    return None if width is None or min(known, default=0) < 0 else math.prod(known) * width
+    return None if width is None or min(resolved, default=0) < 0 else math.prod(resolved) * width
 
 
 def _total(parts: Iterable[int | None]) -> int | None:
-    known = list(parts)
-    return None if None in known else sum(filter(None, known))
+    counts = list(parts)
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _largest(parts: Sequence[int | None]) -> int | None:
