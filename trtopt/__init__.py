@@ -253,10 +253,10 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         from trtopt.core.errors import without_graphs
 
-        told = without_graphs(error)
-        if told is None:
+        explanation = without_graphs(error)
+        if explanation is None:
             raise
-        raise told from error
+        raise explanation from error
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -102,8 +102,8 @@ class JobResult:
             return f"{self.error['type']}: {' '.join(self.error['message'].split())}"
         if self.kind == "build":
             return f"{self.precision_summary}; {'' if self.cached else f'{self.seconds:.1f} s; '}{self.output}"
-        taken = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
-        return f"{sum(self.tensors.values())} tensors ({taken}) from {self.samples} samples"
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.tensors.items()))
+        return f"{sum(self.tensors.values())} tensors ({counts}) from {self.samples} samples"
 
     def __str__(self) -> str:
         return f"{self.name}: {self.status}: {self.outcome}"

@@ -125,10 +125,10 @@ def deploy_triton(request: DeployRequest) -> Deployment:
 
 
 def _several(engines: Any) -> list[Any]:
-    found = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
-    if not found:
+    paths = [engines] if isinstance(engines, (str, os.PathLike)) else list(engines)
+    if not paths:
         raise UsageError("there is no engine to serve: give one at least")
-    return found
+    return paths
 
 
 class _Model:
@@ -199,8 +199,8 @@ class _Model:
 
     def _probe(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inference, by whatever can do it here."""
-        kept = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
-        runtime = "onnxruntime" if kept else "auto"
+        has_graph = self.onnx or (self.manifest is not None and self.manifest.graph_file is not None)
+        runtime = "onnxruntime" if has_graph else "auto"
         with Session(self.engine, backend=runtime, **self.trusted) as session:
             types = {info.name: info.dtype for info in session.inputs}
             return session.run({name: array.astype(types[name], copy=False) for name, array in inputs.items()})
@@ -222,14 +222,14 @@ class _Model:
     # What the version's folder holds --------------------------------------------------------------------------------
 
     def _as_plan(self) -> None:
-        made = self.header
-        if made is not None and made.product != "TensorRT":
+        header = self.header
+        if header is not None and header.product != "TensorRT":
             raise UsageError(
-                f"{self.engine.name} is a plan of {made}, which Triton's TensorRT backend can't read: give `backend='python'`"
+                f"{self.engine.name} is a plan of {header}, which Triton's TensorRT backend can't read: give `backend='python'`"
             )
         compatible = self.manifest is not None and self.manifest.origin.carries
-        self.container, said = container_for(made, version_compatible=compatible)
-        self.notes.append(said)
+        self.container, note = container_for(header, version_compatible=compatible)
+        self.notes.append(note)
         if compatible:
             self.notes.append(
                 "the plan is version-compatible and carries a library for the host: tritonserver reads it only where its "
@@ -262,7 +262,7 @@ class _Model:
         parameters = {"engine": self.engine.name, "runtime": self.request.runtime}
         if self.request.from_images:
             parameters["image"] = IMAGE
-        return parameters | {name: "true" for name, given in self.trusted.items() if given}
+        return parameters | {name: "true" for name, trusted in self.trusted.items() if trusted}
 
     def _image(self, interface: Interface, batching: Batching) -> bytes:
         """The image to warm up with.
@@ -301,9 +301,10 @@ class _Model:
             if self.request.overwrite:
                 self.notes.append(f"{name} said something else, and was replaced")
                 continue
-            shown = _difference(there, content) if name == CONFIG else "its content differs"
+            difference = _difference(there, content) if name == CONFIG else "its content differs"
             raise UsageError(
-                f"{path} is there and says something else ({shown}); `overwrite=True` replaces it, `name=` deploys beside it"
+                f"{path} is there and says something else ({difference}); `overwrite=True` replaces it, `name=` "
+                "deploys beside it"
             )
 
     def write(self, repo: Path) -> DeployedModel:
