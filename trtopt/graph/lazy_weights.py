@@ -123,16 +123,18 @@ def chunks(tensor: TensorProto) -> Iterator[memoryview]:
         InvalidModel: the file isn't what it was when the model was read.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    path, left = Path(entries["location"]), int(entries["length"])
-    buffer = memoryview(bytearray(min(_CHUNK, left)))
+    path, remaining = Path(entries["location"]), int(entries["length"])
+    buffer = memoryview(bytearray(min(_CHUNK, remaining)))
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(int(entries["offset"]))
-            while left:
-                if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (size := file.readinto(buffer[:left])):
+            while remaining:
+                if _stamp(os.fstat(file.fileno())) != entries[_STAMP] or not (
+                    size := file.readinto(buffer[:remaining])
+                ):
                     raise OSError("another file")
                 yield buffer[:size]
-                left -= size
+                remaining -= size
     except OSError as error:
         text = f"{path} was changed or moved while the model in it was being used"
         raise InvalidModel(f"{text}: start again when it is complete") from error
