@@ -112,12 +112,12 @@ def compare_layers(reference: ModelProto, candidate: ModelProto, batch: Arrays) 
     kinds, pairs = _kinds(old), _pairs(old, new)
     exact = _opened(old, dict.fromkeys(pairs.values()))
     whole, pieces = _opened(new, pairs), _opened(_cut(new, pairs, kinds), pairs)
-    embedded = embedded_in(candidate)
+    preprocessing = embedded_in(candidate)
     sums = {name: _Sums() for name in pairs}
     for chunk in _chunks(old, batch, 1):
         tensors = _run(exact, chunk) | chunk
         stand_ins = {f"{name}{_STAND_IN}": tensors[other] for name, other in pairs.items()}
-        inputs = chunk if embedded is None else embedded.to_pixels(chunk)
+        inputs = chunk if preprocessing is None else preprocessing.to_pixels(chunk)
         results, own = _run(whole, inputs), _run(pieces, {**inputs, **stand_ins})
         for name, other in pairs.items():
             sums[name].add(tensors[other], results[name], tensors[other], own[name])
