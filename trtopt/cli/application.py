@@ -34,17 +34,17 @@ class _Anywhere(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
-        moved = [text for text in args[:end] if text in _EVERYWHERE]
-        rest = [text for text in args[:end] if text not in moved]
-        return super().parse_args(ctx, [*dict.fromkeys(moved), *_shapes_apart(rest), *args[end:]])
+        flags = [text for text in args[:end] if text in _EVERYWHERE]
+        words = [text for text in args[:end] if text not in flags]
+        return super().parse_args(ctx, [*dict.fromkeys(flags), *_shapes_apart(words), *args[end:]])
 
 
 def _shapes_apart(args: list[str]) -> Iterator[str]:
     """`--opt-shapes a:1x3 b:1x4`, as Polygraphy takes it, as `--opt-shapes a:1x3 --opt-shapes b:1x4`."""
     option_, has_value = "", False
     for word in args:
-        if found := _SHAPES.fullmatch(word):
-            option_, has_value = found[1], bool(found[2])
+        if match := _SHAPES.fullmatch(word):
+            option_, has_value = match[1], bool(match[2])
         elif option_ and has_value and _SHAPE.fullmatch(word):
             yield option_
         else:
@@ -98,9 +98,9 @@ _STATE = SimpleNamespace(quiet=False)  # of the command that runs
 _JSON = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout; everything else goes to stderr.")]
 
 
-def command_group(name: str, said: str) -> typer.Typer:
-    """A command that has commands of its own; `said` is its help."""
-    group = typer.Typer(help=said, no_args_is_help=True, rich_markup_mode=None)
+def command_group(name: str, help_text: str) -> typer.Typer:
+    """A command that has commands of its own; `help_text` is its help."""
+    group = typer.Typer(help=help_text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
     return group
 
@@ -124,12 +124,12 @@ def command_of(
         judged: exit status 1 where the result has an `ok` that is False.
     """
     entries = options(request)
-    shown: dict[str, tuple[Field[Any], About]] = {}
+    cli_options: dict[str, tuple[Field[Any], About]] = {}
     for field_name, entry in entries.items():
         if entry[1].help:
-            shown |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
-    several = [field_name for field_name, entry in shown.items() if _repeats(*entry)]
-    parameters = [_parameter(*entry) for entry in shown.values()]
+            cli_options |= {field_name: entry} | (options(_Pixels) if field_name == "preprocess" else {})
+    several = [field_name for field_name, entry in cli_options.items() if _repeats(*entry)]
+    parameters = [_parameter(*entry) for entry in cli_options.values()]
     parameters.append(Parameter("json_output", Parameter.KEYWORD_ONLY, default=False, annotation=_JSON))
 
     def made(text: Callable[[Any, Options], Iterator[str]]) -> None:
@@ -182,14 +182,14 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     annotation: Any = kind | None if absent and not required else kind
     metavar = about.metavar or about.unit.upper() or None
     if about.positional or (required and not about.short):
-        described = typer.Argument(metavar=metavar, help=about.help)
+        declaration = typer.Argument(metavar=metavar, help=about.help)
     else:
         flags = [about.short] if about.short else []
         flags.append(flag_of(item))
         FLAGS[item.name] = "/".join(flags)
-        described = typer.Option(*flags, metavar=metavar, help=about.help)
+        declaration = typer.Option(*flags, metavar=metavar, help=about.help)
     default = Parameter.empty if required else None if absent else item.default
-    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, described])
+    return Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[annotation, declaration])
 
 
 def _prepared(values: dict[str, Any]) -> Any:
