@@ -197,7 +197,7 @@ def _parameter(item: Field[Any], about: About) -> Parameter:
     annotation: Any = kind | None if absent and not required else kind
     metavar = about.metavar or about.unit.upper() or None
     # "" stays the text that was typed, for the request to refuse: as a Path it would be this folder.
-    written = {"path_type": str} if Path in (kind, *get_args(kind)) else {}
+    written: dict[str, Any] = {"path_type": str} if Path in (kind, *get_args(kind)) else {}
     if _is_argument(item, about):
         described = typer.Argument(metavar=metavar, help=about.help, **written)
     else:

@@ -426,5 +426,5 @@ def parse_seconds(time: str | float, name: str) -> float:
     if seconds is not None:
         return seconds
     raise UsageError(
-        f"{name} is {time!r}, which isn't a length of time; write '2ms', '500us', '0.5s' or seconds as a number"
+        f"{name} is {time!r}, which isn't a length of time; write a number with its unit, such as 2ms, 500us or 0.5s"
     )
