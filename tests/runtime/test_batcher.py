@@ -532,7 +532,7 @@ def test_arguments_that_cannot_be_right(cuda: FakeCuda, open_session: Open) -> N
         for options, message in (
             ({"max_delay": "2 minutes"}, "`max_delay=` is '2 minutes'"),
             ({"max_delay": -1}, "`max_delay=` is -1"),
-            ({"max_delay": float("nan")}, "max_delay is nan"),
+            ({"max_delay": float("nan")}, "`max_delay=` is nan"),
             ({"max_delay": None}, "`max_delay=` is NoneType; a text or a number is needed"),
             ({"max_batch": 33}, "at most 32"),
             ({"max_batch": 1.5}, "`max_batch=` is 1.5; a whole number is needed"),
