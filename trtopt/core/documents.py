@@ -62,12 +62,19 @@ def one_of(names: Collection[Any]) -> Rule:
     return Rule(" or ".join(map(str, names)), lambda value: value in names)
 
 
+def read_by(parse: Callable[[Any], object]) -> Rule:
+    """What `parse` takes; the rest is refused in the words of its UsageError."""
+    return Rule("", lambda value: parse(value) is not None)
+
+
 def spelled(needed: str, pattern: str) -> Rule:
     return Rule(needed, lambda value: re.fullmatch(pattern, value))
 
 
 AnyText = Annotated[str, Rule("a text")]  # may be empty, too
+AnyNumber = Annotated[float, Rule("a number")]
 Name = Annotated[str, Rule("a text that isn't blank", lambda value: value.strip())]
+TypeName = Annotated[str, spelled("a type such as float32", r"(bool|string|u?int\d+|b?float\d+)(_\w+)?")]
 Digest = Annotated[str, spelled("64 hexadecimal digits", "[0-9a-f]{64}")]
 Count = Annotated[int, least(0)]
 Positive = Annotated[int, least(1)]

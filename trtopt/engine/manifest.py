@@ -24,10 +24,12 @@ from trtopt.core.documents import (
     Positive,
     Rule,
     Share,
+    TypeName,
     converted,
     one_of,
     parsed_json,
     path_in,
+    read_by,
     read_document,
     spelled,
 )
@@ -123,11 +125,6 @@ def lost_precision(layers: Iterable[LayerInfo], asked: Mapping[str, Precision]) 
     return {node: found[0] for node, found in seen.items() if asked[node] not in found}
 
 
-def _reads(parse: Callable[[Any], object]) -> Rule:
-    """What `parse` takes, which raises UsageError for the rest."""
-    return Rule("", lambda value: parse(value) is not None)
-
-
 def _in_the_folder(graph: str) -> bool:
     try:
         path_in(Path(), graph)
@@ -144,14 +141,13 @@ def _axis_is_there(tensor: Mapping[str, Any]) -> bool:
 _Precision = Annotated[str, one_of([str(item) for item in Precision])]
 _Counted = Annotated[str, one_of([*map(str, Precision), "total"])]
 _Version = Annotated[str, spelled("a version such as 10.16.1", r"\d+(\.\w+)*([.+-]\w+)*")]
-_Target = Annotated[str, _reads(parse_targets)]
+_Target = Annotated[str, read_by(parse_targets)]
 _Capability = Annotated[int, Rule("a compute capability such as 89", lambda value: 10 <= value <= 999)]
-_Shapes = Mapping[Name, Annotated[str, _reads(ShapeRange.parse)]]  # input → MIN,OPT,MAX
-_Type = Annotated[str, spelled("a type such as float32", r"(bool|u?int\d+|b?float\d+)(_\w+)?")]
+_Shapes = Mapping[Name, Annotated[str, read_by(ShapeRange.parse)]]  # input → MIN,OPT,MAX
 _Size = Annotated[
     int | str, Rule("a size, -1 or a name", lambda value: value.strip() if isinstance(value, str) else value >= -1)
 ]
-_Prepared = Annotated[Mapping[str, Any], _reads(Preprocess.load)]
+_Prepared = Annotated[Mapping[str, Any], read_by(Preprocess.load)]
 
 
 class _Maker(TypedDict):
@@ -171,7 +167,7 @@ class _Asked(_Computing, total=False):
     remainder: _Precision
     io_fp32: bool
     embed_preprocess: bool
-    overrides: Sequence[Annotated[str, _reads(Override.parse)]]
+    overrides: Sequence[Annotated[str, read_by(Override.parse)]]
     profiles: Sequence[_Shapes]
     targets: Sequence[_Target]
     backend: Annotated[str, one_of(BACKENDS)]
@@ -221,7 +217,7 @@ class _Tensor(_Batched):
     """`TensorInfo`."""
 
     name: Name
-    dtype: _Type
+    dtype: TypeName
     shape: Sequence[_Size]
 
 
