@@ -69,7 +69,7 @@ def _manifest(engine: Path, digest: str) -> Manifest:
         inputs=[],
         outputs=[],
         profiles=[],
-        source={"path": None, "sha256": ""},
+        source={"path": None, "sha256": "5" * 64},
         plan={"sha256": digest, "bytes": engine.stat().st_size},
         key="",
         seconds=0.0,

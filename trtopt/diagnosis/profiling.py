@@ -155,7 +155,7 @@ def profile(request: ProfileRequest) -> EngineProfile:
 
 
 def _check(request: ProfileRequest) -> None:
-    choice(request.backend, BACKENDS, "backend")
+    choice(request.backend, BACKENDS, "`backend=`")
     if len(set(request.batch)) != len(request.batch):
         raise UsageError("`batch=` names a size twice")
 

@@ -135,9 +135,9 @@ def measure(request: BenchRequest) -> BenchReport:
     reporter = request.reporter
     _check(request)
     path = existing_file(request.engine, "the engine")
-    choice(request.backend, BACKENDS, "backend")
+    choice(request.backend, BACKENDS, "`backend=`")
     if request.backend == "onnxruntime" or not (gpus := probe()):
-        why = "backend='onnxruntime' runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else gpus.reason
         raise DeviceError(
             f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
             f"{path.name} … --backend onnxruntime"

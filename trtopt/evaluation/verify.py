@@ -408,7 +408,7 @@ class _Comparison:
         if self.hits is None:
             kinds = ", ".join(f"{item.name} is {item.kind}" for item in outputs)
             raise UsageError(
-                f"labels were given, but no output is samples × classes: {kinds}; say which with output_kind "
+                f"labels were given, but no output is samples × classes: {kinds}; say which it is "
                 f"(`output_kind=['{outputs[0].name}=classes']`)"
             )
         before, after = (Accuracy(*map(float, shares)) for shares in self.hits / self.samples)

@@ -267,7 +267,7 @@ def parse_input(text: str) -> TensorInfo:
 
 def _opset(opset: int | None, generation: str | None) -> int:
     if generation is not None:
-        choice(generation, GENERATION_OPSETS, "for_generation")
+        choice(generation, GENERATION_OPSETS, "`for_generation=`")
     if opset is None:
         return GENERATION_OPSETS[generation] if generation else DEFAULT_OPSET
     if not 16 <= opset <= 23:

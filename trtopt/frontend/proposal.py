@@ -99,9 +99,9 @@ def init(request: InitRequest) -> InitResult:
     Args:
         source: an ONNX file, or what `export` takes: "FILE.py:FACTORY", "package.module:FACTORY", "torchvision:NAME".
         output: the recipe to write; default: NAME.toml in the current folder, NAME the model's.
-        factory_arg: keyword arguments of the factory.
-        inputs: input name → shape, as for `export`; default: the model's own, or found by trying.
-        images, data: what to calibrate on, a folder of images or arrays; the recipe names it.
+        factory_arg: keyword arguments of the factory; not of an ONNX file.
+        inputs: input name → shape, as for `export`; default: found by trying. An ONNX file has its own.
+        images, data: what to calibrate on, a folder of images or arrays, one of them; the recipe names it.
         force: write over a recipe that is there.
 
     Raises:
@@ -117,6 +117,18 @@ def init(request: InitRequest) -> InitResult:
         raise UsageError(
             f"{text!r} names no model: give FILE.onnx, FILE.py:FACTORY, package.module:FACTORY or torchvision:NAME"
         )
+    if text.endswith(".onnx"):
+        if request.inputs:
+            raise UsageError(
+                f"`inputs=` is for PyTorch models, and {text} has inputs of its own: trtopt check {text} --set NAME:SHAPE "
+                "--fix OUT.onnx sets their sizes; give OUT.onnx then"
+            )
+        if request.factory_arg:
+            raise UsageError(
+                f"`factory_arg=` is for the factory of a PyTorch model, and {text} is a model already: drop it"
+            )
+    if request.images is not None and request.data is not None:
+        raise UsageError("`images=` and `data=` both say what to calibrate on: drop one of them")
     stem = (
         re.sub(r"\W+", "_", Path(text).stem if text.endswith(".onnx") else text.rpartition(":")[2]).strip("_").lower()
     )

@@ -55,8 +55,8 @@ class Batcher:
             as a number.
         max_batch: samples a batch at the most; None: the largest batch of the session's profiles.
         max_queue: batches that fill or wait for a slot before `submit` holds its callers up.
-        slots: batches that run at the same time, each with page-locked memory for its inputs; None: two for each GPU. No more
-            than the session's `contexts` are of use.
+        slots: batches that run at the same time, each with page-locked memory for its inputs, at the most as many as calls of
+            the session (`contexts`, on each GPU); None: two for each GPU.
         clock: gives seconds that only grow, for tests.
 
     Raises:
@@ -77,11 +77,16 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         session._alive()
-        delay = parse_seconds(max_delay, "max_delay")
-        slots = 2 * max(1, len(session._gpus)) if slots is None else slots
+        delay = parse_seconds(max_delay, "`max_delay=`")
+        usual, most = 2 * max(1, len(session._gpus)), session._slots.most
+        slots = usual if slots is None else slots
         for name, value in (("max_queue", max_queue), ("slots", slots), ("max_batch", max_batch)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value!r}; a number of at least 1 is needed")
+        if slots > max(usual, most):
+            raise UsageError(
+                f"slots is {slots}; the session runs {most} calls at the same time, and more are of no use"
+            )
         self._session, self._process = session, os.getpid()
         self._inputs = session._signature.inputs
         self._names = tuple(tensor.name for tensor in self._inputs)

@@ -153,7 +153,7 @@ class Session:
         trusted_keys: Sequence[str | os.PathLike[str]] = (),
         threads: int | None = None,
     ) -> None:
-        choice(backend, BACKENDS, "backend")
+        choice(backend, BACKENDS, "`backend=`")
         for name, value, least in (("contexts", contexts, 1), ("queue", queue, 1), ("graphs", graphs, 0)):
             if value < least:
                 raise UsageError(f"{name} is {value!r}; a number of at least {least} is needed")
@@ -242,13 +242,14 @@ class Session:
         """
         from trtopt.builder.request import BuildRequest
         from trtopt.core.options import taking
+        from trtopt.engine.store import PLAN
         from trtopt.runtime.stored import opened
 
         if backend != "onnxruntime":
             chosen_builder(backend)
         first = device if devices is None else ordinals(devices)[0]
         beside = {} if backend == "onnxruntime" else {"backend": backend}
-        asked = {"output": "", "device": first, **beside, **build}
+        asked = {"output": PLAN, "device": first, **beside, **build}
 
         @taking(BuildRequest)
         def for_model(request: BuildRequest) -> Session:
@@ -278,7 +279,7 @@ class Session:
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
-                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
+                    f"`backend='onnxruntime'` runs the graph that was kept beside {graph.name}; there is none in its folder: "
                     "build with `save_onnx=`, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)

@@ -45,7 +45,7 @@ def opened(request: BuildRequest, open_session: Callable[[Entry], Opened], *, wi
         UsageError: options that only make sense where several engines are compared.
         and as `trtopt.build` without comparing, and as `open_session`.
     """
-    if request.output or request.save_onnx is not None:
+    if request.output != PLAN or request.save_onnx is not None:
         raise UsageError("`output=` and `save_onnx=` name files; the store has its own: use trtopt.build to write them")
     for name in _SEVERAL:
         if getattr(request, name) not in (None, False):
