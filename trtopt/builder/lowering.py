@@ -179,9 +179,11 @@ def lower(
     return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, merged, preferred, typed, source)
 
 
-def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, can: Capabilities) -> Points:
+def fp8_points(model: ir.Model, others: Iterable[str], base: Precision, capabilities: Capabilities) -> Points:
     """Where FP8 goes that runs beside INT8: into all layers but `others`."""
-    return find_points(model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=can.float_only)
+    return find_points(
+        model, Precision.FP8, base=base, overrides=kept_out(others, base), excluded=capabilities.float_only
+    )
 
 
 def _beside(model: ir.Model, nodes: Collection[str]) -> set[str]:
@@ -217,31 +219,33 @@ class PrecisionReport:
 
 
 def judge(
-    built: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked: Collection[str]
+    engine: BuiltPlan, lowered: Lowered, spec: BuildSpec, work: Mapping[str, int], asked_nodes: Collection[str]
 ) -> PrecisionReport:
     """Compare what the engine runs with what was asked for.
 
     Args:
         work: multiply-accumulates by node.
-        asked: nodes that were asked for at first, before a repair left some out.
+        asked_nodes: those that were asked for at first, before a repair left some out.
     """
-    lost = lost_precision(built.layers, lowered.asked)
-    named = {node for layer in built.layers for node in layer.nodes}
-    unseen = [node for node in lowered.asked if node not in named]
-    heavy = [layer for layer in built.layers if layer.kind in HEAVY]
+    lost = lost_precision(engine.layers, lowered.asked)
+    named_nodes = {node for layer in engine.layers for node in layer.nodes}
+    unnamed_nodes = [node for node in lowered.asked if node not in named_nodes]
+    heavy = [layer for layer in engine.layers if layer.kind in HEAVY]
     # Where the work of a node isn't known, all count the same.
-    weight = work if work.keys() >= {*asked, *lowered.asked} else dict.fromkeys((*asked, *lowered.asked), 1)
-    total = sum(weight[node] for node in asked)
-    unknown = built.layers_unknown if not built.layers or unseen else ""
-    if not unknown and built.layers and 2 * sum(weight[node] for node in unseen) > total:
-        unknown = f"its layers name {len(lowered.asked) - len(unseen)} of the {len(lowered.asked)} nodes asked for"
-        if built.unseen:
-            unknown += f"; {built.unseen}"
-    kept = sum(weight[node] for node in lowered.asked if node not in lost)
-    share = min(1.0, kept / total) if total else 1.0
+    weight = work if work.keys() >= {*asked_nodes, *lowered.asked} else dict.fromkeys((*asked_nodes, *lowered.asked), 1)
+    total = sum(weight[node] for node in asked_nodes)
+    unknown = engine.layers_unknown if not engine.layers or unnamed_nodes else ""
+    if not unknown and engine.layers and 2 * sum(weight[node] for node in unnamed_nodes) > total:
+        unknown = (
+            f"its layers name {len(lowered.asked) - len(unnamed_nodes)} of the {len(lowered.asked)} nodes asked for"
+        )
+        if engine.unseen:
+            unknown += f"; {engine.unseen}"
+    kept_work = sum(weight[node] for node in lowered.asked if node not in lost)
+    share = min(1.0, kept_work / total) if total else 1.0
     problem = ""
     if lost:
-        some = first_of((f"{node} ({lowered.asked[node]} → {found})" for node, found in lost.items()), 5)
+        some = first_of((f"{node} ({lowered.asked[node]} → {precision})" for node, precision in lost.items()), 5)
         problem = f"{len(lost)} of {len(lowered.asked)} layers don't run in the precision asked for: {some}"
     elif not lowered.typed and not lowered.asked and heavy and spec.precision not in {item.precision for item in heavy}:
         # Weakly typed builds ask for no node by name, but all of them can't have been passed over.
@@ -256,8 +260,12 @@ def _coverage(
     """Shares of the work, or nothing where that of more than a tenth of the layers isn't known."""
     if 10 * sum(not work.keys() & set(layer.nodes) for layer in layers) > len(layers):
         return {}
-    precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
-    precision |= {node: precision[into] for node, into in merged.items() if into in precision and node in work}
+    node_precision = {node: layer.precision for layer in reversed(layers) for node in layer.nodes if node in work}
+    node_precision |= {
+        node: node_precision[into] for node, into in merged.items() if into in node_precision and node in work
+    }
     total = sum(work.values())
-    shares = {item: sum(work[node] for node, found in precision.items() if found is item) for item in Precision}
-    return {item: done / total for item, done in shares.items() if done}
+    shares = {
+        item: sum(work[node] for node, precision in node_precision.items() if precision is item) for item in Precision
+    }
+    return {item: count / total for item, count in shares.items() if count}
