@@ -117,17 +117,16 @@ class PipelineResult:
             f"size: {self.reference} {self.sizes['ONNX'] / 1e6:.1f} MB, engine {self.sizes['engine'] / 1e6:.1f} MB",
         ]
         if self.agreement is not None:
-            found = self.agreement
+            agreement = self.agreement
             limits = self.limits or Limits()
-            line = f"agreement with the {self.reference} on {found['samples']} {self.compared_on}: "
-            if found["top1_agreement"] is None:
-                line += (
-                    f"{float(found['snr_db']):.1f} dB (limit {MIN_SNR if limits.min_snr is None else limits.min_snr:g})"
-                )
+            line = f"agreement with the {self.reference} on {agreement['samples']} {self.compared_on}: "
+            if agreement["top1_agreement"] is None:
+                least = MIN_SNR if limits.min_snr is None else limits.min_snr
+                line += f"{float(agreement['snr_db']):.1f} dB (limit {least:g})"
             else:  # dB don't judge classes
-                line += f"same class for {found['top1_agreement']:.0%} (limit {limits.min_agreement:.0%}), "
-                line += f"{float(found['snr_db']):.1f} dB"
-            old, new = found["reference_accuracy"], found["candidate_accuracy"]
+                line += f"same class for {agreement['top1_agreement']:.0%} (limit {limits.min_agreement:.0%}), "
+                line += f"{float(agreement['snr_db']):.1f} dB"
+            old, new = agreement["reference_accuracy"], agreement["candidate_accuracy"]
             if old and new:
                 line += f"; top-1 {old['top1']:.0%} → {new['top1']:.0%}"
             lines.append(line)
@@ -156,17 +155,17 @@ class PipelineResult:
             line = shlex.join(["trtopt", "build", model, half, *self._data(), *other])
             return f"{line}  # keeps in FP32 what these samples show to be lost, and names it"
         if not self.ok and "calibration" in self.files and self.limits is not None:
-            table, tuned = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
-            words = [model, "-o", str(tuned), "--calib", str(table), *self._data()]
+            table, tuned_engine = self.files["calibration"], engine.with_suffix(f".tuned{engine.suffix}")
+            words = [model, "-o", str(tuned_engine), "--calib", str(table), *self._data()]
             limits = {"--min-snr": self.limits.min_snr, "--min-agreement": self.limits.min_agreement}
-            asked = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
-            line = shlex.join(["trtopt", "tune", *words, *asked, *targets])
+            flags = [word for name, value in limits.items() if value is not None for word in (name, f"{value:g}")]
+            line = shlex.join(["trtopt", "tune", *words, *flags, *targets])
             return f"{line}  # keeps the layers that lose most out of INT8"
         if "calibration" not in self.files:  # then it doesn't know how its images are prepared
             return shlex.join(["trtopt", "inspect", str(engine)])
         without_gpu = ["--backend", "onnxruntime"] if self.timing is None else []
-        given = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
-        return shlex.join(["trtopt", "run", str(engine), *given, *without_gpu])  # it knows how its images are prepared
+        inputs = ["--input", str(self.samples["data"])] if "data" in self.samples else self._data()[:2]
+        return shlex.join(["trtopt", "run", str(engine), *inputs, *without_gpu])  # it knows how its images are prepared
 
     def _data(self) -> list[str]:
         """The samples as flags of `tune`."""
@@ -357,19 +356,19 @@ def _chained(request: PipelineRequest) -> PipelineResult:
     )
 
 
-def _exported(model: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
-    if model.onnx is not None:
-        return existing_file(model.onnx, "the recipe's model")
-    path = folder / f"{model.name}.exported.onnx"
+def _exported(recipe: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
+    if recipe.onnx is not None:
+        return existing_file(recipe.onnx, "the recipe's model")
+    path = folder / f"{recipe.name}.exported.onnx"
     key = {
-        "recipe": sha256_file(model.path),
-        "weights": sha256_file(model.weights) if model.weights else None,
+        "recipe": sha256_file(recipe.path),
+        "weights": sha256_file(recipe.weights) if recipe.weights else None,
         "torch": package_version("torch"),  # where it isn't, export itself says what to install
     }
-    code = model.path.parent / model.source.rpartition(":")[0]
+    code = recipe.path.parent / recipe.source.rpartition(":")[0]
     if code.suffix == ".py":  # the user's own file
         key["code"] = sha256_file(existing_file(code, "the recipe's Python file"))
-    ledger.run("export", key, [path], lambda: export(str(model.path), path, reporter=reporter).to_json())
+    ledger.run("export", key, [path], lambda: export(str(recipe.path), path, reporter=reporter).to_json())
     return path
 
 
@@ -384,16 +383,16 @@ def _checked(original: Path, clean: Path, backend: str, reporter: Reporter) -> A
     return report.to_json()
 
 
-def _samples(model: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
+def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str, Any]:
     """What to calibrate on, as options of `build`; empty: nothing is known."""
-    data = request.data or (model.data if request.images is None else None)
+    data = request.data or (recipe.data if request.images is None else None)
     if data is not None:
         return {"data": Path(data)}
-    images = request.images or model.images
-    if images is None and model.calibration is not None:
+    images = request.images or recipe.images
+    if images is None and recipe.calibration is not None:
         images = folder / CALIBRATION
-        write_crops(model.calibration, images)
-    return {} if images is None else {"images": Path(images), "preprocess": model.preprocess}
+        write_crops(recipe.calibration, images)
+    return {} if images is None else {"images": Path(images), "preprocess": recipe.preprocess}
 
 
 def _agreement(
@@ -419,8 +418,8 @@ def _agreement(
         "photos": [path.name for path in samples["images"]] if labelled else _digest(samples),
         "kinds": dict(kinds),
     }
-    found = ledger.run("verify", key, [], work, _Agreement)
-    return dict(found)
+    agreement = ledger.run("verify", key, [], work, _Agreement)
+    return dict(agreement)
 
 
 def _digest(samples: Mapping[str, Any]) -> dict[str, Any]:
