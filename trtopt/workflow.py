@@ -272,88 +272,126 @@ def pipeline(request: PipelineRequest) -> PipelineResult:
     return replace(result, files={**result.files, "report": Path(request.report)})
 
 
-def _chained(request: PipelineRequest) -> PipelineResult:
-    reporter = request.reporter
-    every = [str(item) for item in Precision]
+@dataclass(frozen=True)
+class _Subject:
+    """A recipe, and what a request makes of it.
+
+    Attributes:
+        has_scales: the recipe's model is quantized already, and its scales are built as they are.
+        limits: the recipe's own; None: it has none.
+    """
+
+    recipe: Recipe
+    precision: Precision
+    has_scales: bool
+    limits: Limits | None
+
+    @property
+    def calibrates(self) -> bool:
+        return self.precision.quantized and not self.has_scales
+
+    @property
+    def reference(self) -> str:
+        return "quantized model" if self.has_scales else "FP32 model"
+
+    def compared_on(self, photos: Sequence[Path]) -> str:
+        """What the engine's graph is compared on, in words; empty: it isn't compared."""
+        if photos:
+            return "labelled photos"
+        if self.limits is None:
+            return ""
+        return "samples of those it was calibrated on" if self.calibrates else "samples"
+
+
+def _subject(request: PipelineRequest) -> _Subject:
+    """What a request names, refused before any stage runs where it can't be right."""
+    precisions = [str(item) for item in Precision]
     if request.precision is not None:
-        choice(request.precision, every, "`precision=`")
-    model = load_recipe(request.recipe)
-    chosen = Precision(
-        choice(request.precision or model.precision or "int8", every, f"the recipe {model.path}: precision")
+        choice(request.precision, precisions, "`precision=`")
+    recipe = load_recipe(request.recipe)
+    precision = Precision(
+        choice(request.precision or recipe.precision or "int8", precisions, f"the recipe {recipe.path}: precision")
     )
-    limits = Limits.of(model.min_agreement, model.min_snr)
+    limits = Limits.of(recipe.min_agreement, recipe.min_snr)
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
-    scaled = model.onnx is not None and is_quantized(
-        load_model(existing_file(model.onnx, "the recipe's model"), lazy=True).proto
+    has_scales = recipe.onnx is not None and is_quantized(
+        load_model(existing_file(recipe.onnx, "the recipe's model"), lazy=True).proto
     )
-    calibrating = chosen.quantized and not scaled  # the model's own scales are built as they are
-    if calibrating and not (request.images or request.data or model.images or model.data or model.calibration):
+    subject = _Subject(recipe, precision, has_scales, limits)
+    if subject.calibrates and not (
+        request.images or request.data or recipe.images or recipe.data or recipe.calibration
+    ):
         raise UsageError(
-            f"the recipe {model.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
+            f"the recipe {recipe.name} names nothing to calibrate on: give `images=DIR` or `data=F.npz`, or a precision that "
             "needs none, `precision='fp16'`"
         )
-    folder = made_folder(request.output)
+    return subject
+
+
+def _chained(request: PipelineRequest) -> PipelineResult:
+    """Run the stages one after another, each on what those before it made."""
+    subject, reporter = _subject(request), request.reporter
+    recipe, folder = subject.recipe, made_folder(request.output)
     if request.report is not None:
         check_writable(request.report)
     ledger, files = _Ledger(folder), dict[str, Path]()
-    original = _exported(model, folder, ledger, reporter)
-    clean = files["ONNX"] = folder / f"{model.name}.onnx"
+    original = _exported(recipe, folder, ledger, reporter)
+    clean = files["ONNX"] = folder / f"{recipe.name}.onnx"
     ledger.run(
         "check", {"model": sha256_file(original)}, [clean], lambda: _checked(original, clean, request.backend, reporter)
     )
-    samples = _samples(model, request, folder)
-    engine = files["engine"] = folder / f"{model.name}.{chosen}.engine"
-    graph = files["graph"] = folder / f"{model.name}.{chosen}.onnx"
-    wanted = BuildRequest(
-        clean,
-        engine,
-        fp16=chosen is Precision.FP16,
-        bf16=chosen is Precision.BF16,
-        int8=chosen is Precision.INT8,
-        fp8=chosen is Precision.FP8,
-        shapes=[dict(model.ranges)] if model.ranges else (),
+    samples = _samples(recipe, request, folder)
+    files["engine"] = folder / f"{recipe.name}.{subject.precision}.engine"
+    files["graph"] = folder / f"{recipe.name}.{subject.precision}.onnx"
+    result = construct(_build_request(subject, request, samples, files))
+    files["manifest"] = result.manifest
+    if result.cached:
+        ledger.skipped.append("build")
+    if (table := result.table) is not None:
+        table_file = files["calibration"] = folder / f"{recipe.name}.calib.json"
+        ledger.run("table", {"digest": table.digest}, [table_file], lambda: table.save(table_file))
+    photos = recipe.labelled_files()
+    real_samples = {"images": list(photos), "preprocess": recipe.preprocess} if photos else samples
+    compared_on, agreement = subject.compared_on(photos), None
+    if compared_on and real_samples:
+        agreement = _agreement(subject, real_samples, bool(photos), files, ledger, reporter)
+    timing, not_run = _timed(real_samples, clean, files["engine"], request.backend)
+    return PipelineResult(
+        name=recipe.name,
+        files=files,
+        sizes={what: path.stat().st_size for what, path in files.items()},
+        build=result,
+        agreement=agreement,
+        timing=timing,
+        not_run=not_run,
+        skipped=tuple(ledger.skipped),
+        limits=subject.limits,
+        compared_on=compared_on if agreement is not None else "",
+        samples=samples,
+        reference=subject.reference,
+    )
+
+
+def _build_request(
+    subject: _Subject, request: PipelineRequest, samples: Mapping[str, Any], files: Mapping[str, Path]
+) -> BuildRequest:
+    recipe, precision = subject.recipe, subject.precision
+    build = BuildRequest(
+        files["ONNX"],
+        files["engine"],
+        fp16=precision is Precision.FP16,
+        bf16=precision is Precision.BF16,
+        int8=precision is Precision.INT8,
+        fp8=precision is Precision.FP8,
+        shapes=[dict(recipe.ranges)] if recipe.ranges else (),
         target=request.target,
         backend=request.backend,
-        save_onnx=graph,
-        classes=model.classes,
-        reporter=reporter,
+        save_onnx=files["graph"],
+        classes=recipe.classes,
+        reporter=request.reporter,
     )
-    if calibrating:
-        wanted = replace(wanted, **samples, method=request.method)
-    built = construct(wanted)
-    files["manifest"] = built.manifest
-    if built.cached:
-        ledger.skipped.append("build")
-    if built.table is not None:
-        table = files["calibration"] = folder / f"{model.name}.calib.json"
-        ledger.run("table", {"digest": built.table.digest}, [table], lambda: built.table.save(table))  # type: ignore[union-attr]
-    manifest = load_manifest(engine)
-    kinds = (manifest.output_kinds if manifest else None) or {}
-    photos = model.labelled_files()
-    given = "samples of those it was calibrated on" if calibrating else "samples"
-    compared_on = "labelled photos" if photos else given if limits else ""
-    real: dict[str, Any] = {"images": list(photos), "preprocess": model.preprocess} if photos else dict(samples)
-    reference = "quantized model" if scaled else "FP32 model"
-    agreement = None
-    if compared_on and real:
-        agreement = _agreement(real, bool(photos), clean, graph, kinds, ledger, reporter, reference)
-    timing, not_run = _timed(real, clean, engine, request.backend)
-    sizes = {what: path.stat().st_size for what, path in files.items()}
-    return PipelineResult(
-        model.name,
-        files,
-        sizes,
-        built,
-        agreement,
-        timing,
-        not_run,
-        tuple(ledger.skipped),
-        limits,
-        compared_on if agreement is not None else "",
-        samples,
-        reference=reference,
-    )
+    return replace(build, **samples, method=request.method) if subject.calibrates else build
 
 
 def _exported(recipe: Recipe, folder: Path, ledger: _Ledger, reporter: Reporter) -> Path:
@@ -396,17 +434,19 @@ def _samples(recipe: Recipe, request: PipelineRequest, folder: Path) -> dict[str
 
 
 def _agreement(
+    subject: _Subject,
     samples: Mapping[str, Any],
     labelled: bool,
-    clean: Path,
-    graph: Path,
-    kinds: Mapping[str, str],
+    files: Mapping[str, Path],
     ledger: _Ledger,
     reporter: Reporter,
-    reference: str,
 ) -> Mapping[str, Any]:
+    """How the graph that the engine was built of agrees with the model."""
+    clean, graph, manifest = files["ONNX"], files["graph"], load_manifest(files["engine"])
+    kinds = (manifest.output_kinds if manifest else None) or {}
+
     def work() -> Any:
-        with reporter.phase(f"compare with the {reference}"):
+        with reporter.phase(f"compare with the {subject.reference}"):
             most = None if labelled else COMPARED
             batches = open_data(load_model(clean).inputs, **samples, batch=4, limit=most)
             labels = [int(path.stem.rpartition("_")[2]) for path in samples["images"]] if labelled else None
