@@ -143,8 +143,8 @@ class Costs:
             if capacity is None:
                 network.add_edge(left, right)  # networkx takes a missing capacity for an infinite one
             elif capacity > 0:
-                known = network.get_edge_data(left, right, {"capacity": 0.0})
-                network.add_edge(left, right, capacity=known["capacity"] + capacity)
+                edge_data = network.get_edge_data(left, right, {"capacity": 0.0})
+                network.add_edge(left, right, capacity=edge_data["capacity"] + capacity)
 
         for name in self.nodes:
             if name in floating or name not in inside:

@@ -308,9 +308,9 @@ class Judge:
             if count < 2 or not 0 < noise.sum() < math.inf or not signal.sum() > 0:
                 continue
             ratio = noise.sum() / signal.sum()
-            spread = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
-            spread *= math.sqrt(count / len(self.runs))
-            largest = max(largest, 10 * math.log10(1 + spread / ratio))
+            deviation = math.sqrt(float(np.square(noise - ratio * signal).sum()) * count / (count - 1)) / signal.sum()
+            deviation *= math.sqrt(count / len(self.runs))
+            largest = max(largest, 10 * math.log10(1 + deviation / ratio))
         return largest
 
     def _scored(self, arrays: Sequence[Arrays]) -> float:

@@ -33,7 +33,7 @@ from trtopt.runtime.session import Session
 from trtopt.runtime.timing import Spread
 from trtopt.trt import select
 
-Kept = TypeVar("Kept")
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Engines:
         return self.made[self.base]
 
 
-def _stored(path: Path, kind: type[Kept]) -> Kept | None:
+def _stored(path: Path, kind: type[Content]) -> Content | None:
     """What an earlier call measured."""
     try:
         return converted(read_json(path), kind) if path.is_file() else None

@@ -112,18 +112,18 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        timed = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
-        return timed[False].relative_time(timed[True]) if len(timed) == 2 else None
+        candidates = {item.precision in ("int8", "fp8"): item for item in reversed(self.candidates) if item.times}
+        return candidates[False].relative_time(candidates[True]) if len(candidates) == 2 else None
 
     def describe(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {**plain(self), "speedup": self.speedup}
 
     @classmethod
-    def load(cls, described: Mapping[str, Any]) -> Comparison | None:
+    def load(cls, description: Mapping[str, Any]) -> Comparison | None:
         """What `describe` gave; None where it can't be read, as from another version."""
         try:
-            comparison = converted(dict(described), cls)
+            comparison = converted(dict(description), cls)
         except (Damaged, UsageError):  # UsageError: limits beyond theirs
             return None
         times = [item.gpu_ms for candidate in comparison.candidates for item in candidate.times]

@@ -158,16 +158,18 @@ def lower(
                 str(node.name): Precision.FP32 for node in new_nodes if node.op_type in embed.ARITHMETIC
             }
     proto = _written(model, spec, passes, folded)
-    kept = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
-    return Lowered(proto, asked, kept, is_quantized(proto), layer_precision, placement.merged, preferred, typed, source)
+    kept_layers = (*(item for item in placement.points.kept if item.node not in unsafe), *in_fp32)
+    return Lowered(
+        proto, asked, kept_layers, is_quantized(proto), layer_precision, placement.merged, preferred, typed, source
+    )
 
 
 def _in_fp32_types(folded: onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A model with FP16 or BF16 types in FP32's, which are those that scales are of; and node → why it must stay in FP32, of
     those that a model in these types computes so itself."""
     own = typed_already(to_ir(folded))
-    converted, islands = fp32_typed(folded)
-    return converted, islands if own is not None else {}
+    fp32_model, islands = fp32_typed(folded)
+    return fp32_model, islands if own is not None else {}
 
 
 def _in_fp8(spec: BuildSpec, table: Table | None) -> Collection[str]:
@@ -250,11 +252,15 @@ def _points(
     )
     fp8 = Points({}, precision=Precision.FP8)
     if in_fp8 := _in_fp8(spec, table):
-        others = [node for node in nodes.heavy if node not in in_fp8 or node in nodes.overrides or node in nodes.unsafe]
-        fp8 = fp8_points(model, [*others, *unquantized], spec.base, capabilities)
-    kept = [replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept]
-    kept = [replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept]
-    return replace(points, kept=tuple(kept)), fp8
+        other_layers = [
+            node for node in nodes.heavy if node not in in_fp8 or node in nodes.overrides or node in nodes.unsafe
+        ]
+        fp8 = fp8_points(model, [*other_layers, *unquantized], spec.base, capabilities)
+    kept_layers = [replace(item, reason=reasons.get(item.node, item.reason)) for item in points.kept]
+    kept_layers = [
+        replace(item, precision=Precision.FP8) if item.node in fp8.quantized else item for item in kept_layers
+    ]
+    return replace(points, kept=tuple(kept_layers)), fp8
 
 
 def _asked(
