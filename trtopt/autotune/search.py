@@ -1,11 +1,10 @@
 """Which layers stay out of INT8, once it is known what each of them adds to the noise and what leaving it out costs.
 
-Layers are ranked by their noise for what leaving them out costs; a binary search, which begins where
-the summed noise foretells, finds how many of the first have to stay out for the results to be within the limits, and those that
-turn out not to be needed are put back, the costliest first. Where FP8 may be used, as many of the first layers are in it as are
-best there before any is in floating point, and what can't be put back in INT8 is tried in FP8. Of up to `SMALL` layers all
-choices between INT8 and floating point are tried, the cheapest first, those last that the summed noise says are far from the
-limits.
+Layers are ranked by their noise for what leaving them out costs. A binary search, which begins at the number that the summed
+noise predicts, finds how many of the first have to stay out for the results to be within the limits, and those that turn out
+not to be needed are put back, the costliest first. Where FP8 may be used, as many of the first layers are in it as are best
+there before any is in floating point, and what can't be put back in INT8 is tried in FP8. Of up to `SMALL` layers all choices
+between INT8 and floating point are tried, the cheapest first, those last that the summed noise says are far from the limits.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class TunedChoice:
     in_fp8: int = 0
 
     @classmethod
-    def of(cls, left_out: int, share: float, found: Judged, in_fp8: int = 0) -> TunedChoice:
-        return cls(left_out, share, found.snr_db, found.figure, found.missed, found.figures, found.samples, in_fp8)
+    def of(cls, left_out: int, share: float, judged: Judged, in_fp8: int = 0) -> TunedChoice:
+        return cls(left_out, share, judged.snr_db, judged.figure, judged.missed, judged.figures, judged.samples, in_fp8)
 
 
 @dataclass
@@ -100,30 +99,32 @@ class Search:
         key = frozenset(left_out), frozenset(in_fp8)
         if key not in self.tried:
             out, eighths = map(sorted, key)
-            found = self.judging([*out, *(f"fp8 {name}" for name in eighths)], partial(self.graph, out, eighths))
-            self.tried[key] = TunedChoice.of(len(out), self.costs.share(self.points(out), eighths), found, len(eighths))
+            judged = self.judging([*out, *(f"fp8 {name}" for name in eighths)], partial(self.graph, out, eighths))
+            self.tried[key] = TunedChoice.of(
+                len(out), self.costs.share(self.points(out), eighths), judged, len(eighths)
+            )
             if not eighths:
-                self.rooms[key[0]] = found.room
+                self.rooms[key[0]] = judged.room
         return self.tried[key]
 
     def left(self, left_out: Sequence[str]) -> float:
         """The noise that the ledger sums up where these stay out."""
         return self.noise.total - sum(self.made[name] for name in left_out)
 
-    def begin(self, ranked: Sequence[str]) -> tuple[int, int]:
+    def begin(self, ranking: Sequence[str]) -> tuple[int, int]:
         """How many of the ranked layers to leave out first, and by how many more or fewer to go on from there."""
         room, whole = self.rooms[frozenset()], self.left(())
         if self.eighths or room is None or not 0 < whole < math.inf:
             return 2, 4  # the first few decide mostly, so that steps grow from there
-        enough = (count for count in range(1, len(ranked)) if self.left(ranked[:count]) < whole * 10 ** (room / 10))
-        return next(enough, len(ranked) // 2), 1
+        enough = (count for count in range(1, len(ranking)) if self.left(ranking[:count]) < whole * 10 ** (room / 10))
+        return next(enough, len(ranking) // 2), 1
 
-    def may_fit(self, name: str, chosen: Sequence[str]) -> bool:
+    def may_fit(self, name: str, left_out: Sequence[str]) -> bool:
         """Whether a layer is worth a try in INT8: half of what the ledger says that it adds fits into what is left."""
-        room, left = self.rooms[frozenset(chosen)], self.left(chosen)
-        if room is None or not 0 < left < math.inf:
+        room, noise = self.rooms[frozenset(left_out)], self.left(left_out)
+        if room is None or not 0 < noise < math.inf:
             return True
-        return 10 * math.log10(1 + self.made[name] / left / 2) <= room
+        return 10 * math.log10(1 + self.made[name] / noise / 2) <= room
 
     def found(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The layers to leave out of INT8, and those of them that are in FP8.
@@ -134,31 +135,31 @@ class Search:
         small = len(self.layers) <= SMALL
         if not small and not self.judged(()).missed:
             return self._cheaper((), ())
-        ranked = sorted(self.layers, key=lambda name: (-self.made[name] / self._alone[name], name))
-        eighths = self._best_in_fp8(ranked)
-        low, high = 0, len(ranked)  # `low` don't do; `high` do, if anything does
+        ranking = sorted(self.layers, key=lambda name: (-self.made[name] / self._alone[name], name))
+        eighths = self._best_in_fp8(ranking)
+        low, high = 0, len(ranking)  # `low` don't do; `high` do, if anything does
         if eighths and not self.judged(eighths, eighths).missed:
             high = 0
         elif small:
             return self._in_8_bits(self._cheapest(), (), put_back=False)
 
         def out(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-            first = tuple(ranked[:count])
-            others = tuple(name for name in eighths if name not in first)
-            return first + others, others
+            first = tuple(ranking[:count])
+            fp8_layers = tuple(name for name in eighths if name not in first)
+            return first + fp8_layers, fp8_layers
 
-        middle, step = self.begin(ranked)
+        middle, step = self.begin(ranking)
         with self.reporter.phase("looking for the layers that have to stay out", None) as phase:
             while high - low > 1 and not self._over():
-                if low or high < len(ranked):
+                if low or high < len(ranking):
                     middle = (low + high) // 2
-                    middle = min(middle, low + step) if high == len(ranked) else middle
+                    middle = min(middle, low + step) if high == len(ranking) else middle
                     middle = max(middle, high - step) if low == 0 else middle
                     step *= 2
                 choice = self.judged(*out(middle))
                 phase.detail(f"{middle} out: {choice.snr_db:.1f} dB")
                 low, high = (middle, high) if choice.missed else (low, middle)
-            if high == len(ranked) and not (self.forced and not self.judged(ranked).missed):
+            if high == len(ranking) and not (self.forced and not self.judged(ranking).missed):
                 raise self._lost()
         return self._cheaper(*self._in_8_bits(*out(high)))
 
@@ -167,14 +168,14 @@ class Search:
         """What leaving each layer out costs: at least a little, since nothing stays out for nothing."""
         return {name: max(self.cost([name]), self.costs.least) for name in self.layers}
 
-    def _best_in_fp8(self, ranked: Sequence[str]) -> tuple[str, ...]:
+    def _best_in_fp8(self, ranking: Sequence[str]) -> tuple[str, ...]:
         """As many of the first layers as are best in FP8: it is coarser, but as fine for small values as for large ones."""
         best, count = tuple[str, ...](), 2
         if not self.eighths:
             return best
         with self.reporter.phase("trying the layers that lose most in FP8", None) as phase:
-            while self.judged(best, best).missed and count < 2 * len(ranked) and not self._over():
-                names = tuple(name for name in ranked[:count] if name in self.eighths)
+            while self.judged(best, best).missed and count < 2 * len(ranking) and not self._over():
+                names = tuple(name for name in ranking[:count] if name in self.eighths)
                 choice, count = self.judged(names, names), 2 * count + 2
                 phase.detail(f"{len(names)} in it: {choice.snr_db:.1f} dB")
                 if choice.snr_db > self.judged(best, best).snr_db:
@@ -185,34 +186,34 @@ class Search:
         self, out: Sequence[str], in_fp8: tuple[str, ...], *, put_back: bool = True
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What is left of them, the costliest tried first: back in INT8, or else in FP8, as far as the limits allow."""
-        left = tuple(out)
+        left_out = tuple(out)
         if not out or not (put_back or self.eighths):
-            return left, in_fp8
+            return left_out, in_fp8
         with self.reporter.phase("trying what stays out in 8 bits", None) as phase:
             for name in sorted(out, key=lambda name: (name in in_fp8, -self._alone[name], name))[:MOST_PUT_BACK]:
                 if self._over():
                     break
                 phase.advance()
-                if not self.eighths and not self.may_fit(name, left):
+                if not self.eighths and not self.may_fit(name, left_out):
                     continue
-                without, others = (tuple(item for item in names if item != name) for names in (left, in_fp8))
+                without, others = (tuple(item for item in names if item != name) for names in (left_out, in_fp8))
                 if put_back and not self.judged(without, others).missed:
-                    left, in_fp8 = without, others
-                elif name in self.eighths and name not in in_fp8 and not self.judged(left, (*in_fp8, name)).missed:
+                    left_out, in_fp8 = without, others
+                elif name in self.eighths and name not in in_fp8 and not self.judged(left_out, (*in_fp8, name)).missed:
                     in_fp8 = (*in_fp8, name)
-        return tuple(sorted(left)), tuple(sorted(in_fp8))
+        return tuple(sorted(left_out)), tuple(sorted(in_fp8))
 
-    def _cheaper(self, chosen: Sequence[str], in_fp8: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _cheaper(self, left_out: Sequence[str], in_fp8: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """With what else costs less in floating point, as a GPU's times and the conversions between them say."""
-        if not chosen and not self.costs.in_int8:
+        if not left_out and not self.costs.in_int8:
             return (), ()
         quantized = set(self.whole.quantized)
         tied = {name: quantized - set(self.points([name]).quantized) - {name} for name in self.layers}
-        grown = self.costs.cheapest(self.whole, chosen, self.layers, tied)
-        whole = len(grown) == len(self.layers) and not self.forced
-        better = not whole and self.cost(grown) < self.cost(chosen) - self.costs.equal
-        better = better and not self.judged(grown, in_fp8).missed
-        return tuple(sorted(grown if better else chosen)), tuple(in_fp8)
+        cheapest = self.costs.cheapest(self.whole, left_out, self.layers, tied)
+        whole = len(cheapest) == len(self.layers) and not self.forced
+        better = not whole and self.cost(cheapest) < self.cost(left_out) - self.costs.equal
+        better = better and not self.judged(cheapest, in_fp8).missed
+        return tuple(sorted(cheapest if better else left_out)), tuple(in_fp8)
 
     def _cheapest(self) -> tuple[str, ...]:
         subsets = [
@@ -300,11 +301,11 @@ class Judging:
         """By the choice's name, where an earlier call ran its graph."""
         name = sha256_json(list(choice))
         if name not in self.known:
-            found = self.known[name] = self.judge(graph())
+            judged = self.known[name] = self.judge(graph())
             if self.path is not None:
                 with self.path.open("a", encoding="utf-8") as file:
-                    content = [str(found.snr_db), found.figure, list(found.missed), vars(found.figures)]
-                    file.write(json.dumps([name, *content, found.samples, found.room]) + "\n")
+                    content = [str(judged.snr_db), judged.figure, list(judged.missed), vars(judged.figures)]
+                    file.write(json.dumps([name, *content, judged.samples, judged.room]) + "\n")
         return self.known[name]
 
 
@@ -313,7 +314,7 @@ def _line(text: str) -> tuple[str, Judged] | None:
     try:
         name, snr, figure, missed, figures, samples, room = json.loads(text)
         room = None if room is None else float(room)
-        said = str(figure), tuple(map(str, missed)), TunedFigures(**figures), int(samples)
-        return str(name), Judged(float(snr), *said, room)
+        others = str(figure), tuple(map(str, missed)), TunedFigures(**figures), int(samples)
+        return str(name), Judged(float(snr), *others, room)
     except (ValueError, TypeError):
         return None

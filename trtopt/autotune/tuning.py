@@ -96,7 +96,7 @@ class Tuning:
 
     def __str__(self) -> str:
         count = len(self.table.repairs)
-        repaired = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
+        repairs = f"{count} weight{'s' * (count > 1)} rounded by their inputs" if count else "no weight repaired"
         if self.left_out:
             count = len(self.left_out)
             eighths = f" ({self.chosen.in_fp8} in FP8)" if self.chosen.in_fp8 else ""
@@ -107,14 +107,14 @@ class Tuning:
         figure = f", {self.chosen.figure}" if self.chosen.figure else ""
         before = f"{'about ' if self.before.samples < self.samples else ''}{self.before.snr_db:.1f}"
         return (
-            f"{out}, {repaired}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
+            f"{out}, {repairs}: {before} → {self.chosen.snr_db:.1f} dB{figure} on {self.samples} samples; "
             f"{self.tried} choices in {self.seconds:.0f} s{' (the budget ended the search)' if self.unfinished else ''}"
         )
 
     def to_json(self) -> dict[str, Any]:
-        described = plain({name: value for name, value in vars(self).items() if name not in ("table", "rival")})
+        description = plain({name: value for name, value in vars(self).items() if name not in ("table", "rival")})
         return {
-            **described,
+            **description,
             "seconds": round(self.seconds, 3),
             "left_out": dict(self.left_out),
             "in_fp8": list(self.table.in_fp8),
@@ -153,8 +153,8 @@ class _Subject:
 
     def lowered(self, left_out: Sequence[str], in_fp8: Sequence[str], table: Table) -> ModelProto:
         """What the builder would be given."""
-        used = replace(table, left_out=dict.fromkeys(left_out, "tuned"), in_fp8=tuple(in_fp8))
-        return lower(self.folded, self.spec, self.generation, used).proto
+        tuned_table = replace(table, left_out=dict.fromkeys(left_out, "tuned"), in_fp8=tuple(in_fp8))
+        return lower(self.folded, self.spec, self.generation, tuned_table).proto
 
 
 def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Measured | None]) -> Tuning:
@@ -168,67 +168,67 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         UsageError, DataError, CalibrationError, ModelError: as `build` and `sensitivity`.
         AccuracyLost: the goal isn't within reach.
     """
-    started, reporter = time.monotonic(), request.reporter
+    start, reporter = time.monotonic(), request.reporter
     budget = math.inf if request.budget is None else _seconds(request.budget)
     subject = _subject(request)
     scales = _given_scales(request)
     if request.embed_preprocess:
-        known = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
-        Embedded.of(None if known is None else Preprocess.load(known), subject.model.inputs)
+        preprocess = scales.preprocess if request.preprocess is None and scales is not None else request.preprocess
+        Embedded.of(None if preprocess is None else Preprocess.load(preprocess), subject.model.inputs)
     model, spec, original = subject.model, subject.spec, subject.original
-    judging = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
+    samples = real_samples(model, request, SAMPLES if goal.labels is None and goal.metric is None else None)
     names = None if request.classes is None else load_classes(request.classes)
     kinds = resolve(model.proto, model.outputs, request.output_kind, names)
-    judge = Judge(original, judging, goal, kinds, cores(), whole=spec.fp8_layers)
+    judge = Judge(original, samples, goal, kinds, cores(), whole=spec.fp8_layers)
     if judge.doubt:
         reporter.warn(judge.doubt)
     whole = subject.points(to_ir(original), ())
     key = _key(request, subject, scales)
-    kept = None
+    file = None
     if goal.metric is None:  # else the user's own code, of which no key tells whether it changed
-        kept = _kept_file({**key, **_judged_by(subject, whole, judging, goal, kinds)}, "lines", reporter)
-    judged = Judging(judge, kept)
+        file = _kept_file({**key, **_judged_by(subject, whole, samples, goal, kinds)}, "lines", reporter)
+    judging = Judging(judge, file)
     table = _first_scales(request, subject, scales)
     check_scales(whole, table.amax)
-    before, noise = judged(["(as calibrated)"], partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
-    if before.missed:
+    int8_everywhere, noise = judging(["(as calibrated)"], partial(subject.lowered, (), (), table)), NoiseByPlace({}, {})
+    if int8_everywhere.missed:
         table, noise = _repaired(request, subject, key, table)
     proto = smoothed(original, table.smoothed)
     sizes = sizes_in(proto, {name: array.shape for name, array in judge.runs[0].feed.items()})
-    can, linked = subject.generation.capabilities, to_ir(proto)
+    can, graph = subject.generation.capabilities, to_ir(proto)
     search = Search(
         graph=partial(subject.lowered, table=table),
-        points=partial(subject.points, linked),
+        points=partial(subject.points, graph),
         noise=noise,
-        judging=judged,
+        judging=judging,
         costs=Costs(proto, sizes, apart=can.converts_apart, measured=measure(table, macs(proto, sizes))),
         overrides=spec.overrides,
         deadline=time.monotonic() + budget,
         reporter=reporter,
-        eighths=fp8_points(linked, (), spec.base, can).quantized if spec.fp8_layers else (),
+        eighths=fp8_points(graph, (), spec.base, can).quantized if spec.fp8_layers else (),
     )
     left_out, in_fp8 = search.found()
     reasons = {name: search.reason(name, in_fp8) for name in left_out}
-    chosen = search.judged(left_out, in_fp8)
-    rows, other = set(one_row_a_sample(linked, search.points(left_out))), None
+    choice = search.judged(left_out, in_fp8)
+    rows, other = set(one_row_a_sample(graph, search.points(left_out))), None
     if search.costs.in_int8 and rows and rows.isdisjoint(search.forced):
         other = search.judged([*left_out, *rows], in_fp8)
-    found = Tuning(
+    tuning = Tuning(
         table=replace(table, left_out=reasons, in_fp8=in_fp8),
         samples=judge.samples,
-        before=TunedChoice.of(0, search.costs.share(search.whole), before),
+        before=TunedChoice.of(0, search.costs.share(search.whole), int8_everywhere),
         whole=search.judged(()),
-        chosen=chosen,
+        chosen=choice,
         front=search.front(),
         tried=len(search.tried) + 1,
         cost=search.costs.unit,
-        seconds=time.monotonic() - started,
+        seconds=time.monotonic() - start,
         unfinished=search.unfinished,
     )
     if other is None or other.missed:
-        return found
-    floating = replace(found.table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)})
-    return replace(found, rival=replace(found, table=floating, chosen=other))
+        return tuning
+    floating_table = replace(tuning.table, left_out={**reasons, **dict.fromkeys(sorted(rows), IN_ROWS)})
+    return replace(tuning, rival=replace(tuning, table=floating_table, chosen=other))
 
 
 def _subject(request: BuildRequest) -> _Subject:
@@ -243,17 +243,17 @@ def _subject(request: BuildRequest) -> _Subject:
     model = load_model(request.model)
     refuse_quantized(model)
     if not any(item.dtype.startswith(("float", "bfloat")) for item in model.outputs):
-        said = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
+        types = ", ".join(f"{item.name} is {item.dtype}" for item in model.outputs)
         raise UsageError(
-            f"no output is floating ({said}), so nothing says which layers lose: give the model that ends with the scores"
+            f"no output is floating ({types}), so nothing says which layers lose: give the model that ends with the scores"
         )
     generation = select(request.backend)
     generation.refuse(spec)
-    prepared = preparation(model, request)
-    with_profiles(spec, model.inputs, prepared, SILENT)
+    preprocess = preparation(model, request)
+    with_profiles(spec, model.inputs, preprocess, SILENT)
     folded, _ = fold(model.proto, reporter=request.reporter)
     check_overrides(spec.overrides, folded.graph.node)
-    return _Subject(model, folded, spec, generation, prepared)
+    return _Subject(model, folded, spec, generation, preprocess)
 
 
 def _given_scales(request: BuildRequest) -> Table | None:
@@ -293,12 +293,12 @@ def _key(request: BuildRequest, subject: _Subject, scales: Table | None) -> dict
 
 
 def _judged_by(
-    subject: _Subject, whole: Points, judging: Batches, goal: Goal, kinds: Mapping[str, str]
+    subject: _Subject, whole: Points, samples: Batches, goal: Goal, kinds: Mapping[str, str]
 ) -> dict[str, Any]:
     """What else decides how a choice does."""
     return {
         "points": [whole.reads, [item.node for item in whole.weights]],
-        "judged": judging.describe(),
+        "judged": samples.describe(),
         "goal": goal.describe(),
         "labels": goal.labels,
         "kinds": kinds,
@@ -316,19 +316,19 @@ def _kept_file(key: Mapping[str, Any], what: str, reporter: Reporter) -> Path | 
         return None
 
 
-def _calibrated(request: BuildRequest, subject: _Subject, repaired: Table | None = None) -> CalibrateResult:
+def _calibrated(request: BuildRequest, subject: _Subject, table: Table | None = None) -> CalibrateResult:
     """The scales, measured on all of the images or data; or a table with repairs by these."""
     return calibrate(
         subject.model.path or subject.model.proto,
         images=request.images,
         data=request.data,
         preprocess=subject.preprocess,
-        calib=repaired,
-        method=repaired.method if repaired is not None and repaired.method in METHODS else request.method,
+        calib=table,
+        method=table.method if table is not None and table.method in METHODS else request.method,
         limit=request.limit,
         batch=request.batch,
         precision_override=request.precision_override,
-        repair=repaired is not None,
+        repair=table is not None,
         reporter=request.reporter,
     )
 

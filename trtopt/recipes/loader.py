@@ -200,9 +200,9 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
         raise UsageError(
             f"the recipe {path}: source is {source!r}; needed: torchvision:NAME, package.module:factory or FILE.onnx"
         )
-    given = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
-    if len(given) > 1:
-        raise UsageError(f"the recipe {path} has {' and '.join(given)}; only one of them can be calibrated on")
+    sources = [name for name in ("images", "data", "calibration") if getattr(recipe, name) is not None]
+    if len(sources) > 1:
+        raise UsageError(f"the recipe {path} has {' and '.join(sources)}; only one of them can be calibrated on")
     preprocess = recipe.preprocess
     if isinstance(preprocess, str) and preprocess.endswith(".toml"):
         preprocess = str(recipe._resolved(preprocess))
@@ -224,14 +224,14 @@ def load_recipe(name: str | os.PathLike[str]) -> Recipe:
 
 
 def _place(name: str | os.PathLike[str]) -> Path:
-    text, path, known = os.fspath(name), Path(name), known_recipes()
-    if text in known:
+    text, path, names = os.fspath(name), Path(name), known_recipes()
+    if text in names:
         return FOLDER / f"{text}.toml"
     if path.suffix == ".toml" and path.is_file():
         return path
-    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in known:
+    if path.parent == Path("models") and path.suffix == ".toml" and path.stem in names:
         return FOLDER / path.name
-    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(known)}, or the path of a .toml file")
+    raise UsageError(f"there is no model recipe {text!r}; known: {', '.join(names)}, or the path of a .toml file")
 
 
 def package_file(reference: str, requires: str = "") -> Path:
@@ -249,10 +249,10 @@ def package_file(reference: str, requires: str = "") -> Path:
     if not reference.startswith(PACKAGE) or not slash or not package.isidentifier() or outside:
         raise UsageError(f"{reference!r} isn't a file of a package; write package:NAME/FILE")
     try:
-        found = importlib.util.find_spec(package)  # of a top-level name: imports nothing
+        package_spec = importlib.util.find_spec(package)  # of a top-level name: imports nothing
     except (OSError, ValueError):  # a name too long for a file's; __main__
-        found = None
-    places = list(found.submodule_search_locations or []) if found else []
+        package_spec = None
+    places = list(package_spec.submodule_search_locations or []) if package_spec else []
     install = f": pip install {requires}" if requires else ""
     if not places:
         raise MissingDependency(f"{reference} needs the package {package}, which isn't installed{install}")
@@ -270,14 +270,14 @@ def _path(folder: Path, text: str, where: str) -> Path:
         raise UsageError(f"{where}: {error}") from None
 
 
-def check_keys(table: Iterable[str], known: Iterable[str], where: str = "it") -> None:
+def check_keys(table: Iterable[str], names: Iterable[str], where: str = "it") -> None:
     """Refuse a key that a document's kind lacks: in a file that people write it is a slip, which would go unseen.
 
     Raises:
         Damaged: it and the known ones are named.
     """
-    if unknown := sorted(set(table) - set(known)):
-        raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    if unknown := sorted(set(table) - set(names)):
+        raise Damaged(f"{where} has an unknown key {unknown[0]!r}; known: {', '.join(sorted(names))}")
 
 
 def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
@@ -292,7 +292,7 @@ def check_shape(shape: Sequence[Any], what: str) -> tuple[int | str, ...]:
 
 def _fitting(range_: ShapeRange, info: TensorInfo, what: str) -> ShapeRange:
     for sizes in (range_.min, range_.opt, range_.max):
-        fixed = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
-        if len(sizes) != len(info.shape) or any(want != size for want, size in fixed):
+        pairs = ((want, size) for want, size in zip(info.shape, sizes) if not isinstance(want, str))
+        if len(sizes) != len(info.shape) or any(want != size for want, size in pairs):
             raise UsageError(f"{what}: the range {range_} doesn't fit the shape {list(info.shape)}")
     return range_
