@@ -4,6 +4,9 @@
 of a Scaler and a network or a linear model builds, in INT8 too. Trees, support vectors and strings stay, and are refused.
 
 **A discrete Fourier transform** along an axis of known size is a product with a constant matrix (its cosines and sines).
+
+**A sum by scatter** (the messages of a graph network) is a product with a matrix that says which entry goes where. It takes
+room for all pairs of entries and places, so that it is written only where a TensorRT refuses the scatter itself.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from trtopt.graph.passes.result import PassResult
 from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, sizes
 
 LEARNED = "ai.onnx.ml"
@@ -41,6 +45,20 @@ def substitute(model: ir.Model) -> None:
             ir.convenience.replace_nodes_and_values(
                 node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
             )
+
+
+def sum_by_products(model: ir.Model) -> PassResult:
+    """Scatters that add, as products; what goes along other axes than one stays as it is."""
+    editor, changes = Editor(model), dict[str, str]()
+    for node in list(model.graph.all_nodes()):
+        if node.domain or attribute(node, "reduction", "none") != "add" or opset_of(model) < 13:
+            continue
+        line = _Line(editor, node, opset_of(model))
+        rule = {"ScatterND": _scattered_rows, "ScatterElements": _scattered_elements}.get(node.op_type)
+        if rule is not None and (results := rule(line, node)) is not None:
+            ir.convenience.replace_nodes_and_values(node.graph, node, [node], line.nodes, node.outputs, results)
+            changes[str(node.name)] = str(line.nodes[-1].name)
+    return PassResult(model, changes)
 
 
 class _Line:
@@ -193,6 +211,63 @@ def _matrix(size: int, points: int, parts: int, onesided: bool, inverse: bool) -
     if parts == 2:
         matrix[:, 1, :, 0], matrix[:, 1, :, 1] = -sines, cosines
     return matrix.reshape(size * parts, results * 2) / (points if inverse else 1)
+
+
+def _scattered_rows(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+    """ScatterND along the first axis."""
+    data, indices, updates = node.inputs
+    form, places = sizes(data), sizes(indices)
+    if form is None or places is None or places[-1] != 1:
+        return None
+    rows = line("Reshape", indices, line.number([-1], np.int64))
+    return [line("Add", data, _summed(line, data, rows, updates))]
+
+
+def _scattered_elements(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
+    """ScatterElements whose places are the same along all axes but its own, as `index.expand_as(source)` makes them."""
+    data, indices, updates = node.inputs
+    form, axis = sizes(data), attribute(node, "axis", 0)
+    if form is None or data.shape is None or updates.shape is None:
+        return None
+    axis %= len(form)
+    source = indices
+    if len(form) > 1:
+        made = indices.producer()
+        if made is None or made.op_type != "Expand" or (source := made.inputs[0]) is None:
+            return None
+        shape = sizes(source)
+        if (
+            shape is None
+            or len(shape) != len(form)
+            or any(size != 1 for place, size in enumerate(shape) if place != axis)
+        ):
+            return None
+        if shape[axis] == 1:
+            return None  # it may have been made longer, too
+        others = [place for place in range(len(form)) if place != axis]
+        if any(data.shape[place] != updates.shape[place] or data.shape[place] is None for place in others):
+            return None  # a part of the data alone
+    rows = line("Reshape", source, line.number([-1], np.int64))
+    if not axis:
+        return [line("Add", data, _summed(line, data, rows, updates))]
+    order = [axis, *(place for place in range(len(form)) if place != axis)]
+    turned, moved = (line("Transpose", item, perm=order) for item in (data, updates))
+    total = _summed(line, turned, rows, moved)
+    return [line("Add", data, line("Transpose", total, perm=[int(item) for item in np.argsort(order)]))]
+
+
+def _summed(line: _Line, data: ir.Value, rows: ir.Value, updates: ir.Value) -> ir.Value:
+    """What `updates`, one for each of `rows`, add to each row of `data`, in its shape."""
+    shape = line("Shape", data)
+    count = line("Gather", shape, line.number(0, np.int64), axis=0)
+    rows = line("Cast", rows, to=int(ir.DataType.INT64))
+    rows = line("Where", line("Less", rows, line.number(0, np.int64)), line("Add", rows, count), rows)
+    places = line("Range", line.number(0, np.int64), count, line.number(1, np.int64))
+    column = line("Unsqueeze", places, line.number([1], np.int64))
+    goes = line("Equal", column, line("Unsqueeze", rows, line.number([0], np.int64)))
+    flat = line("Concat", line("Shape", rows), line.number([-1], np.int64), axis=0)
+    total = line("MatMul", line("Cast", goes, to=int(updates.dtype or _FLOAT)), line("Reshape", updates, flat))
+    return line("Reshape", total, shape)
 
 
 _RULES: dict[tuple[str, str], Callable[[_Line, ir.Node], _Results]] = {
