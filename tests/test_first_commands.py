@@ -235,3 +235,17 @@ def test_what_the_command_line_names_and_is_not_there_is_a_usage_error(
     assert found.err.count("error: ") == 1
     assert "warning: " not in found.err  # said once
     world.refused(*typed)
+
+
+def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
+    trees = {"nodes_treeids": [0], "nodes_nodeids": [0], "nodes_featureids": [0], "nodes_modes": ["LEAF"]}
+    leaf = {"target_ids": [0], "target_nodeids": [0], "target_treeids": [0], "target_weights": [1.0], "n_targets": 1}
+    rest = {"nodes_values": [0.0], "nodes_truenodeids": [0], "nodes_falsenodeids": [0]}
+    tree = node("TreeEnsembleRegressor", "x", "y", "trees", domain="ai.onnx.ml", **trees, **leaf, **rest)
+    proto = model([tree], inputs={"x": ["n", 4]}, outputs={"y": ["n", 1]})
+    proto.opset_import.add(domain="ai.onnx.ml", version=3)
+    onnx.save(proto, world.folder / "trees.onnx")
+    np.savez(world.folder / "rows.npz", x=values(16, 4))
+    said = world.refused("calibrate", world.folder / "trees.onnx", "--data", world.folder / "rows.npz", "-o", "t.json")
+    has(said, "nothing to quantize", "TensorRT takes TreeEnsembleRegressor of ai.onnx.ml with a plugin alone")
+    assert "--fp16" not in said
