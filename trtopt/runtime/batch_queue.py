@@ -222,13 +222,13 @@ class Queue:
         try:
             with self._ready:
                 while self._beyond(request):
-                    left = _LOOK if end is None else end - time.monotonic()
-                    if left <= 0:
+                    seconds = _LOOK if end is None else end - time.monotonic()
+                    if seconds <= 0:
                         raise Busy(
                             f"no room in {timeout:.3g} s: {self.most} batches wait already (max_queue); call less often, "
                             "wait longer, or make the batcher with more"
                         )
-                    self._room.wait(min(left, _LOOK))
+                    self._room.wait(min(seconds, _LOOK))
                 if self._dropping:
                     raise DeviceError(CLOSED)
         except BaseException:
@@ -343,12 +343,12 @@ def _finish() -> None:
 
 
 def _copied(rows: Array) -> Array:
-    copied: Array = np.empty(rows.shape, rows.dtype)
+    copy: Array = np.empty(rows.shape, rows.dtype)
     if rows.nbytes > MAPPED:
-        np.copyto(copied, rows)
+        np.copyto(copy, rows)
     else:
-        _bytes(copied)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
-    return copied
+        _bytes(copy)[:] = _bytes(rows)  # keeps the GIL: letting it go takes longer where threads queue for it
+    return copy
 
 
 def _bytes(array: Array) -> memoryview:

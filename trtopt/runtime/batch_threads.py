@@ -135,10 +135,10 @@ class _Buffer:
             arrays = {}
             for tensor, shape in zip(self._session._signature.inputs, shapes):
                 whole = (samples, *shape)
-                held = self._held.get(tensor.name)
-                if held is None or held.size < math.prod(whole):
+                memory = self._held.get(tensor.name)
+                if memory is None or memory.size < math.prod(whole):
                     self._views.clear()
-                    held = self._held[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
-                arrays[tensor.name] = held[: math.prod(whole)].reshape(whole)
+                    memory = self._held[tensor.name] = self._session.pinned(tensor.name, whole).reshape(-1)
+                arrays[tensor.name] = memory[: math.prod(whole)].reshape(whole)
             self._views[shapes, samples] = arrays
         return arrays
