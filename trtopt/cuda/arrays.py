@@ -32,7 +32,7 @@ _DEVICES = {4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed 
 
 @dataclass(slots=True)
 class View:
-    """GPU memory of somebody else, contiguous.
+    """Contiguous GPU memory of an array.
 
     Attributes:
         stream: the one that still makes it (1: the legacy default one).
@@ -371,7 +371,7 @@ class Ready(Protocol):
     """A point in a stream's work (`trtopt.cuda.device.Event`)."""
 
     def before(self, stream: int) -> None:
-        """Let a stream of anybody's wait for it."""
+        """Let any stream wait for it."""
 
     def synchronize(self) -> None:
         """Wait for it."""

@@ -371,7 +371,7 @@ class Event(Resource):
         self._cuda("cudaEventSynchronize", self.raw)
 
     def before(self, stream: int) -> None:
-        """Let a stream of anybody's wait for the work before it."""
+        """Let any stream wait for the work before it."""
         self._cuda("cudaStreamWaitEvent", stream, self.raw, 0)
 
     def milliseconds_since(self, start: Event) -> float:
@@ -502,7 +502,7 @@ class Device:
             self.cuda("cudaDeviceSynchronize")
 
     def idle(self, stream: int) -> bool:
-        """Whether all work given to a stream of anybody's is done. The default stream is the current device's."""
+        """Whether all work given to a stream, of whatever library, is done. The default stream is the current device's."""
         driver = self.cuda.driver
         # Another answer than 0 is an error or "not ready": take it as busy.
         return not (self.cuda.functions.cudaStreamQuery(stream)[0] if driver is None else driver.query(stream))

@@ -203,7 +203,7 @@ class Queue:
             if batch is None:
                 batch = self._open[group.shapes] = Batch(group, request.accepted)
                 self._waiting.append(batch)
-                self._ready.notify()  # somebody has to wait for its time
+                self._ready.notify()  # a thread has to wait until it is due
             request.batch = batch
             batch.requests.append(request)
             batch.samples += request.samples
@@ -270,7 +270,7 @@ class Queue:
                     self._waiting.remove(batch)
                     self._room.notify_all()
                     if self._waiting:
-                        self._ready.notify()  # somebody has to wait for its time
+                        self._ready.notify()  # a thread has to wait until it is due
                     return batch
                 if self._closing and not self._waiting:
                     return None
@@ -302,7 +302,7 @@ class Queue:
     # The whole -------------------------------------------------------------------------------------------------------
 
     def close(self, finish: bool = True) -> list[Request]:
-        """Accept nothing more. Returns: requests to cancel, if what waits shall not be finished."""
+        """Accept nothing more. Returns: requests to cancel, if what waits isn't to run."""
         if os.getpid() != self._process:  # a thread that isn't here may have the lock
             return []
         with self._ready:

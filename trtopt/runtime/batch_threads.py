@@ -39,12 +39,12 @@ def _serve_one(session: Session, queue: Queue, buffer: _Buffer) -> bool:
         results = [(request.future, request.results()) for request in requests if request.future is not None]
         for future, result in results:
             future.set_result(result)
-    except BaseException as error:  # whatever it is, nobody shall wait for ever
+    except BaseException as error:  # whatever it is, no caller may wait forever
         for request in batch.requests:
             request.fail(_own(error))
     finally:
         _tell(batch.requests)
-        batch.requests.clear()  # they refer to it: results shall not wait for the garbage collector
+        batch.requests.clear()  # they refer to it: results must be freed without the garbage collector
     return True
 
 

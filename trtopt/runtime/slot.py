@@ -55,7 +55,7 @@ class Slot:
         self._here = ctypes.c_int64()  # the thread's current context, where a stretch looks
         self._behind: int | None = None  # a caller's stream on which this slot's last call may still run
         self._dirty = False  # a call ended early: its work may still run
-        self.shared = False  # somebody else launched from it (`trtopt.runtime.bound_call`)
+        self.shared = False  # a bound call launched from it (`trtopt.runtime.bound_call`)
         self.contexts = ContextCache(device, self.stream, engine, signature, memory, graphs=graphs, shares=shares)
         self.blocks = Blocks(memory, functools.partial(_follow_default, device, self._done))
         self.replays = 0

@@ -33,7 +33,7 @@ _here = _Here()
 
 
 class Waiter(Generic[T]):
-    """Somebody's place in the queue. `notify` runs once, from any thread, when `item` is there or the end has come."""
+    """A caller's place in the queue. `notify` runs once, from any thread, when `item` is there or the end has come."""
 
     __slots__ = ("accepts", "item", "notify", "thread")
 
