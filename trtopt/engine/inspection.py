@@ -23,7 +23,7 @@ from trtopt.cuda.device import probe
 from trtopt.engine.difference import EngineDifference, compare, facts
 from trtopt.engine.manifest import Manifest, load_manifest, precision_summary, read_manifest
 from trtopt.engine.request import InspectRequest
-from trtopt.trt import loaders, plan_loader, plan_origin, runs_on
+from trtopt.trt import check_maker, loaders, plan_loader, plan_origin, runs_on
 from trtopt.trt.layers import LayerReport, from_inspector
 
 _WIDTHS = {"bool": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4}
@@ -150,6 +150,7 @@ def _engine(path: Path, trust: bool) -> EngineReport:
             scratch, report = loaded.scratch_bytes, from_inspector(loaded.inspect())
             counts, summary = precision_summary(report.layers, (), report.unread)
         else:
+            check_maker(plan, origin.product, origin.version, str(path))  # cut off?
             notes.append("its layers aren't read: TensorRT would load it for that; if you trust it: `trust=True`")
     except EngineError:  # damaged, or another's
         raise

@@ -24,7 +24,15 @@ from trtopt.trt.generation import BuiltPlan, Generation
 from trtopt.trt.layers import HEAVY_OPS
 from trtopt.trt.loader import Lean, Loader
 from trtopt.trt.parsing import NetworkLayer, refusal
-from trtopt.trt.plans import LoadedEngine, PlanHeader, host_code_refused, plan_header, plan_origin, unrecorded
+from trtopt.trt.plans import (
+    LoadedEngine,
+    PlanHeader,
+    check_maker,
+    host_code_refused,
+    plan_header,
+    plan_origin,
+    unrecorded,
+)
 from trtopt.trt.profiles import profile_problems, validate_profiles
 from trtopt.trt.rtx import DEFAULT_TARGETS, TensorRTRTX
 from trtopt.trt.tensorrt8 import TensorRT8
@@ -41,6 +49,7 @@ __all__ = [
     "NetworkLayer",
     "PlanHeader",
     "PlanOrigin",
+    "check_maker",
     "host_code_refused",
     "installed",
     "loaders",
