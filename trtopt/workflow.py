@@ -283,6 +283,7 @@ def _chained(request: PipelineRequest) -> PipelineResult:
         choice(request.precision or model.precision or "int8", every, f"the recipe {model.path}: precision")
     )
     limits = Limits.of(model.min_agreement, model.min_snr)
+    model.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
     scaled = model.onnx is not None and is_quantized(
