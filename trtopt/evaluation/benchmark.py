@@ -135,7 +135,7 @@ def measure(request: BenchRequest) -> BenchReport:
     path = existing_file(request.engine, "the engine")
     choice(request.backend, BACKENDS, "backend")
     if request.backend == "onnxruntime" or not (found := probe()):
-        why = "backend='onnxruntime' runs on the CPU" if request.backend == "onnxruntime" else found.reason
+        why = "`backend='onnxruntime'` runs on the CPU" if request.backend == "onnxruntime" else found.reason
         raise DeviceError(
             f"measuring {path.name} needs an NVIDIA GPU: {why}. To see what it gives, without times, on the CPU: trtopt run "
             f"{path.name} … --backend onnxruntime"

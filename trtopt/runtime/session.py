@@ -274,7 +274,7 @@ class Session:
         if graph.suffix != ".onnx":
             if self.manifest is None or self.manifest.graph_file is None:
                 raise UsageError(
-                    f"backend='onnxruntime' runs the graph that was kept beside {graph.name}; there is none in its folder: "
+                    f"`backend='onnxruntime'` runs the graph that was kept beside {graph.name}; there is none in its folder: "
                     "build with `save_onnx=`, or give an ONNX file"
                 )
             self.manifest.check_plan(self.engine)
