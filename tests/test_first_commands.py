@@ -249,3 +249,19 @@ def test_fp16_is_not_suggested_where_build_refuses_it(world: World) -> None:
     said = world.refused("calibrate", world.folder / "trees.onnx", "--data", world.folder / "rows.npz", "-o", "t.json")
     has(said, "nothing to quantize", "TensorRT takes TreeEnsembleRegressor of ai.onnx.ml with a plugin alone")
     assert "--fp16" not in said
+
+
+@pytest.mark.parametrize(
+    ("command", "flag", "instead"), [("run", "--data", "--input"), ("verify", "--input", "--data")]
+)
+def test_a_flag_that_another_command_has_is_answered_by_this_ones(
+    world: World, command: str, flag: str, instead: str
+) -> None:
+    said = world.refused(command, world.model, flag, world.arrays)
+    has(said, f"No such option: {flag}", f"arrays are given as {instead} F.npz", f"try 'trtopt {command} -h'")
+
+
+def test_an_engine_without_its_graph_says_which_flag_keeps_it(world: World) -> None:
+    assert world.run("build", world.model, "--fp16", *FOR, "-o", world.output / "bare.engine").status == 0
+    said = world.refused("run", world.output / "bare.engine", "--input", world.arrays, "--backend", "onnxruntime")
+    has(said, "--backend onnxruntime runs the graph that was kept beside bare.engine", "build with --save-onnx")

@@ -313,6 +313,7 @@ def _subject(request: PipelineRequest) -> _Subject:
         choice(request.precision or recipe.precision or "int8", precisions, f"the recipe {recipe.path}: precision")
     )
     limits = Limits.of(recipe.min_agreement, recipe.min_snr)
+    recipe.labelled_files()  # the last stage's: what they lack is said before the first
     if request.images is not None and request.data is not None:
         raise UsageError("`images=` and `data=`: give one of the two")
     has_scales = recipe.onnx is not None and is_quantized(

@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch  # noqa: TID251
 
+from trtopt.core.errors import ModelError
 from trtopt.frontend.exporter import export
 from trtopt.graph.io import load_model
 from trtopt.ort.sessions import OnnxSession
@@ -146,6 +147,19 @@ def test_windows(window: Any, periodic: bool, tmp_path: Path) -> None:
     module = Applied(lambda x: x * getattr(torch, name)(12, periodic))
     assert export(module, tmp_path / "m.onnx", inputs="x:batch,12").comparisons
     assert getattr(torch, name) is window  # as it was
+
+
+@pytest.mark.parametrize("pads", [(3, 2, 0, 1), (1, 0, 2, 2)])
+def test_padding_that_goes_around(pads: tuple[int, ...], tmp_path: Path) -> None:
+    module = Applied(lambda x: torch.nn.functional.pad(x.view(-1, 1, 3, 4), pads, mode="circular"))
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12").comparisons
+
+
+def test_the_opset_that_is_suggested_is_one_that_has_it(tmp_path: Path) -> None:
+    module = Applied(lambda x: torch.zeros(x.shape[0], 3).scatter_reduce(1, x.argsort(1) % 3, x, "amax"))
+    with pytest.raises(ModelError, match=r"came with opset 18\ngive `opset=18`"):
+        export(module, tmp_path / "m.onnx", inputs="x:batch,12")
+    assert export(module, tmp_path / "m.onnx", inputs="x:batch,12", opset=18).comparisons
 
 
 def test_a_random_relu_is_its_mean(tmp_path: Path) -> None:

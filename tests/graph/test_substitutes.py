@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from graphs import model, node, values
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
@@ -120,6 +121,9 @@ def transform(shape: list[Any], opset: int, axis: int, length: int | None = None
         (["n", 6, 10, 2], 1, {}),
         (["n", 6, 10, 2], 2, {"length": 8}),
         (["n", 10, 1], 1, {"length": 16, "onesided": 1}),
+        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1}),
+        (["n", 5, 2], 1, {"inverse": 1, "onesided": 1, "length": 9}),
+        (["n", 3, 5, 2], 2, {"inverse": 1, "onesided": 1, "length": 6}),
     ],
 )
 def test_a_transform_is_a_product(shape: list[Any], axis: int, options: dict[str, Any], opset: int) -> None:
@@ -131,3 +135,14 @@ def test_a_transform_is_a_product(shape: list[Any], axis: int, options: dict[str
 def test_a_transform_of_an_open_size_stays() -> None:
     folded, _ = fold(load_model(transform(["n", "length", 1], 17, 1)).proto)
     assert [node.op_type for node in folded.graph.node] == ["DFT"]
+
+
+def test_transforms_behind_others_are_products_too() -> None:
+    """A transform of two axes, of what nodes without a known shape made."""
+    nodes = [
+        node("Gemm", "x w", "h"), node("Reshape", "h form", "m"), node("DFT", "m", "one", "one", axis=2),
+        node("DFT", "one", "two", "two", axis=1), node("ReduceL2", "two", "y", axes=[-1], keepdims=0),
+    ]  # fmt: skip
+    weights = {"w": values(8, 24), "form": np.array([-1, 4, 6, 1])}
+    proto = model(nodes, inputs={"x": ["n", 8]}, outputs={"y": None}, weights=weights)
+    assert "DFT" not in same(proto, x=values(3, 8, seed=1))

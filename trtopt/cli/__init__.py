@@ -17,6 +17,13 @@ from trtopt.core.library_output import TELEMETRY_OFF, wanted
 from trtopt.core.native_output import keep_apart, lines
 from trtopt.core.terminal import escaped, visible
 
+# What other commands call differently.
+_ELSEWHERE = {
+    ("trtopt run", "--data"): ": arrays are given as --input F.npz",
+    ("trtopt build", "--input"): ": arrays to calibrate on are given as --data F.npz",
+    ("trtopt verify", "--input"): ": arrays are given as --data F.npz",
+}
+
 
 def main() -> NoReturn:
     """Run a command; an error is one clear message on stderr and a non-zero exit status, never a traceback."""
@@ -69,7 +76,8 @@ def _failure(error: Exception) -> int:
     elif hasattr(error, "format_message"):  # click's own, which typer carries under another name from 0.20 on
         command = getattr(getattr(error, "ctx", None), "command_path", "trtopt")
         kind, status = "UsageError", 2
-        texts = [f"{error.format_message().rstrip('.?')}; try '{command} -h'"]
+        other = _ELSEWHERE.get((command, str(getattr(error, "option_name", ""))), "")
+        texts = [f"{error.format_message().rstrip('.?')}{other}; try '{command} -h'"]
     else:
         kind, status = "InternalError", 70
         texts = [f"internal error, please report it: {type(error).__name__}: {error} (trtopt -v shows where)"]

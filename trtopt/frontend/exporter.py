@@ -628,7 +628,9 @@ def _lowered(proto: ModelProto, target: int) -> ModelProto:
     except UnsupportedOperator as error:
         parts = written_out(proto, error.issues)
         if parts is None:
-            raise
+            reasons = " ".join(issue.reason for issue in error.issues)
+            newest = max(opset_version(proto), *map(int, re.findall(r"came with opset (\d+)", reasons)), 0)
+            raise UnsupportedOperator(error.problem, error.issues, _NEWER.format(newest), error.parts) from error
     return _lowered(parts, target)
 
 

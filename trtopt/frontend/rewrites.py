@@ -171,6 +171,15 @@ def without_gaps(torch: Any) -> Iterator[None]:
     def hypot(input: Any, other: Any) -> Any:
         return (input.square() + other.square()).sqrt()
 
+    def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
+        if mode != "circular" or any(isinstance(size, int) and size < 0 for size in pad):
+            return originals[functional, "pad"](input, pad, mode, value)
+        for place in range(len(pad) // 2):
+            axis, (before, behind) = input.dim() - 1 - place, pad[2 * place : 2 * place + 2]
+            start = input.narrow(axis, input.shape[axis] - before, before)
+            input = torch.cat([start, input, input.narrow(axis, 0, behind)], axis)
+        return input
+
     instead = {
         (torch, "cdist"): cdist,
         (torch, "searchsorted"): searchsorted,
@@ -184,6 +193,7 @@ def without_gaps(torch: Any) -> Iterator[None]:
         (torch, "blackman_window"): cosines(0.42, -0.5, 0.08),
         (functional, "rrelu"): rrelu,
         (functional, "fold"): fold,
+        (functional, "pad"): pad,
     }
     originals = {(place, name): getattr(place, name) for place, name in instead}
     try:

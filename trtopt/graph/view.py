@@ -41,7 +41,7 @@ def to_ir(proto: onnx.ModelProto) -> ir.Model:
     model = read_ir(proto)
     for tensor in filter(is_lazy, proto.graph.initializer):
         model.graph.initializers[tensor.name].const_value = _LazyWeight(tensor)
-    _infer(model, proto)
+    infer_into(model, proto)
     return model
 
 
@@ -62,7 +62,7 @@ def read_ir(proto: onnx.ModelProto) -> ir.Model:
         ) from error
 
 
-def _infer(model: ir.Model, proto: onnx.ModelProto) -> None:
+def infer_into(model: ir.Model, proto: onnx.ModelProto) -> None:
     """Best effort (validity is `validity`'s business): without a shape passes stay conservative."""
     try:
         with quiet():

@@ -59,7 +59,7 @@ class OnnxSlot:
     ) -> dict[str, Any]:
         """As `Slot.run`, for arrays in host memory."""
         if stream is not None or any(isinstance(array, View) for array in (*arrays, *(out or {}).values())):
-            raise UsageError("backend='onnxruntime' runs on the CPU: give arrays in host memory, and no stream")
+            raise UsageError("`backend='onnxruntime'` runs on the CPU: give arrays in host memory, and no stream")
         if self._runner is None:
             raise DeviceError("this session is closed; open the engine again")
         try:

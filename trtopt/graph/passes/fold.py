@@ -273,7 +273,7 @@ def _evaluate(proto: ModelProto, most: int) -> ModelProto:
     _refuse(proto)
     _cast_as_written(model)
     _spell_einsums(model)
-    substitute(model)
+    substitute(model, proto)
     _float_biases(model)
     lift = common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)
     common.RemoveInitializersFromInputsPass()(model)

@@ -17,22 +17,27 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx import ModelProto
 
 from trtopt.graph.passes.result import PassResult
-from trtopt.graph.view import Editor, attribute, constant, operand, opset_of, sizes
+from trtopt.graph.view import Editor, attribute, constant, infer_into, operand, opset_of, sizes
 
 LEARNED = "ai.onnx.ml"
 LONGEST = 4096  # points of a transform: its matrix has eight times the square of it in bytes, for two parts
 _FLOAT = ir.DataType.FLOAT
 
 
-def substitute(model: ir.Model) -> None:
-    """Write what can be written otherwise, in every graph; where it can't, the node stays as it is."""
-    learned = any(node.domain == LEARNED for node in model.graph.all_nodes())
-    if learned and not opset_of(model):
-        model.opset_imports[""] = 17
-    if not learned and not any(node.op_type == "DFT" for node in model.graph.all_nodes()):
+def substitute(model: ir.Model, proto: ModelProto) -> None:
+    """Write what can be written otherwise, in every graph; where it can't, the node stays as it is.
+
+    Args:
+        proto: the same model, whose shapes are inferred where they are needed.
+    """
+    if not any((node.domain, node.op_type) in _RULES for node in model.graph.all_nodes()):
         return
+    if not opset_of(model):
+        model.opset_imports[""] = 17
+    infer_into(model, proto)
     editor = Editor(model)
     for node in list(model.graph.all_nodes()):
         rule = _RULES.get((node.domain, node.op_type))
@@ -42,6 +47,8 @@ def substitute(model: ir.Model) -> None:
         results = rule(line, node)
         if results is not None:
             kept = [(old, new) for old, new in zip(node.outputs, results) if new is not None]
+            for old, new in kept:
+                new.type, new.shape = old.type, old.shape
             ir.convenience.replace_nodes_and_values(
                 node.graph, node, [node], line.nodes, [old for old, _ in kept], [new for _, new in kept]
             )
@@ -183,9 +190,17 @@ def _transform(line: _Line, node: ir.Node) -> _Results:
     if axis == len(shape) - 1 or size is None or points is None or not 0 < points <= LONGEST:
         return None
     onesided, inverse = bool(attribute(node, "onesided", 0)), bool(attribute(node, "inverse", 0))
-    if (inverse and onesided) or value.dtype not in (_FLOAT, ir.DataType.FLOAT16):
+    halves = inverse and onesided  # from half of the frequencies back to real numbers
+    if value.dtype not in (_FLOAT, ir.DataType.FLOAT16) or (onesided and (shape[-1] == 2) is not inverse):
         return None
-    matrix = _matrix(min(size, points), points, int(shape[-1] or 1), onesided, inverse)
+    if halves:
+        results = 2 * (size - 1) if length is None else points
+        points, parts = results // 2 + 1, 1
+        if not 0 < results <= LONGEST or size < points:  # runtimes differ in what lies beyond
+            return None
+        matrix = _real_matrix(min(size, points), results)
+    else:
+        parts, matrix = 2, _matrix(min(size, points), points, int(shape[-1] or 1), onesided, inverse)
     if size > points:  # what lies behind is cut off
         ends = [line.number([item], np.int64) for item in (0, points, axis)]
         value = line("Slice", value, *ends)
@@ -197,7 +212,7 @@ def _transform(line: _Line, node: ir.Node) -> _Results:
     flat = line("Reshape", value, line.number([0] * (len(shape) - 2) + [matrix.shape[0]], np.int64))
     dtype = np.float16 if value.dtype == ir.DataType.FLOAT16 else np.float32
     product = line("MatMul", flat, line.number(matrix, dtype))
-    made = line("Reshape", product, line.number([0] * (len(shape) - 2) + [matrix.shape[1] // 2, 2], np.int64))
+    made = line("Reshape", product, line.number([0] * (len(shape) - 2) + [matrix.shape[1] // parts, parts], np.int64))
     return [line("Transpose", made, perm=back) if turned else made]
 
 
@@ -211,6 +226,14 @@ def _matrix(size: int, points: int, parts: int, onesided: bool, inverse: bool) -
     if parts == 2:
         matrix[:, 1, :, 0], matrix[:, 1, :, 1] = -sines, cosines
     return matrix.reshape(size * parts, results * 2) / (points if inverse else 1)
+
+
+def _real_matrix(size: int, points: int) -> NDArray[Any]:
+    """(size × 2, points): each frequency but the first and the middle one stands for two, whose imaginary parts cancel."""
+    place = np.arange(size)
+    twice = np.where((place == 0) | (2 * place == points), 1.0, 2.0)[:, None] / points
+    angle = 2 * np.pi * (np.outer(place, np.arange(points)) % points) / points
+    return np.stack([np.cos(angle) * twice, -np.sin(angle) * twice], axis=1).reshape(size * 2, points)
 
 
 def _scattered_rows(line: _Line, node: ir.Node) -> Sequence[ir.Value] | None:
