@@ -430,7 +430,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         AccuracyLost: the goal isn't within reach.
     """
     started, reporter, spec = time.monotonic(), request.reporter, spec_of(request)
-    budget = None if request.budget is None else _seconds(request.budget)
+    budget = budget_of(request.budget)
     if spec.precision is not Precision.INT8:
         raise UsageError("layers are chosen for INT8: add `int8=True`, or drop the limits")
     if spec.calibrator != "trtopt":
@@ -601,13 +601,13 @@ def _repaired(
     return result.table, result.repairs.noise
 
 
-def _seconds(text: str | float) -> float:
-    """Seconds of "90", "90s", "10min" or "1h".
+def budget_of(text: str | float | None) -> float | None:
+    """Seconds of "90", "90s", "10min" or "1h"; None: it isn't said.
 
     Raises:
         UsageError: it can't be read.
     """
-    value = read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})
-    if not value:
+    value = None if text is None else read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})
+    if text is not None and not value:
         raise UsageError(f"`budget={text!r}` can't be read; write a time such as 90s or 10min")
     return value
