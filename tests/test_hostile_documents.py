@@ -23,11 +23,13 @@ from world import Outcome, World, net, samples
 from trtopt import workflow as stages
 from trtopt.autotune.selection import Candidate, Comparison, Times, stored_comparison
 from trtopt.builder import construction as engine
+from trtopt.builder.request import BuildRequest
 from trtopt.calibration.calibrator import calibrate
 from trtopt.calibration.report import refuse, warnings
 from trtopt.calibration.table import Table, _Tensor
 from trtopt.calibration.text_cache import read_cache
 from trtopt.core.errors import BuildFailed, CalibrationError, EngineError, TrtoptError, UsageError
+from trtopt.core.options import options
 from trtopt.data.preprocess import PRESETS, Preprocess
 from trtopt.data.samples import load_crops
 from trtopt.engine.manifest import Manifest, load_manifest
@@ -123,8 +125,8 @@ def test_inspect_takes_any_manifest(world: World, described: dict[str, Any]) -> 
     for said, mutant in mutants(described, 30):
         path.write_text(json.dumps(mutant))
         before = world.contents()
-        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            found = world.run("inspect", world.output / "m.engine", *options)
+        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            found = world.run("inspect", world.output / "m.engine", *flags)
             tame(found)
             statuses.add(found.status)
         assert world.contents() == before
@@ -383,6 +385,27 @@ def test_job_lists_of_anything(world: World) -> None:
         ],
     }
     whole["job"][0]["model"] = ["mod*.onnx"]  # type: ignore[index]
+    small = {name: said.least - 1 for name, (_, said) in options(BuildRequest).items() if said.least is not None}
+    assert small
+    wrong = {
+        "min_agreement": 7,
+        "max_drop": -0.5,
+        "budget": "soon",
+        "min_snr": "x",
+        "optimization_level": 9,
+        "workspace": -1,
+    }
+    for name, value in (
+        *small.items(),
+        *wrong.items(),
+        ("preprocess", []),
+        ("classes", 7),
+        ("report", ""),
+        ("device", -1),
+    ):
+        path.write_bytes(toml_file(changed(whole, ("job", 2, name), value)))
+        with pytest.raises(UsageError, match=rf"jobs\.toml: \[\[job\]\] 3: .*{name}"):
+            load_jobs(path)
 
     def use(mutant: dict[str, Any]) -> None:
         path.write_bytes(toml_file(mutant))
@@ -448,8 +471,8 @@ def test_records_of_anything(world: World, finished: Path) -> None:
     for said, mutant in mutants(whole, 20):
         path.write_text(json.dumps(mutant))
         before = world.contents()
-        for options in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
-            tame(found := world.run("jobs", "show", state, *options))
+        for flags in ((), ("--json",)) if len(said) % 3 == 0 else ((),):
+            tame(found := world.run("jobs", "show", state, *flags))
             assert found.status == 0
         assert world.contents() == before
         State(state).prune({}, {})

@@ -71,7 +71,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
         UsageError: it can't be right.
     """
     limits = Limits.of(request.min_agreement, request.min_snr)
-    drop, metric, labels = _drop(request.max_drop), None, None
+    drop, metric, labels = drop_of(request.max_drop), None, None
     if request.labels is not None:
         labels = _labels(request.labels)
     if drop is not None and labels is None:
@@ -94,7 +94,7 @@ def goal_of(request: BuildRequest) -> Goal | None:
     return Goal(limits, drop, labels, metric, request.min or 0.0, name)
 
 
-def _drop(text: str | float | None) -> float | None:
+def drop_of(text: str | float | None) -> float | None:
     if text is None:
         return None
     value = read_share(text)

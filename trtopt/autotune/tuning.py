@@ -169,7 +169,7 @@ def tuned(request: BuildRequest, goal: Goal, measure: Callable[[Table, Work], Me
         AccuracyLost: the goal isn't within reach.
     """
     start, reporter = time.monotonic(), request.reporter
-    budget = math.inf if request.budget is None else _seconds(request.budget)
+    budget = budget_of(request.budget)
     subject = _subject(request)
     scales = _given_scales(request)
     if request.embed_preprocess:
@@ -358,12 +358,14 @@ def _repaired(
     return result.table, result.repairs.noise
 
 
-def _seconds(text: str | float) -> float:
-    """Seconds of "90", "90s", "10min" or "1h".
+def budget_of(text: str | float | None) -> float:
+    """Seconds of "90", "90s", "10min" or "1h"; infinite where there is none.
 
     Raises:
         UsageError: it can't be read.
     """
+    if text is None:
+        return math.inf
     value = read_time(text, {"": 1, "s": 1, "min": 60, "m": 60, "h": 3600})
     if not value:
         raise UsageError(f"`budget={text!r}` can't be read; write a time such as 90s or 10min")

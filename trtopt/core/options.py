@@ -122,7 +122,7 @@ def taking(request: Callable[P, R]) -> Callable[[Callable[[R], T]], Callable[P, 
                 wrong = next((name for name in keywords if name not in known.parameters), "")
                 near = difflib.get_close_matches(wrong, known.parameters, 1) if wrong else []
                 raise TypeError(f"{work.__name__}(): {error}{f'; did you mean {near[0]!r}?' if near else ''}") from None
-            return work(_fitting(request(*arguments, **keywords)))
+            return work(fitting(request(*arguments, **keywords)))
 
         result = work.__annotations__.get("return", Signature.empty)
         public.__signature__ = known.replace(return_annotation=result)  # type: ignore[attr-defined]
@@ -153,7 +153,7 @@ def typed(work: Callable[P, T]) -> Callable[P, T]:
     return public
 
 
-def _fitting(request: R) -> R:
+def fitting(request: R) -> R:
     """The request; one text or path in place of what may be repeated made a list of it, and an iterator for a list, too.
 
     Raises:

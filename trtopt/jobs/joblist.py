@@ -40,14 +40,17 @@ from pathlib import Path
 from typing import Any
 
 from trtopt.autotune.building import GOAL
+from trtopt.autotune.goal import drop_of
+from trtopt.autotune.tuning import budget_of
 from trtopt.builder.asked import spec_of
 from trtopt.builder.request import BuildRequest
 from trtopt.core.documents import Damaged, path_in, read_toml
 from trtopt.core.errors import UsageError
 from trtopt.core.files import existing_file
-from trtopt.core.options import keyed, options
+from trtopt.core.options import fitting, keyed, options
 from trtopt.core.values import METHODS, Override, choice, parse_targets
 from trtopt.data.preprocess import PRESETS, Preprocess
+from trtopt.evaluation.limits import Limits
 from trtopt.jobs.request import JobsRequest
 from trtopt.recipes.classnames import load_classes
 
@@ -300,7 +303,11 @@ def _builds(
             arguments |= {item: getattr(source, item) for item in ("images", "data", "preprocess", "limit")}
         request = BuildRequest(model, _path(f"{name}.engine", engines, f"{where}: the engine's name"), **arguments)
         try:
+            request = fitting(request)
             spec_of(request)
+            Limits.of(request.min_agreement, request.min_snr)
+            drop_of(request.max_drop)
+            budget_of(request.budget)
         except UsageError as error:
             raise UsageError(f"{where}: {in_list(str(error))}") from None
         builds.append(BuildJob(name, request, precision, source, calibration, resource, defaults.get("device")))
@@ -353,8 +360,15 @@ def _options(entry: Mapping[str, Any], root: Path, where: str) -> dict[str, Any]
         field, about = there[name]
         at, typed = f"{where}: {name}", about.typed or type(field.default)
         if name in ("preprocess", "classes"):
-            special = value in PRESETS if name == "preprocess" else str(value).startswith(("imagenet", "package:"))
-            value = _path(value, root, at) if isinstance(value, str) and not special else value
+            _kind(
+                value,
+                (str, dict) if name == "preprocess" else (str, list),
+                "a text or a table" if name == "preprocess" else "a text or a list",
+                at,
+            )
+            if isinstance(value, str):
+                special = value in PRESETS if name == "preprocess" else value.startswith(("imagenet", "package:"))
+                value = value if special else _path(value, root, at)
             try:
                 values[name] = Preprocess.load(value) if name == "preprocess" else load_classes(value)
             except UsageError as error:
