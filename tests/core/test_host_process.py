@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -170,6 +171,27 @@ def test_threads_at_work_change_nothing_of_the_process(
     assert said.err == ""
     with capsys.disabled():
         print(f"\n{THREADS} threads × {rounds} rounds: {time.monotonic() - started:.0f} s")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        'from trtopt.core.errors import require; require("cv2", "ort", "images")',
+        'import trtopt; trtopt.export("own.py:small", "e.onnx", inputs={"x": ("batch", 3, 8, 8)})',
+    ],
+)
+def test_what_is_imported_meanwhile_leaves_the_environment(tmp_path: Path, work: str) -> None:
+    """In a process of its own, as OpenCV and torch's compiler set variables only when they are first imported."""
+    (tmp_path / "own.py").write_text(FACTORY)
+    script = f"import os\nbefore = dict(os.environ)\n{work}\nassert dict(os.environ) == before, set(os.environ) - set(before)"
+    root = Path(library_output.__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        check=True,
+        capture_output=True,
+    )
 
 
 def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

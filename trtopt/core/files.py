@@ -195,6 +195,11 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
         raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"{what} {found} is {_kind(mode)}; a file is needed")
+    try:
+        with found.open("rb") as file:
+            file.read(1)
+    except OSError as error:  # not the caller's to read, a damaged disk
+        raise UsageError(f"{what} {found} can't be read: {_reason(error)}") from error
     return found
 
 
