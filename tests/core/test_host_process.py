@@ -6,11 +6,17 @@ tests/core/test_host_process.py --host-rounds 50` is the whole test.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import locale
 import logging
 import os
+import random
+import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -22,11 +28,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch  # noqa: TID251
 from world import net, samples, unnumbered
 
+import trtopt
 from trtopt.builder.construction import build
 from trtopt.calibration.calibrator import calibrate
 from trtopt.core import library_output
+from trtopt.core.errors import DeviceError
+from trtopt.core.progress import SILENT, Reporter
 from trtopt.cuda import device
 from trtopt.frontend.exporter import export
 from trtopt.graph.passes.fold import fold
@@ -78,6 +88,17 @@ def host() -> dict[str, Any]:
         "hooks": (sys.excepthook, threading.excepthook, sys.displayhook),
         "recursion": sys.getrecursionlimit(),
         "NumPy": np.geterr(),
+        "random": (random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()),
+        "torch": (
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.get_default_device(),
+        ),
+        "temporary files": tempfile.tempdir,
+        "signals": {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)},
+        "locale": locale.setlocale(locale.LC_ALL),
+        "cores": os.sched_getaffinity(0),
     }
 
 
@@ -170,6 +191,78 @@ def test_threads_at_work_change_nothing_of_the_process(
     assert said.err == ""
     with capsys.disabled():
         print(f"\n{THREADS} threads × {rounds} rounds: {time.monotonic() - started:.0f} s")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        'from trtopt.core.errors import require; require("cv2", "ort", "images")',
+        'import trtopt; trtopt.export("own.py:small", "e.onnx", inputs={"x": ("batch", 3, 8, 8)})',
+    ],
+)
+def test_what_is_imported_meanwhile_leaves_the_environment(tmp_path: Path, work: str) -> None:
+    """In a process of its own, as OpenCV and torch's compiler set variables only when they are first imported."""
+    (tmp_path / "own.py").write_text(FACTORY)
+    script = f"import os\nbefore = dict(os.environ)\n{work}\nassert dict(os.environ) == before, set(os.environ) - set(before)"
+    root = Path(library_output.__file__).parents[2]
+    subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        check=True,
+        capture_output=True,
+    )
+
+
+class Interrupted(Exception):
+    pass
+
+
+class Interrupting(Reporter):
+    """Ends what it follows at the second thing that is said."""
+
+    left = 2
+
+    def phase(self, name: str, total: int | None = None) -> Any:
+        self.left -= 1
+        if not self.left:
+            raise Interrupted
+        return super().phase(name, total)
+
+
+def test_what_measures_and_serves_changes_nothing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The second time, as the first imports libraries; and where it ends in the middle."""
+    monkeypatch.setenv("TRTOPT_CACHE", str(tmp_path / "cache"))
+    stages = Stages(tmp_path)
+    model, engine, kept, data = stages.model, tmp_path / "m.engine", tmp_path / "k.onnx", {"x": stages.data}
+    options: dict[str, Any] = {"target": "sm89", "backend": "rtx"}
+    trtopt.build(model, engine, fp16=True, save_onnx=kept, store=tmp_path / "store", **options)
+    calls: list[Callable[[Reporter], object]] = [
+        lambda reporter: trtopt.verify(model, kept, data=data, reporter=reporter),
+        lambda reporter: trtopt.sensitivity(model, data=data, reporter=reporter),
+        lambda reporter: trtopt.tune(
+            model, tmp_path / "t.engine", data=data, min_snr=20.0, reporter=reporter, **options
+        ),
+        lambda reporter: trtopt.report(engine, tmp_path / "r.html", results=[]),
+        lambda reporter: trtopt.bench(engine, reporter=reporter),  # there is no GPU: it ends in an error
+        lambda reporter: trtopt.run(engine, input=data, backend="onnxruntime", reporter=reporter),
+        lambda reporter: trtopt.deploy_triton(
+            engine, repo=tmp_path / "repo", backend="python", runtime="onnxruntime", reporter=reporter
+        ),
+        lambda reporter: trtopt.verify_store(store=tmp_path / "store"),
+    ]
+    for call in calls:
+        before = None
+        for reporter in (SILENT, SILENT, Interrupting()):
+            with contextlib.suppress(Interrupted, DeviceError):
+                call(reporter)
+            if before is not None:
+                assert changes(before, host()) == {}
+            before = host()
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
 
 
 def test_a_probe_leaves_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

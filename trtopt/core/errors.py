@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from trtopt.core.library_output import unreported
+from trtopt.core.library_output import loader_path, unreported
 from trtopt.core.options import spoken
 from trtopt.core.version import to_install
 
@@ -188,7 +188,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         MissingDependency: it is not installed, or its import fails (the cause is quoted).
     """
     try:
-        with unreported():  # ONNX Runtime itself, and what imports it
+        with unreported(), loader_path:  # ONNX Runtime itself, and what imports it
             return importlib.import_module(module)
     except ImportError as error:
         top = module.partition(".")[0]

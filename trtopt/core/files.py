@@ -195,6 +195,11 @@ def existing_file(path: str | os.PathLike[str], what: str, advice: str = "") -> 
         raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
     if not stat.S_ISREG(mode):
         raise UsageError(f"{what} {file} is {_kind(mode)}; a file is needed")
+    try:
+        with file.open("rb") as content:
+            content.read(1)
+    except OSError as error:  # not the caller's to read, a damaged disk
+        raise UsageError(f"{what} {file} can't be read: {_reason(error)}") from error
     return file
 
 

@@ -64,9 +64,24 @@ def variable(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+@contextlib.contextmanager
+def _kept(name: str) -> Iterator[None]:
+    """A variable of the environment stays as it was, whatever a library sets it to."""
+    before = os.environ.get(name)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
 # Held while onnxscript (PyTorch's exporter runs it, too) and onnxslim rewrite a graph: their rules are objects of the whole
 # process, which keep what they matched, and another thread's nodes would be taken for it.
 rewriting = threading.RLock()
+compiler_folder = Shared(lambda: _kept("TORCHINDUCTOR_CACHE_DIR"))  # torch sets it when its exporter is first used
+loader_path = Shared(lambda: _kept("LD_LIBRARY_PATH"))  # OpenCV sets it when it is imported
 _telemetry = Shared(lambda: variable(TELEMETRY_OFF, "1"))
 
 

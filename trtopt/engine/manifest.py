@@ -147,6 +147,8 @@ _Shapes = Mapping[Name, Annotated[str, read_by(ShapeRange.parse)]]  # input → 
 _Size = Annotated[
     int | str, Rule("a size, -1 or a name", lambda value: value.strip() if isinstance(value, str) else value >= -1)
 ]
+_GraphFile = Annotated[str, Rule("a file in the plan's folder or below it", _in_the_folder)]
+_Classes = Annotated[Sequence[Name], Rule("a list of names", len)]
 _Prepared = Annotated[Mapping[str, Any], read_by(Preprocess.load)]
 
 
@@ -311,8 +313,8 @@ class Manifest:
     calibration: Annotated[Mapping[str, Any], _Calibration] | None = None
     warnings: Sequence[Name] = ()
     graph: Digest | None = None
-    graph_file: Annotated[str, Rule("a file in the plan's folder or below it", _in_the_folder)] | None = None
-    classes: Annotated[Sequence[Name], Rule("a list of names", len)] | None = None
+    graph_file: _GraphFile | None = None
+    classes: _Classes | None = None
     comparison: Annotated[Mapping[str, Any], _Compared] | None = None
     coverage: Mapping[_Precision, Share] = field(default_factory=dict)
     output_kinds: Mapping[Name, Annotated[str, one_of([str(item) for item in Kind])]] | None = None

@@ -29,7 +29,7 @@ from trtopt.core.errors import (
 )
 from trtopt.core.files import check_writable
 from trtopt.core.foreign import chain, essence, place
-from trtopt.core.library_output import quiet, rewriting
+from trtopt.core.library_output import compiler_folder, quiet, rewriting
 from trtopt.core.options import taking
 from trtopt.core.temporary import scratch
 from trtopt.core.values import TensorInfo, choice
@@ -574,7 +574,7 @@ def _export(subject: _Subject, names: Sequence[str], target: int) -> Model:
     asked = {f"{INNER}_input_{place}": info.name for place, info in enumerate(infos)}
     given = {f"{INNER}_output_{place}": name for place, name in enumerate(names)}
     try:
-        with rewriting, quiet(), torch.no_grad(), _rewritten(torch):
+        with rewriting, compiler_folder, quiet(), torch.no_grad(), _rewritten(torch):
             program = torch.onnx.export(
                 subject.module,
                 subject.tensors(subject.batch(size)),
