@@ -33,7 +33,7 @@ from trtopt.calibration.repairing import (
 )
 from trtopt.calibration.report import facts, forecast, refuse, refuse_early, warnings
 from trtopt.calibration.request import CalibrateRequest
-from trtopt.calibration.table import Table
+from trtopt.calibration.table import Table, packed_counts
 from trtopt.calibration.text_cache import is_cache, read_cache
 from trtopt.calibration.torch_engine import TorchEngine, engine_identity
 from trtopt.core.documents import plain
@@ -55,7 +55,7 @@ from trtopt.graph.passes.placement import find_points
 from trtopt.graph.passes.quantize import OPSET
 from trtopt.graph.passes.smooth import factors_for, smoothable, smoothed
 from trtopt.graph.passes.typed import near_fp16_end
-from trtopt.graph.proto import fingerprint, in_memory
+from trtopt.graph.proto import in_memory
 from trtopt.graph.view import to_ir, to_proto
 from trtopt.ort.ranges import beyond_fp16, measure_ranges
 
@@ -302,9 +302,9 @@ def _repaired(
             own = replace(
                 prepared,
                 proto=other,
+                folded=other,
                 tensors=points.activations,
                 groups=tuple(map(tuple, points.groups)),
-                fingerprint=fingerprint(other),
             )
             seen, _ = _measured(request, own, None, batches)
             entries = {**table.tensors, **seen.tensors}
@@ -352,32 +352,37 @@ def _measured(
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
-        seen = observe(
-            prepared.proto,
-            prepared.tensors,
-            survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
-            total=batches.samples,
-            threads=request.threads,
-            engine=None if device == "cpu" else partial(TorchEngine, device=device),
-            reporter=reporter,
-        )
-        check_enough(batches)  # again: now it is known which images can be used
-        quality = facts(survey)
-        refuse(quality, insist)
-        with reporter.phase("choosing thresholds"), ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            ranges = beside.submit(
-                lambda: (
-                    {}
-                    if first is None
-                    else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+        with ThreadPoolExecutor(2, "trtopt-beside") as beside:
+            beside.submit(lambda: prepared.fingerprint)  # while ONNX Runtime opens the model
+            seen = observe(
+                prepared.proto,
+                prepared.tensors,
+                survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
+                total=batches.samples,
+                threads=request.threads,
+                engine=None if device == "cpu" else partial(TorchEngine, device=device),
+                reporter=reporter,
+            )
+            check_enough(batches)  # again: now it is known which images can be used
+            quality = facts(survey)
+            refuse(quality, insist)
+            with reporter.phase("choosing thresholds"):
+                ranges = beside.submit(
+                    lambda: (
+                        {}
+                        if first is None
+                        else half_ranges(prepared.proto, survey.feeds, seen.histograms, request.threads, reporter)
+                    )
                 )
-            )
-            examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
-            quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
-            table = prepared.table(
-                seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
-            )
-            table = replace(table, ranges=ranges.result())
+                examined = beside.submit(lambda: {} if first is None else examine(first, survey.images))
+                if store or request.output is not None:
+                    for histogram in seen.histograms.values():
+                        beside.submit(packed_counts, histogram)
+                quality = {**quality, "mixing": "" if first is None else mixing(prepared.proto, survey.feeds)}
+                table = prepared.table(
+                    seen, request.method, quality, examined.result, data=batches.describe(), preprocess=described
+                )
+                table = replace(table, ranges=ranges.result())
         table = replace(table, seconds=round(time.monotonic() - started, 3))
         if store:
             try:

@@ -82,13 +82,11 @@ class FoldReport:
 
     Attributes:
         before, after: number of nodes by operator.
-        fingerprint: of the folded graph (`trtopt.graph.proto.fingerprint`).
         problem: why the graph isn't folded, or not wholly; empty: it is.
     """
 
     before: dict[str, int]
     after: dict[str, int]
-    fingerprint: str
     problem: str = ""
 
     @property
@@ -147,7 +145,7 @@ def fold(proto: ModelProto, *, reporter: Reporter = SILENT) -> tuple[ModelProto,
     if result is None:
         raise ModelError(f"the model can't be read as a graph: {problem}")
     record_batch_axes(result, proto)
-    return result, FoldReport(_count(proto), _count(result), fingerprint(result), problem if len(steps) < 2 else "")
+    return result, FoldReport(_count(proto), _count(result), problem if len(steps) < 2 else "")
 
 
 def _attempts(proto: ModelProto) -> Iterator[tuple[ModelProto, Sequence[_Step]]]:
