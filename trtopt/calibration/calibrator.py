@@ -13,6 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from trtopt.calibration.ahead import OpenedAhead, worth_opening
 from trtopt.calibration.expected import examine, first_layers
 from trtopt.calibration.exporting import ExportedCache, export
 from trtopt.calibration.histogram import Histogram
@@ -212,14 +213,20 @@ def calibrate(request: CalibrateRequest) -> CalibrateResult:
         if alone(loaded.inputs):
             reporter.note(f"{where_counted(loaded.inputs)}; {batches.samples} are read")
         first = first_layers(loaded.proto)
-    prepared = prepare(loaded, overrides, reporter=reporter)
+    with ThreadPoolExecutor(1, "trtopt-ahead") as beside:
+        worth = first is not None and request.device == "cpu" and cores() > 1 and worth_opening(loaded)
+        opening = beside.submit(OpenedAhead, loaded, overrides) if worth else None
+        prepared = prepare(loaded, overrides, reporter=reporter)
+        if opening is not None and not opening.done():
+            _ = prepared.fingerprint  # kept: there is nothing else to do until then
+    opened = None if opening is None or opening.exception() else opening.result()
     check_overrides(overrides, prepared.proto.graph.node)
     original = None if batches is not None and request.export_cache is None else loaded.proto
     inputs = loaded.inputs
     del loaded  # of a model given in memory a copy of all weights
     coverage, cached = None, earlier is not None
     if batches is not None and first is not None:
-        table, cached = _measured(request, prepared, first, batches)
+        table, cached = _measured(request, prepared, first, batches, opened)
     elif earlier is not None:
         with reporter.phase("choosing thresholds"):
             table = prepared.chosen_again(earlier, request.method)
@@ -332,12 +339,17 @@ def _refuse_measuring(request: CalibrateRequest, source: str, **others: Any) -> 
 
 
 def _measured(
-    request: CalibrateRequest, prepared: Prepared, first: ModelProto | None, batches: Batches
+    request: CalibrateRequest,
+    prepared: Prepared,
+    first: ModelProto | None,
+    batches: Batches,
+    opened: OpenedAhead | None = None,
 ) -> tuple[Table, bool]:
     """What a pass over the samples gives, and whether an earlier call made that pass.
 
     Args:
         first: the model's first layers, which know what data it was trained on; None: nobody asks them.
+        opened: what runs the model, if it is the same after folding.
     """
     reporter, device, insist = request.reporter, request.device, request.allow_unusual_data
     described = None if batches.preprocess is None else batches.preprocess.describe()
@@ -352,15 +364,19 @@ def _measured(
     cached = table is not None
     if table is None:
         started, survey = time.monotonic(), Survey()
+        engine = (
+            partial(TorchEngine, device=device) if device != "cpu" else None if opened is None else opened.engine_for
+        )
         with ThreadPoolExecutor(2, "trtopt-beside") as beside:
-            beside.submit(lambda: prepared.fingerprint)  # while ONNX Runtime opens the model
+            if "fingerprint" not in vars(prepared):  # one thread more also takes memory of its own
+                beside.submit(lambda: prepared.fingerprint)  # while ONNX Runtime opens the model
             seen = observe(
                 prepared.proto,
                 prepared.tensors,
                 survey.watch(batches, lambda: refuse_early(survey, batches.samples, insist)),
                 total=batches.samples,
                 threads=request.threads,
-                engine=None if device == "cpu" else partial(TorchEngine, device=device),
+                engine=engine,
                 reporter=reporter,
             )
             check_enough(batches)  # again: now it is known which images can be used
